@@ -1,0 +1,50 @@
+"""Compression-aware accelerated actors: int8 policies act under MPI, one torch learner corrects for it.
+
+    import accel
+
+    print(accel.doctor().text())
+
+Names are resolved on first use: an actor imports this package and never loads torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accel.config import TrainConfig
+    from accel.doctor import Report, doctor
+    from accel.errors import AccelError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AccelError": "errors",
+    "Report": "doctor",
+    "TrainConfig": "config",
+    "doctor": "doctor",
+}
+
+__all__ = ["AccelError", "Report", "TrainConfig", "__version__", "doctor"]
+
+
+class _Package(ModuleType):
+    """Keeps ``accel.doctor`` the function: importing the submodule would otherwise bind the module over it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,27 @@
+"""Every test's surroundings: one thread, no display, slow tests last, hypothesis without a stopwatch."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+# Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", MPLBACKEND="Agg")
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first, then those that start ranks, then those that train: a plain mistake shows in seconds."""
+    items.sort(key=_cost)
+
+
+def _cost(item: pytest.Item) -> int:
+    if item.get_closest_marker("learning"):
+        return 2
+    return 1 if item.get_closest_marker("mpi") else 0
