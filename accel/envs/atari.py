@@ -1,0 +1,48 @@
+"""Atari through ALE's C++ vector environment: grey 84x84 frames, four stacked, uint8, every fourth frame acted on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import cast
+
+from ale_py import ALEInterface, LoggerMode
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec as Registration
+
+from accel.envs.base import Seed
+from accel.envs.lookup import creation_error
+from accel.envs.vectorised import NativeEnv, VectorisedEnv
+from accel.errors import EnvError
+
+# What differs from AtariVectorEnv's or the registration's defaults. Sticky actions are off unless asked for, rewards
+# are clipped only by the pipeline's own option, and an actor owns one core.
+_DEFAULTS: dict[str, object] = {"repeat_action_probability": 0.0, "reward_clipping": False, "num_threads": 1}
+
+
+def make_atari(registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed) -> VectorisedEnv:
+    """ALE's vector environment.
+
+    Its reset fills the older frames of the stack with zeros, after random no-ops and FIRE, so that a frame need be
+    stored once (``frame_stack``, ``frame_fill="zero"``).
+
+    Args:
+        registration: of an ``ALE/...`` id; its arguments name the game.
+        num_envs: B.
+        args: any argument of ``ale_py.vector_env.AtariVectorEnv`` but ``batch_size``.
+        seed: of the first reset.
+    Raises:
+        EnvError: an argument that AtariVectorEnv does not have, or refuses.
+    """
+    accepted = set(inspect.signature(AtariVectorEnv.__init__).parameters) - {"self", "game", "num_envs", "batch_size"}
+    if unknown := sorted(args.keys() - accepted):
+        raise EnvError(f"unknown environment arguments {unknown}; ALE's vector environment takes {sorted(accepted)}")
+    settings = {**registration.kwargs, **_DEFAULTS, **args}
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    try:
+        env = AtariVectorEnv(num_envs=num_envs, **settings)
+    except Exception as error:
+        raise creation_error("cannot be made", error, f"making it with arguments {args}") from error
+    stack = int(cast(int, settings.get("stack_num", 4)))
+    return VectorisedEnv(
+        cast(NativeEnv, env), seed=seed, frame_stack=stack, frame_fill="zero", seed_each=True, implementation="atari"
+    )

@@ -1,0 +1,78 @@
+"""What every vector environment offers the actor, whichever implementation steps it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.spaces import EnvSpec
+
+Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Actions: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+StepResult: TypeAlias = tuple[Observations, Floats, Flags, Flags]
+Seed: TypeAlias = int | Sequence[int]
+Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool"]
+
+
+class VectorEnvironment(ABC):
+    """B environments of one kind, stepped together and reset automatically.
+
+    Every array handed out is valid until the next call of ``reset`` or ``step``: the caller copies what it keeps,
+    and need not assume that observations are contiguous.
+
+    ``spec.autoreset`` says what follows a finished step (``terminated`` or ``truncated``) of environment i:
+
+    - ``next_step``: the step's observation is the episode's final one. The next call ignores action i and resets, and
+      gives the new episode's first observation with reward 0 and both flags false: that row is not a transition.
+    - ``same_step``: the step's observation is already the new episode's first one; the final one of the finished
+      episode is ``final_observations[i]``.
+
+    Attributes:
+        spec: shapes, dtypes and the autoreset mode.
+        num_envs: B.
+        implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
+            ``vector`` implementation, ``atari`` (ALE's C++ one) or ``envpool``.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    implementation: Implementation
+
+    @abstractmethod
+    def reset(self, seed: Seed | None = None) -> Observations:
+        """Start a new episode everywhere.
+
+        Args:
+            seed: reseeds every environment as ``env_seeds(seed, num_envs)`` says. None: the seed the vector environment
+                was made with on the first call; later calls go on with the generators as they are.
+        Returns:
+            [B, *observation_shape] first observations.
+        Raises:
+            EnvError: an environment's observation is not the one its space announces.
+        """
+
+    @abstractmethod
+    def step(self, actions: Actions) -> StepResult:
+        """Apply one action to every environment.
+
+        Args:
+            actions: [B, *spec.action.shape], as the sampler's ``to_env`` gives them: indices from 0 for discrete
+                actions, values inside the bounds for Box actions (flattened).
+        Returns:
+            observations [B, *observation_shape], rewards [B] float32, terminated [B] bool, truncated [B] bool.
+        """
+
+    @property
+    def final_observations(self) -> Observations:
+        """[B, *observation_shape]; under ``same_step``, row i is valid where the latest step finished episode i."""
+        raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the environments hold; more calls do nothing."""

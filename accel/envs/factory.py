@@ -1,0 +1,154 @@
+"""Makes the vector environment that an id, a backend and its options ask for, by the fastest route that is exact."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+
+from accel.envs.base import Seed, VectorEnvironment
+from accel.envs.lookup import creation_error, find_registration, import_function
+from accel.envs.loop import EnvLoop, SingleEnv
+from accel.envs.vectorised import NativeEnv, VectorisedEnv
+from accel.errors import AccelError, EnvError
+
+Backend = Literal["gymnasium", "envpool"]
+_ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
+_RESERVED = {"id", "num_envs", "seed", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers"}
+
+
+def make_vector_env(
+    id: str,
+    num_envs: int,
+    *,
+    backend: Backend = "gymnasium",
+    env_args: Mapping[str, object] | None = None,
+    wrappers: Sequence[str] = (),
+    seed: Seed = 0,
+    squash_actions: bool = False,
+) -> VectorEnvironment:
+    """B environments of one kind behind one interface.
+
+    The gymnasium backend takes, in this order: ALE's C++ vector environment where an id registers it; the
+    environment's own vector implementation where it registers one that takes ``env_args``; a loop over single ones.
+    Wrappers apply to single environments, so that with wrappers it is always the loop.
+
+    Args:
+        id: a gymnasium id, or ``module:id`` to import a module that registers it first.
+        num_envs: B, at least 1.
+        backend: ``gymnasium``, or ``envpool`` for EnvPool's C++ environments (one thread) where it has the id.
+        env_args: the environment's own arguments; ``max_episode_steps`` changes its time limit.
+        wrappers: ``package.module:function`` each, called with a single environment and returning the wrapped one,
+            applied in this order.
+        seed: the run's seed, or (the run's seed, the actor's rank).
+        squash_actions: Box actions arrive as tanh(sample) rescaled to finite bounds.
+    Returns:
+        The vector environment; call ``reset`` first.
+    Raises:
+        EnvError: unknown id, unsupported space, refused argument or wrapper.
+        MissingExtraError: the environment's package is not installed; names the extra.
+    """
+    args = dict(env_args or {})
+    if num_envs < 1:
+        raise EnvError(f"num_envs is {num_envs}: at least one environment is needed")
+    if reserved := sorted(_RESERVED & args.keys()):
+        raise EnvError(f"environment arguments {reserved} are set by the pipeline's own options: leave them out")
+    if backend == "envpool":
+        if wrappers:
+            raise EnvError("wrappers apply to single environments, and EnvPool has none: use backend gymnasium")
+        from accel.envs.envpool_backend import EnvPoolEnv
+
+        return EnvPoolEnv(id, num_envs, env_args=args, seed=seed, squash_actions=squash_actions)
+    if backend != "gymnasium":
+        raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium or envpool")
+    registration = find_registration(id)
+    try:
+        return _make(registration, num_envs, args, wrappers, seed, squash_actions)
+    except AccelError as error:
+        raise type(error)(f"environment {id!r}: {error}") from error
+
+
+def _make(
+    registration: Registration,
+    num_envs: int,
+    args: dict[str, object],
+    wrappers: Sequence[str],
+    seed: Seed,
+    squash_actions: bool,
+) -> VectorEnvironment:
+    if wrappers or not _vector_accepts(registration, args):
+        return _make_loop(registration, num_envs, args, wrappers, seed, squash_actions)
+    if registration.vector_entry_point == _ATARI_VECTOR:
+        from accel.envs.atari import make_atari
+
+        return make_atari(registration, num_envs, args, seed=seed)
+    make_vec = cast(Callable[..., object], gymnasium.make_vec)
+    env = _created(lambda: make_vec(registration, num_envs, "vector_entry_point", **args), args)
+    return VectorisedEnv(cast(NativeEnv, env), seed=seed, squash_actions=squash_actions)
+
+
+def _make_loop(
+    registration: Registration,
+    num_envs: int,
+    args: dict[str, object],
+    wrappers: Sequence[str],
+    seed: Seed,
+    squash_actions: bool,
+) -> EnvLoop:
+    functions = [(name, import_function(name, "wrapper")) for name in wrappers]
+    if functions or registration.additional_wrappers:
+        limit = None
+    else:
+        limit = args.pop("max_episode_steps", registration.max_episode_steps)
+        args["max_episode_steps"] = -1
+
+    make = cast(Callable[..., object], gymnasium.make)
+
+    def make_single() -> SingleEnv:
+        made = _created(lambda: make(registration, disable_env_checker=True, **args), args)
+        env = cast(SingleEnv, made)
+        for name, function in functions:
+            env = _wrapped(env, name, function)
+        return env
+
+    return EnvLoop(
+        make_single, num_envs, seed=seed, squash_actions=squash_actions, max_episode_steps=cast("int | None", limit)
+    )
+
+
+def _wrapped(env: SingleEnv, name: str, function: Callable[..., object]) -> SingleEnv:
+    try:
+        wrapped = function(env)
+    except Exception as error:
+        raise creation_error(f"wrapper {name!r}", error, "wrapping the environment") from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise EnvError(f"wrapper {name!r} returned {type(wrapped).__name__}, not a gymnasium.Env")
+    return wrapped
+
+
+def _created(make: Callable[[], object], args: Mapping[str, object]) -> object:
+    """Call ``make``; turn whatever an environment's constructor raises into a named error."""
+    try:
+        return make()
+    except Exception as error:
+        given = f"making it with arguments {dict(args)}" if args else "making it"
+        raise creation_error("cannot be made", error, given) from error
+
+
+def _vector_accepts(registration: Registration, args: Mapping[str, object]) -> bool:
+    """Whether there is a vector implementation that takes ``args`` and applies the time limit."""
+    entry_point = registration.vector_entry_point
+    if entry_point is None or registration.additional_wrappers:
+        return False
+    if registration.entry_point is None or entry_point == _ATARI_VECTOR:
+        return True
+    creator = _created(lambda: load_env_creator(entry_point), {}) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(cast(Callable[..., object], creator)).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return True
+    needed = {*args, *registration.kwargs} | ({"max_episode_steps"} if registration.max_episode_steps else set())
+    return needed <= parameters.keys()

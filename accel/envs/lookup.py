@@ -1,0 +1,108 @@
+"""From an environment id to gymnasium's registration, with one clear message for everything that can be missing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, ModuleType
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
+
+from accel.errors import EnvError, MissingExtraError
+
+# Packages that an extra of ours installs: top-level module -> extra.
+EXTRAS = MappingProxyType({"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "envpool": "envpool"})
+# Namespaces whose ids are registered by importing a module, which gymnasium does not do by itself.
+_NAMESPACE_MODULES = MappingProxyType({"ALE": "ale_py"})
+
+
+def find_registration(env_id: str) -> Registration:
+    """gymnasium's registration of ``env_id``: ``Name-v0``, ``namespace/Name-v0`` or ``module:Name-v0``.
+
+    Raises:
+        MissingExtraError: the id belongs to a package that is not installed.
+        EnvError: the id is unknown (with its closest matches), or its module cannot be imported.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        import_module(module, f"environment {env_id!r}")
+    namespace = name.partition("/")[0] if "/" in name else ""
+    if namespace in _NAMESPACE_MODULES and name not in registry:
+        plugin = _NAMESPACE_MODULES[namespace]
+        gymnasium.register_envs(import_module(plugin, f"environment {env_id!r}"))
+    registration = registry.get(name) or registry.get(_latest(name))
+    if registration is None:
+        raise EnvError(_unknown(env_id, name, registry))
+    return registration
+
+
+def import_module(module: str, wanted_by: str) -> ModuleType:
+    """Import ``module`` for something the user asked for.
+
+    Raises:
+        MissingExtraError: it, or something it imports, comes with one of our extras.
+        EnvError: it cannot be found or raises while it is imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise creation_error(wanted_by, error, f"importing {module!r}") from error
+
+
+def import_function(reference: str, wanted_by: str) -> Callable[..., object]:
+    """The callable that ``package.module:name`` names.
+
+    Raises:
+        EnvError: the reference is malformed, its module cannot be imported, or it names nothing callable.
+        MissingExtraError: importing it needs one of our extras.
+    """
+    module, separator, name = reference.partition(":")
+    if not (separator and module and name):
+        raise EnvError(f"{wanted_by} {reference!r} is not of the form package.module:function")
+    value = getattr(import_module(module, f"{wanted_by} {reference!r}"), name, None)
+    if not callable(value):
+        raise EnvError(f"{wanted_by} {reference!r}: module {module!r} has no function {name!r}")
+    found: Callable[..., object] = value
+    return found
+
+
+def creation_error(what: str, error: BaseException, doing: str) -> EnvError | MissingExtraError:
+    """The named error for whatever ``doing`` raised, looking for a missing package among its causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        missing = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
+        if missing in EXTRAS:
+            return missing_extra(what, missing)
+        if isinstance(cause, ModuleNotFoundError) and missing:
+            return EnvError(f"{what}: {doing} needs the module {missing!r}, which cannot be imported here ({error})")
+        cause = cause.__cause__ or cause.__context__
+    return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {error}")
+
+
+def missing_extra(what: str, module: str) -> MissingExtraError:
+    """The error that names the extra which installs ``module``."""
+    return MissingExtraError(f"{what} needs the package {module!r}: pip install 'accel-rl[{EXTRAS[module]}]'")
+
+
+def _latest(name: str) -> str:
+    """``name`` with its highest registered version where it was given without one."""
+    try:
+        namespace, base, version = parse_env_id(name)
+    except gymnasium.error.Error:
+        return name
+    highest = find_highest_version(namespace, base) if version is None else None
+    return name if highest is None else f"{name}-v{highest}"
+
+
+def _unknown(env_id: str, name: str, known: Mapping[str, object]) -> str:
+    by_folded = {key.casefold(): key for key in known}
+    matches = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
+    hint = (
+        f"did you mean {' or '.join(by_folded[match] for match in matches)}?"
+        if matches
+        else "is the package that registers it installed? Use module:id to import it first"
+    )
+    return f"unknown environment {env_id!r}: {hint}"

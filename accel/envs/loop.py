@@ -1,0 +1,124 @@
+"""A loop over single gymnasium environments with gymnasium's NEXT_STEP resets and next to no work of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import gymnasium
+import numpy as np
+
+from accel.envs.actions import action_converter, action_spec
+from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.observations import observation_layout
+from accel.envs.seeding import env_seeds
+from accel.errors import EnvError
+from accel.spaces import EnvSpec
+
+SingleEnv = gymnasium.Env[object, object]
+
+
+class EnvLoop(VectorEnvironment):
+    """Steps single environments one after the other.
+
+    The same rows as ``gymnasium.vector.SyncVectorEnv`` in NEXT_STEP mode, without merging infos, iterating spaces and
+    copying observations twice.
+
+    Args:
+        make_env: makes one environment; called ``num_envs`` times.
+        num_envs: B.
+        seed: of the first reset.
+        squash_actions: whether Box actions arrive squashed to the bounds.
+        max_episode_steps: truncates here, as ``gymnasium.wrappers.TimeLimit`` does, so that the wrapper is not needed.
+    Raises:
+        EnvError: a space is not supported, or the environments' spaces differ.
+    """
+
+    implementation = "loop"
+
+    def __init__(
+        self,
+        make_env: Callable[[], SingleEnv],
+        num_envs: int,
+        *,
+        seed: Seed,
+        squash_actions: bool = False,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        self.num_envs = num_envs
+        self._envs: list[SingleEnv] = []
+        try:
+            for _ in range(num_envs):
+                self._envs.append(make_env())
+            self.spec = self._agree(squash_actions)
+        except BaseException:
+            self.close()
+            raise
+        self._seed: Seed | None = seed
+        self._max_episode_steps = max_episode_steps or 0
+        self._observations = self._layout.empty(num_envs)
+        self._rows = list(self._observations)
+        self._rewards = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.bool_)
+        self._truncated = np.zeros(num_envs, np.bool_)
+        self._is_over = [False] * num_envs
+        self._episode_steps = [0] * num_envs
+
+    def _agree(self, squash_actions: bool) -> EnvSpec:
+        first = self._envs[0]
+        self._layout = observation_layout(first.observation_space)
+        self._to_env = action_converter(first.action_space)
+        for i, env in enumerate(self._envs):
+            theirs, ours = (env.observation_space, env.action_space), (first.observation_space, first.action_space)
+            if theirs != ours:
+                raise EnvError(f"environments 0 and {i} of one actor have different spaces: {ours} and {theirs}")
+        action = action_spec(first.action_space, squash=squash_actions)
+        return EnvSpec(self._layout.shape, self._layout.dtype, action)
+
+    def reset(self, seed: Seed | None = None) -> Observations:
+        """New episodes everywhere; see VectorEnvironment."""
+        seed = self._seed if seed is None else seed
+        self._seed = None
+        seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
+        for i, env in enumerate(self._envs):
+            observation, _ = env.reset(seed=seeds[i])
+            self._layout.check(observation)
+            self._layout.write(observation, self._rows[i])
+            self._is_over[i] = False
+            self._episode_steps[i] = 0
+        return self._observations
+
+    def step(self, actions: Actions) -> StepResult:
+        """One action everywhere; see VectorEnvironment."""
+        write, rows, is_over, steps, limit = (
+            self._layout.write,
+            self._rows,
+            self._is_over,
+            self._episode_steps,
+            self._max_episode_steps,
+        )
+        rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
+        i = 0
+        for env, action in zip(self._envs, self._to_env(actions), strict=True):
+            if is_over[i]:
+                observation, _ = env.reset()
+                rewards[i] = 0.0
+                terminated[i] = truncated[i] = is_over[i] = False
+                steps[i] = 0
+            else:
+                observation, reward, ends, cuts, _ = env.step(action)
+                steps[i] += 1
+                if steps[i] == limit:
+                    cuts = True
+                rewards[i] = reward
+                terminated[i] = ends
+                truncated[i] = cuts
+                is_over[i] = bool(ends or cuts)
+            write(observation, rows[i])
+            i += 1
+        return self._observations, rewards, terminated, truncated
+
+    def close(self) -> None:
+        """Close every environment; more calls do nothing."""
+        for env in self._envs:
+            env.close()
+        self._envs = []

@@ -1,0 +1,149 @@
+"""An environment's own vector implementation, in whichever autoreset mode it has.
+
+NEXT_STEP and SAME_STEP are passed on. DISABLED becomes ``same_step``: finished environments are reset at once through
+gymnasium's ``reset_mask``, and their final observations kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from accel.envs.actions import action_converter, action_spec
+from accel.envs.base import Actions, Flags, Implementation, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.observations import ObservationLayout, observation_layout
+from accel.envs.seeding import env_seeds
+from accel.errors import EnvError
+from accel.spaces import EnvSpec, FrameFill
+
+NativeEnv: TypeAlias = VectorEnv[object, object, npt.NDArray[np.generic]]
+
+
+class VectorisedEnv(VectorEnvironment):
+    """Adapts a ``gymnasium.vector.VectorEnv``.
+
+    Args:
+        env: the vector environment; its metadata must declare ``autoreset_mode``.
+        seed: of the first reset.
+        squash_actions: whether Box actions arrive squashed to the bounds.
+        frame_stack: frames in one observation, see EnvSpec.
+        frame_fill: what the older frames hold at an episode's start, see EnvSpec.
+        seed_each: pass one seed per environment in an array rather than a single integer.
+        implementation: what to call it in reports.
+    Raises:
+        EnvError: a space is not supported or the autoreset mode is not declared.
+    """
+
+    def __init__(
+        self,
+        env: NativeEnv,
+        *,
+        seed: Seed,
+        squash_actions: bool = False,
+        frame_stack: int = 1,
+        frame_fill: FrameFill = "zero",
+        seed_each: bool = False,
+        implementation: Implementation = "vector",
+    ) -> None:
+        self.num_envs = env.num_envs
+        self.implementation = implementation
+        self._env = env
+        self._seed: Seed | None = seed
+        self._seed_each = seed_each
+        self._mode = autoreset_mode(env)
+        self._layout: ObservationLayout = observation_layout(env.single_observation_space)
+        self._to_env = action_converter(env.single_action_space)
+        self.spec = EnvSpec(
+            self._layout.shape,
+            self._layout.dtype,
+            action_spec(env.single_action_space, squash=squash_actions),
+            "next_step" if self._mode == AutoresetMode.NEXT_STEP else "same_step",
+            frame_stack,
+            frame_fill,
+        )
+        self._observations = self._layout.empty(self.num_envs)
+        self._final: Observations | None = None
+        if self.spec.autoreset == "same_step":
+            self._final = self._layout.empty(self.num_envs)
+        self._is_closed = False
+
+    @property
+    def final_observations(self) -> Observations:
+        """[B, *observation_shape]; see VectorEnvironment."""
+        return super().final_observations if self._final is None else self._final
+
+    def reset(self, seed: Seed | None = None) -> Observations:
+        """New episodes everywhere; see VectorEnvironment."""
+        seed = self._seed if seed is None else seed
+        self._seed = None
+        observations, _ = self._env.reset(seed=self._native_seed(seed))
+        self._layout.check(select(self._layout.space, observations, 0))
+        return self._convert(observations)
+
+    def step(self, actions: Actions) -> StepResult:
+        """One action everywhere; see VectorEnvironment."""
+        observations, rewards, terminated, truncated, infos = self._env.step(self._to_env(actions))
+        ends, cuts = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        if self._final is not None:
+            finished = ends | cuts
+            if finished.any():
+                observations = self._keep_final(observations, infos, finished, self._final)
+        return self._convert(observations), np.asarray(rewards, np.float32), ends, cuts
+
+    def close(self) -> None:
+        """Close the vector environment; more calls do nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._env.close()
+
+    def _native_seed(self, seed: Seed | None) -> int | None:
+        if seed is None:
+            return None
+        seeds = env_seeds(seed, self.num_envs)
+        return cast(int, np.array(seeds)) if self._seed_each else seeds[0]
+
+    def _convert(self, observations: object) -> Observations:
+        view = self._layout.view_batch(observations)
+        if view is not None:
+            return view
+        self._layout.write_batch(observations, self._observations)
+        return self._observations
+
+    def _keep_final(
+        self, observations: object, infos: Mapping[str, object], finished: Flags, final: Observations
+    ) -> object:
+        """Store the finished episodes' last observations; reset where the environment leaves that to its user."""
+        source = observations if self._mode == AutoresetMode.DISABLED else infos["final_obs"]
+        for i in np.flatnonzero(finished):
+            self._layout.write(select(self._layout.space, source, int(i)), final[i])
+        if self._mode == AutoresetMode.DISABLED:
+            observations, _ = self._env.reset(options={"reset_mask": finished})
+        return observations
+
+
+def autoreset_mode(env: NativeEnv) -> AutoresetMode:
+    """The mode that a vector environment declares.
+
+    Raises:
+        EnvError: it declares none: its rows could not be interpreted.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise EnvError(
+            f"the vector environment {env} does not declare metadata['autoreset_mode'] as a gymnasium.vector."
+            f"AutoresetMode (it has {mode!r}), so that it cannot be known what follows a finished episode"
+        )
+    return mode
+
+
+def select(space: object, observations: object, i: int) -> object:
+    """Environment i's observation out of a batch, in which Dict and Tuple are structures of batches or of objects."""
+    if isinstance(observations, Mapping):
+        return {key: select(None, value, i) for key, value in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(select(None, value, i) for value in observations)
+    return cast(npt.NDArray[np.generic], observations)[i]

@@ -1,0 +1,51 @@
+"""Named errors: each message says what was wrong and what to do."""
+
+from __future__ import annotations
+
+
+class AccelError(Exception):
+    """Base of every error that a user can cause; the CLI prints it in one message and exits with ``exit_code``."""
+
+    exit_code = 1
+
+
+class ConfigError(AccelError):
+    """An option is invalid, unknown or contradicts another."""
+
+    exit_code = 2
+
+
+class EnvError(AccelError):
+    """An environment is unknown, cannot be made, or has a space that the pipeline does not support."""
+
+    exit_code = 2
+
+
+class MissingExtraError(AccelError):
+    """An optional dependency is needed; the message names the extra to install."""
+
+    exit_code = 2
+
+
+class LaunchError(AccelError):
+    """The job cannot be started as asked: too few ranks, a launcher MPI does not see, no mpirun."""
+
+    exit_code = 2
+
+
+class CheckpointError(AccelError):
+    """A checkpoint or run directory is missing, corrupt, or of another configuration."""
+
+
+class RunDirectoryError(AccelError):
+    """A run directory exists already or cannot be written."""
+
+    exit_code = 2
+
+
+class TransportError(AccelError):
+    """The other side of the transport is gone or broke the protocol."""
+
+
+class DivergenceError(AccelError):
+    """A loss, gradient or parameter became NaN or infinite; nothing broken was published."""
