@@ -45,7 +45,7 @@ class Sampler(Protocol):
         ...
 
     def to_env(self, actions: ActionArray) -> ActionArray:
-        """What the environment gets, [B, *shape]: indices as they are, or a new array clipped or squashed into the bounds."""
+        """What the environment gets, [B, *shape]: indices as they are; Gaussian samples clipped or squashed, copied."""
         ...
 
 
