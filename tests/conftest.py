@@ -9,7 +9,6 @@ import pytest
 
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", MPLBACKEND="Agg")
-os.environ.setdefault("MUJOCO_GL", "disable")
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
