@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import cast
 
+import numpy as np
 from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from accel.envs.base import Seed
 from accel.envs.lookup import creation_error
+from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import EnvError
 
@@ -19,7 +21,16 @@ from accel.errors import EnvError
 _DEFAULTS: dict[str, object] = {"repeat_action_probability": 0.0, "reward_clipping": False, "num_threads": 1}
 
 
-def make_atari(registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed) -> VectorisedEnv:
+class AtariEnv(VectorisedEnv):
+    """ALE's vector environment, which takes a seed per game."""
+
+    def _reset_native(self, seed: Seed | None) -> object:
+        seeds = None if seed is None else np.array(env_seeds(seed, self.num_envs))
+        observations, _ = self._env.reset(seed=cast("int | None", seeds))
+        return observations
+
+
+def make_atari(registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed) -> AtariEnv:
     """ALE's vector environment.
 
     Its reset fills the older frames of the stack with zeros, after random no-ops and FIRE, so that a frame need be
@@ -43,6 +54,4 @@ def make_atari(registration: Registration, num_envs: int, args: dict[str, object
     except Exception as error:
         raise creation_error("cannot be made", error, f"making it with arguments {args}") from error
     stack = int(cast(int, settings.get("stack_num", 4)))
-    return VectorisedEnv(
-        cast(NativeEnv, env), seed=seed, frame_stack=stack, frame_fill="zero", seed_each=True, implementation="atari"
-    )
+    return AtariEnv(cast(NativeEnv, env), seed=seed, frame_stack=stack, frame_fill="zero", implementation="atari")

@@ -79,7 +79,8 @@ def creation_error(what: str, error: BaseException, doing: str) -> EnvError | Mi
         if isinstance(cause, ModuleNotFoundError) and missing:
             return EnvError(f"{what}: {doing} needs the module {missing!r}, which cannot be imported here ({error})")
         cause = cause.__cause__ or cause.__context__
-    return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {error}")
+    first_line = (str(error).strip().splitlines() or ["no message"])[0]
+    return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {first_line}")
 
 
 def missing_extra(what: str, module: str) -> MissingExtraError:

@@ -32,7 +32,6 @@ class VectorisedEnv(VectorEnvironment):
         squash_actions: whether Box actions arrive squashed to the bounds.
         frame_stack: frames in one observation, see EnvSpec.
         frame_fill: what the older frames hold at an episode's start, see EnvSpec.
-        seed_each: pass one seed per environment in an array rather than a single integer.
         implementation: what to call it in reports.
     Raises:
         EnvError: a space is not supported or the autoreset mode is not declared.
@@ -46,14 +45,12 @@ class VectorisedEnv(VectorEnvironment):
         squash_actions: bool = False,
         frame_stack: int = 1,
         frame_fill: FrameFill = "zero",
-        seed_each: bool = False,
         implementation: Implementation = "vector",
     ) -> None:
         self.num_envs = env.num_envs
         self.implementation = implementation
         self._env = env
         self._seed: Seed | None = seed
-        self._seed_each = seed_each
         self._mode = autoreset_mode(env)
         self._layout: ObservationLayout = observation_layout(env.single_observation_space)
         self._to_env = action_converter(env.single_action_space)
@@ -80,7 +77,7 @@ class VectorisedEnv(VectorEnvironment):
         """New episodes everywhere; see VectorEnvironment."""
         seed = self._seed if seed is None else seed
         self._seed = None
-        observations, _ = self._env.reset(seed=self._native_seed(seed))
+        observations = self._reset_native(seed)
         self._layout.check(select(self._layout.space, observations, 0))
         return self._convert(observations)
 
@@ -100,11 +97,10 @@ class VectorisedEnv(VectorEnvironment):
             self._is_closed = True
             self._env.close()
 
-    def _native_seed(self, seed: Seed | None) -> int | None:
-        if seed is None:
-            return None
-        seeds = env_seeds(seed, self.num_envs)
-        return cast(int, np.array(seeds)) if self._seed_each else seeds[0]
+    def _reset_native(self, seed: Seed | None) -> object:
+        """Gymnasium's interface takes one integer, from which the vector environment seeds all of its rows."""
+        observations, _ = self._env.reset(seed=None if seed is None else env_seeds(seed, self.num_envs)[0])
+        return observations
 
     def _convert(self, observations: object) -> Observations:
         view = self._layout.view_batch(observations)
