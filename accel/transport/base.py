@@ -1,0 +1,195 @@
+"""What every transport promises: the two protocols, what they hand over, and the options they share.
+
+Guarantees, for every implementation and held by one contract suite:
+
+- Unrolls of one actor arrive in the order in which it pushed them, each exactly once, byte for byte.
+- Memory is bounded on both sides: an actor has ``in_flight + 1`` buffers, the learner at most ``max_held`` unreleased
+  plus ``prefetch`` taken ahead; a slow learner makes actors wait.
+- An actor sees the newest policy only, and never an older version after a newer one.
+- Nothing that the learner calls waits for an actor, except ``stop``, ``abort`` and ``close``, which have time limits.
+- Where the carrier is fault tolerant, an actor that dies leaves ``alive`` and disturbs nobody else. A dead learner is a
+  TransportError in whatever the actor calls next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.errors import ConfigError, TransportError
+from accel.spaces import Json
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Stopped(Exception):  # noqa: N818 - like StopIteration, no error
+    """The learner asked this actor to stop: the end of the actor's loop, not an error."""
+
+
+class Aborted(TransportError):  # noqa: N818
+    """The learner gave the run up; the message is the learner's, which has reported it already."""
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Bounds on what a transport keeps.
+
+    Attributes:
+        in_flight: unrolls that may be under way while an actor fills the next one; >= 1.
+        max_held: arrivals that the learner may keep unreleased at once; >= 1. At least the unrolls of one batch, unless
+            each is copied out and released at once.
+        prefetch: unrolls that the learner takes ahead of ``receive``; >= 1. More hides a slow network, and adds lag.
+    """
+
+    in_flight: int = 2
+    max_held: int = 16
+    prefetch: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("in_flight", "max_held", "prefetch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"transport option {name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Arrival:
+    """An unroll that has arrived. ``buffer`` [unroll_bytes] belongs to the transport; give it back with ``release``."""
+
+    actor: int
+    buffer: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyUpdate:
+    """A policy newer than the last one pulled.
+
+    Attributes:
+        version: policy version, as published.
+        scheme: text form of the compression scheme.
+        payload: what ``publish`` was given, or None when it is byte for byte the policy pulled last.
+    """
+
+    version: int
+    scheme: str
+    payload: bytes | None
+
+
+class ActorTransport(Protocol):
+    """An actor's end."""
+
+    actor: int
+    stopping: bool
+
+    def welcome(self, timeout_s: float) -> Json:
+        """The configuration from the learner, waited for. Raises TransportError: none in time, the learner is gone, it
+        speaks other formats; Aborted: it gave up."""
+        ...
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome: what this actor is, or ``{"error": ...}``."""
+        ...
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers. Once, before ``acquire``."""
+        ...
+
+    def acquire(self) -> Bytes:
+        """A free buffer [unroll_bytes] with arbitrary content. Waits, mostly asleep, while all are in flight. Raises
+        Stopped, Aborted, TransportError."""
+        ...
+
+    def push(self, buffer: Bytes) -> None:
+        """Sends an acquired buffer, which the caller may not touch any more. Returns at once."""
+        ...
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull. Returns at once; updates ``stopping``."""
+        ...
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """Like ``pull``, but waits for a policy. Raises Stopped, Aborted, TransportError (timeout included)."""
+        ...
+
+    def pump(self) -> None:
+        """Lets transfers progress, about a microsecond. Worth calling every few milliseconds where ``acquire`` and
+        ``pull`` are rarer, on carriers that need the sender's help."""
+        ...
+
+    def report(self, message: Json) -> None:
+        """A late message to the learner: a warning, an error."""
+        ...
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Says goodbye after everything pushed has been taken, then waits for the learner's answer. Never raises; with
+        a dead learner returns at once."""
+        ...
+
+
+class LearnerTransport(Protocol):
+    """The learner's end."""
+
+    actors: int
+    fault_tolerant: bool
+
+    def alive(self) -> frozenset[int]:
+        """Actors that have neither died nor said goodbye."""
+        ...
+
+    def dead(self) -> frozenset[int]:
+        """Actors that ended without a goodbye."""
+        ...
+
+    def welcome(self, message: Json) -> None:
+        """Sends every actor its configuration."""
+        ...
+
+    def messages(self) -> list[tuple[int, Json]]:
+        """(actor, message) of every hello and report since the last call, oldest first."""
+        ...
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll. Once, before ``receive``."""
+        ...
+
+    def receive(self, timeout_s: float = 0.0) -> Arrival | None:
+        """The next unroll, or None when there was none in time. Raises TransportError: an unroll of another size, or
+        every buffer is held by the caller."""
+        ...
+
+    def release(self, arrival: Arrival) -> None:
+        """Gives an arrival's buffer back; the caller may not touch it any more."""
+        ...
+
+    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
+        """Offers every actor the payload of its assigned scheme (the first of ``policies`` before any ``assign``).
+
+        Returns at once. While an actor's last policy is on its way, the newest waits and replaces what waited. A
+        payload that equals the one the actor got last is not resent: only its version is; so keep the version itself
+        out of the payload. ``version`` never goes down. Raises TransportError: nothing or an assigned scheme missing.
+        """
+        ...
+
+    def assign(self, actor: int, scheme: str) -> None:
+        """From now on ``actor`` gets ``scheme``: at once if it is published, otherwise with the next ``publish``."""
+        ...
+
+    def pump(self) -> None:
+        """Lets transfers progress, about a microsecond when there are none. Call it often."""
+        ...
+
+    def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
+        """Asks actors to stop and drains what is in flight (unrolls are dropped, messages kept) until each has said
+        goodbye or died. Returns the actors that did neither in time."""
+        ...
+
+    def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
+        """Like ``stop``, but actors raise Aborted with ``message``."""
+        ...
+
+    def close(self) -> None:
+        """``stop`` with a short limit unless stopped already. Idempotent."""
+        ...

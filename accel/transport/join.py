@@ -1,0 +1,49 @@
+"""From a launched process to its transport: join MPI's world, then take this rank's end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accel.errors import LaunchError, MissingExtraError
+from accel.transport.base import TransportOptions
+from accel.transport.endpoint import Endpoint
+from accel.transport.launcher import LaunchInfo
+from accel.transport.remote_actor import RemoteActor
+from accel.transport.remote_learner import RemoteLearner
+from accel.transport.topology import Role, Topology
+
+
+def join_world(info: LaunchInfo) -> Endpoint:
+    """Initialises MPI, which blocks until every rank does, and checks that it sees the announced ranks.
+
+    Raises MissingExtraError without mpi4py, LaunchError without a working MPI library or with fewer ranks than
+    announced.
+    """
+    try:
+        from accel.transport import mpi
+    except ModuleNotFoundError as error:
+        if error.name != "mpi4py":
+            raise
+        raise MissingExtraError("running on several ranks needs mpi4py: pip install 'accel[mpi]'") from error
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot load an MPI library ({error}); install one: pip install 'accel[mpi]'"
+        ) from error
+    return mpi.join_world(info)
+
+
+def connect(
+    endpoint: Endpoint,
+    topology: Topology,
+    *,
+    options: TransportOptions | None = None,
+    formats: Mapping[str, int] | None = None,
+) -> RemoteLearner | RemoteActor:
+    """This rank's end of the transport: a RemoteLearner or a RemoteActor, as ``topology`` says.
+
+    ``formats`` names the format versions that both ends must share; the actor's ``welcome`` checks them.
+    """
+    group = topology.group(endpoint.rank)
+    if topology.role(endpoint.rank) is Role.LEARNER:
+        return RemoteLearner(endpoint, group, options=options, formats=formats)
+    return RemoteActor(endpoint, group, options=options, formats=formats)

@@ -1,0 +1,179 @@
+"""Which launcher started this process, read from the environment alone, and how to start several ranks with mpirun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from accel.errors import LaunchError
+
+Binding = Literal["core", "none"]
+
+# (launcher, rank, size, local rank): the first whose rank and size are set wins. A launcher that runs inside a Slurm
+# job (mpirun, hydra) comes before Slurm, whose variables then describe its own daemons.
+_RANK_VARIABLES = (
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),
+    ("mvapich", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",)),
+    ("pmi", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")),
+    ("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_TASK_LOCAL_ID",)),
+    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",)),
+)
+# The batch script and an interactive shell are steps of their own kind, with these ids, not launches.
+_SLURM_SHELL_STEPS = frozenset(
+    {"4294967290", "4294967291", "4294967292", "4294967295", "batch", "interactive", "extern"}
+)
+
+_REMEDIES = {
+    "slurm": "try `srun --mpi=pmix` (`srun --mpi=list` shows what there is), or start mpirun from the batch script",
+    "openmpi": "mpi4py runs on another MPI than this mpirun: use that MPI's own mpirun, or install mpi4py for this one "
+    "(`pip install --no-binary mpi4py mpi4py` with its mpicc on the PATH)",
+}
+_REMEDY_OTHERWISE = (
+    "mpi4py runs on another MPI than this launcher: use that MPI's own mpiexec, or install mpi4py for this one "
+    "(`pip install --no-binary mpi4py mpi4py` with its mpicc on the PATH)"
+)
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """What the launcher announced.
+
+    Attributes:
+        rank: this process's number among all.
+        size: how many processes were started; None when the launcher tells only the rank.
+        local_rank: this process's number on its host.
+        launcher: ``none``, ``openmpi``, ``pmi`` (MPICH, Intel MPI, PALS), ``mvapich``, ``flux``, ``slurm`` or ``pmix``.
+    """
+
+    rank: int
+    size: int | None
+    local_rank: int
+    launcher: str
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher started this process as a rank of a job."""
+        return self.launcher != "none"
+
+
+def detect_launch(environment: Mapping[str, str] | None = None) -> LaunchInfo:
+    """What the environment (``os.environ``) says about the launch; imports and asks nothing else.
+
+    A Slurm batch script, an interactive shell on a Slurm node and a single Slurm task are not launches. Raises
+    LaunchError for variables that contradict each other.
+    """
+    env = os.environ if environment is None else environment
+    for launcher, rank_name, size_name, local_names in _RANK_VARIABLES:
+        if rank_name not in env or size_name not in env:
+            continue
+        rank, size = _number(env, rank_name), _number(env, size_name)
+        if launcher == "slurm" and (size == 1 or _is_slurm_shell(env)):
+            continue
+        if not 0 <= rank < size:
+            raise LaunchError(f"{rank_name}={rank} contradicts {size_name}={size}; start in a clean shell")
+        return LaunchInfo(rank, size, _local_rank(env, local_names), launcher)
+    if "PMIX_RANK" in env and "PMIX_NAMESPACE" in env and "SLURM_STEP_NUM_TASKS" not in env:
+        return LaunchInfo(_number(env, "PMIX_RANK"), None, 0, "pmix")
+    return LaunchInfo(0, 1, 0, "none")
+
+
+def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of mpi4py") -> None:
+    """Raises LaunchError, with the remedy, unless MPI sees as many ranks as the launcher announced.
+
+    Otherwise a launcher that mpi4py's MPI does not understand would start as many lone learners as there are ranks.
+    """
+    if info.size is not None and info.is_launched and world_size != info.size:
+        raise LaunchError(
+            f"{info.launcher} started {info.size} ranks, but {library} sees {world_size}; "
+            f"{_REMEDIES.get(info.launcher, _REMEDY_OTHERWISE)}"
+        )
+
+
+def find_mpirun(environment: Mapping[str, str] | None = None) -> Path:
+    """The mpirun beside this Python (its PyPI wheel), else the first on the PATH. Raises LaunchError."""
+    env = os.environ if environment is None else environment
+    beside = Path(sys.executable).parent / "mpirun"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("mpirun", path=env.get("PATH")) or shutil.which("mpiexec", path=env.get("PATH"))
+    if found is None:
+        raise LaunchError(
+            "no mpirun found; install one with `pip install 'accel[mpi]'`, or load your cluster's MPI module"
+        )
+    return Path(found)
+
+
+def mpirun_command(
+    ranks: int,
+    *,
+    hosts: Sequence[str] = (),
+    hostfile: Path | None = None,
+    binding: Binding = "none",
+    fault_tolerant: bool = True,
+    mpirun: Path | None = None,
+) -> list[str]:
+    """The mpirun command line, up to the program, that starts ``ranks`` ranks with whatever MPI is installed.
+
+    Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5). ``hosts`` are ``name``
+    or ``name:slots``. Raises LaunchError: no mpirun, or one that does not run.
+    """
+    path = mpirun or find_mpirun()
+    version = _version_text(path)
+    command = [str(path)]
+    is_open_mpi = "Open MPI" in version or "OpenRTE" in version
+    if is_open_mpi:
+        if os.geteuid() == 0:
+            command.append("--allow-run-as-root")
+        command += ["--oversubscribe", "--bind-to", binding]
+        if fault_tolerant and _major(version) >= 5:
+            command += ["--with-ft", "ulfm"]
+        if hosts:
+            command += ["--host", ",".join(hosts)]
+        if hostfile is not None:
+            command += ["--hostfile", str(hostfile)]
+    else:
+        if binding != "none":
+            command += ["-bind-to", binding]
+        if hosts:
+            command += ["-hosts", ",".join(hosts)]
+        if hostfile is not None:
+            command += ["-f", str(hostfile)]
+    return [*command, "-n", str(ranks)]
+
+
+def _version_text(mpirun: Path) -> str:
+    try:
+        done = subprocess.run([str(mpirun), "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"{mpirun} does not run: {error}; repair or replace this MPI") from error
+    return done.stdout + done.stderr
+
+
+def _major(version: str) -> int:
+    for word in version.replace("(", " ").split():
+        head = word.lstrip("v").split(".")[0]
+        if "." in word and head.isdigit():
+            return int(head)
+    return 0
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError as error:
+        raise LaunchError(f"{name}={env[name]!r} is no number; start in a clean shell") from error
+
+
+def _local_rank(env: Mapping[str, str], names: Sequence[str]) -> int:
+    return next((_number(env, name) for name in names if name in env), 0)
+
+
+def _is_slurm_shell(env: Mapping[str, str]) -> bool:
+    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    return step in _SLURM_SHELL_STEPS or "SLURM_PTY_PORT" in env

@@ -1,0 +1,282 @@
+"""The transport within one process: deterministic queues, the baseline that needs no MPI.
+
+In one thread (the default) nothing can ever be waited for, so what would wait raises TransportError. With ``threaded``
+actors live in threads of their own and wait like remote ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from accel.errors import TransportError
+from accel.spaces import Json
+from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.policies import PolicyBoard
+from accel.transport.receiving import UnrollPool, check_unroll_bytes
+from accel.transport.wire import decode_message, encode_message
+
+
+class LocalTransport:
+    """A learner and its actors in one process: ``learner`` and ``actor(index)`` are the two ends."""
+
+    def __init__(self, actors: int = 1, *, options: TransportOptions | None = None, threaded: bool = False) -> None:
+        if actors < 1:
+            raise TransportError(f"a transport needs at least one actor, not {actors}")
+        hub = _Hub(actors, options or TransportOptions(), threaded)
+        self._actors = tuple(LocalActor(hub, index) for index in range(actors))
+        self.learner = LocalLearner(hub)
+
+    def actor(self, index: int) -> LocalActor:
+        """The end of actor ``index``."""
+        return self._actors[index]
+
+
+@dataclass
+class _Hub:
+    """What both ends share, all of it under ``changed``."""
+
+    actors: int
+    options: TransportOptions
+    threaded: bool
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    queue: deque[Arrival] = field(default_factory=deque)
+    under_way: list[int] = field(default_factory=list)
+    inbox: list[tuple[int, Json]] = field(default_factory=list)
+    alive: set[int] = field(default_factory=set)
+    pool: UnrollPool | None = None
+    welcome: bytearray | None = None
+    stopping: bool = False
+    abort_text: str | None = None
+
+    def __post_init__(self) -> None:
+        self.board = PolicyBoard(self.actors)
+        self.under_way = [0] * self.actors
+        self.alive = set(range(self.actors))
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None, what: str) -> bool:
+        """Waits, with ``changed`` held, until ``ready``. In one thread raises at once instead."""
+        if ready():
+            return True
+        if not self.threaded:
+            raise TransportError(f"{what} would wait forever: learner and actor share one thread")
+        return self.changed.wait_for(ready, timeout_s)
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll; both ends must agree."""
+        if self.pool is None:
+            self.pool = UnrollPool(unroll_bytes, self.options)
+        elif self.pool.unroll_bytes != unroll_bytes:
+            raise TransportError(
+                f"an unroll has {unroll_bytes} bytes at one end and {self.pool.unroll_bytes} at the other"
+            )
+
+
+class LocalActor:
+    """``ActorTransport`` within one process."""
+
+    def __init__(self, hub: _Hub, actor: int) -> None:
+        self.actor = actor
+        self.stopping = False
+        self._hub = hub
+        self._unroll_bytes: int | None = None
+        self._lent: dict[int, Bytes] = {}
+
+    def welcome(self, timeout_s: float) -> Json:
+        """The configuration from the learner."""
+        hub = self._hub
+        with hub.changed:
+            arrived = hub.wait(lambda: hub.welcome is not None or hub.stopping, timeout_s, "welcome()")
+            self._raise_if_over()
+            if not arrived or hub.welcome is None:
+                raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
+            return decode_message(hub.welcome)[1]
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self._post("hello", message)
+
+    def report(self, message: Json) -> None:
+        """Sends a late message."""
+        self._post("report", message)
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll."""
+        check_unroll_bytes(unroll_bytes, self._unroll_bytes)
+        with self._hub.changed:
+            self._hub.configure(unroll_bytes)
+        self._unroll_bytes = unroll_bytes
+
+    def acquire(self) -> Bytes:
+        """A free buffer."""
+        hub, buffers = self._hub, self._hub.options.in_flight + 1
+        with hub.changed:
+            if self._unroll_bytes is None or hub.pool is None:
+                raise TransportError("configure() the transport before acquire()")
+            self._raise_if_over()
+            if len(self._lent) >= buffers:
+                raise TransportError("every buffer is acquired already; push one before acquiring another")
+            hub.wait(lambda: hub.stopping or hub.under_way[self.actor] + len(self._lent) < buffers, None, "acquire()")
+            self._raise_if_over()
+            buffer = hub.pool.take()
+        self._lent[id(buffer)] = buffer
+        return buffer
+
+    def push(self, buffer: Bytes) -> None:
+        """Hands an acquired buffer to the learner."""
+        if self._lent.pop(id(buffer), None) is None:
+            raise TransportError("push() takes a buffer from acquire(), once")
+        hub = self._hub
+        with hub.changed:
+            if hub.stopping:
+                return
+            hub.queue.append(Arrival(self.actor, buffer))
+            hub.under_way[self.actor] += 1
+            hub.changed.notify_all()
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull."""
+        hub = self._hub
+        self.stopping = hub.stopping
+        if hub.board.is_idle:
+            return None
+        with hub.changed:
+            return hub.board.offer(self.actor)
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """Waits for a policy."""
+        hub = self._hub
+        with hub.changed:
+            hub.wait(lambda: hub.stopping or hub.board.has_offer(self.actor), timeout_s, "wait_policy()")
+            self._raise_if_over()
+            update = hub.board.offer(self.actor)
+        if update is None:
+            raise TransportError(f"no policy from the learner within {timeout_s:g} s")
+        return update
+
+    def pump(self) -> None:
+        """Nothing to do: hand-over needs no help."""
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Says goodbye. What was pushed stays with the learner."""
+        hub = self._hub
+        with hub.changed:
+            hub.alive.discard(self.actor)
+            hub.board.forget(self.actor)
+            self.stopping = True
+            hub.changed.notify_all()
+
+    def _post(self, kind: str, message: Json) -> None:
+        body = decode_message(encode_message(kind, message))[1]
+        with self._hub.changed:
+            self._hub.inbox.append((self.actor, body))
+            self._hub.changed.notify_all()
+
+    def _raise_if_over(self) -> None:
+        self.stopping = self._hub.stopping
+        if self._hub.abort_text is not None:
+            raise Aborted(self._hub.abort_text)
+        if self._hub.stopping:
+            raise Stopped("the learner asked this actor to stop")
+
+
+class LocalLearner:
+    """``LearnerTransport`` within one process."""
+
+    fault_tolerant = False
+
+    def __init__(self, hub: _Hub) -> None:
+        self.actors = hub.actors
+        self._hub = hub
+        self._unroll_bytes: int | None = None
+
+    def alive(self) -> frozenset[int]:
+        """Actors that have not said goodbye."""
+        return frozenset(self._hub.alive)
+
+    def dead(self) -> frozenset[int]:
+        """None: actors in this process end with it."""
+        return frozenset()
+
+    def welcome(self, message: Json) -> None:
+        """Sends every actor its configuration."""
+        with self._hub.changed:
+            self._hub.welcome = encode_message("welcome", message)
+            self._hub.changed.notify_all()
+
+    def messages(self) -> list[tuple[int, Json]]:
+        """Hellos and reports since the last call."""
+        with self._hub.changed:
+            inbox, self._hub.inbox = self._hub.inbox, []
+        return inbox
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll."""
+        check_unroll_bytes(unroll_bytes, self._unroll_bytes)
+        with self._hub.changed:
+            self._hub.configure(unroll_bytes)
+        self._unroll_bytes = unroll_bytes
+
+    def receive(self, timeout_s: float = 0.0) -> Arrival | None:
+        """The next unroll. In one thread it is there already or not at all."""
+        hub = self._hub
+        if self._unroll_bytes is None or hub.pool is None:
+            raise TransportError("configure() the transport before receive()")
+        hub.pool.check_may_hold()
+        if not hub.queue and (not hub.threaded or timeout_s <= 0.0):
+            return None
+        with hub.changed:
+            if not hub.changed.wait_for(lambda: bool(hub.queue), timeout_s):
+                return None
+            arrival = hub.queue.popleft()
+            hub.under_way[arrival.actor] -= 1
+            hub.changed.notify_all()
+            return hub.pool.hold(arrival)
+
+    def release(self, arrival: Arrival) -> None:
+        """Gives an arrival's buffer back."""
+        with self._hub.changed:
+            if self._hub.pool is None:
+                raise TransportError("release() takes an arrival from receive(), once")
+            self._hub.pool.release(arrival)
+
+    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
+        """Offers every actor the payload of its scheme."""
+        with self._hub.changed:
+            self._hub.board.publish(version, policies)
+            self._hub.changed.notify_all()
+
+    def assign(self, actor: int, scheme: str) -> None:
+        """From now on ``actor`` gets ``scheme``."""
+        with self._hub.changed:
+            self._hub.board.assign(actor, scheme)
+            self._hub.changed.notify_all()
+
+    def pump(self) -> None:
+        """Nothing to do: hand-over needs no help."""
+
+    def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
+        """Stops the actors; in threads, waits for their goodbyes. In one thread there is nothing to wait for."""
+        hub = self._hub
+        with hub.changed:
+            hub.stopping = True
+            hub.queue.clear()
+            hub.changed.notify_all()
+            if hub.threaded:
+                hub.changed.wait_for(lambda: not hub.alive, timeout_s)
+            else:
+                hub.alive.clear()
+        return self.alive()
+
+    def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
+        """Stops the actors with an error."""
+        with self._hub.changed:
+            self._hub.abort_text = message
+        return self.stop(timeout_s)
+
+    def close(self) -> None:
+        """Stops the actors unless they were stopped."""
+        if not self._hub.stopping:
+            self.stop(5.0)

@@ -1,0 +1,132 @@
+"""MPI as a carrier of messages. The only file that imports mpi4py; its buffer methods only, so nothing is pickled.
+
+Importing this file does not initialise MPI: ``join_world`` does. The world communicator is used as it is: a duplicate
+would cost a collective call, in which a rank that died early would hang all others. Our tags keep other users apart.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import mpi4py
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = True
+
+from mpi4py import MPI  # noqa: E402
+
+from accel.errors import TransportError  # noqa: E402
+from accel.transport.endpoint import Buffer, PeerFailed, Request  # noqa: E402
+from accel.transport.launcher import LaunchInfo, verify_world  # noqa: E402
+
+
+class MpiIncoming:
+    """A matched MPI message."""
+
+    __slots__ = ("_endpoint", "_message", "nbytes", "source", "tag")
+
+    def __init__(self, endpoint: MpiEndpoint, message: MPI.Message, source: int, tag: int, nbytes: int) -> None:
+        self._endpoint = endpoint
+        self._message = message
+        self.source = source
+        self.tag = tag
+        self.nbytes = nbytes
+
+    def receive(self, buffer: Buffer) -> Request:
+        """Starts receiving into ``buffer``."""
+        try:
+            return self._message.Irecv([buffer, self.nbytes, MPI.BYTE])
+        except MPI.Exception as error:
+            self._endpoint.fail(error)
+
+
+class MpiEndpoint:
+    """Messages over one communicator. Errors return; a dead rank is PeerFailed where Open MPI runs with ULFM."""
+
+    any_source: int = MPI.ANY_SOURCE
+    any_tag: int = MPI.ANY_TAG
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comm = comm
+        self._status = MPI.Status()
+        self._failed: frozenset[int] = frozenset()
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.fault_tolerant = _has_ulfm()
+
+    def send(self, buffer: Buffer, rank: int, tag: int) -> Request:
+        """Synchronous-mode send: a small one would otherwise count as done while it still queues at the receiver."""
+        try:
+            return self._comm.Issend([buffer, MPI.BYTE], rank, tag)
+        except MPI.Exception as error:
+            self.fail(error)
+
+    def probe(self, source: int, tag: int) -> MpiIncoming | None:
+        """Matches the next message, or None."""
+        status = self._status
+        try:
+            message = self._comm.Improbe(source, tag, status)
+        except MPI.Exception as error:
+            self.fail(error)
+        if message is None:
+            return None
+        return MpiIncoming(self, message, status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE))
+
+    def is_done(self, request: Request) -> bool:
+        """Whether a transfer is complete."""
+        try:
+            return request.Test()
+        except MPI.Exception as error:
+            self.fail(error)
+
+    def failed_ranks(self) -> frozenset[int]:
+        """Ranks known to have died, acknowledged."""
+        if not self.fault_tolerant:
+            return self._failed
+        self._comm.Ack_failed()
+        failed = self._comm.Get_failed()
+        world = self._comm.Get_group()
+        try:
+            ranks = MPI.Group.Translate_ranks(failed, range(failed.Get_size()), world)
+            self._failed = frozenset(int(rank) for rank in ranks)
+        finally:
+            failed.Free()
+            world.Free()
+        return self._failed
+
+    def abort_job(self, exit_code: int) -> None:
+        """Kills every rank, this one included."""
+        self._comm.Abort(exit_code)
+
+    def fail(self, error: MPI.Exception) -> NoReturn:
+        """Raises what an MPI error means."""
+        if self.fault_tolerant and error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+            raise PeerFailed("an MPI rank has died") from error
+        raise TransportError(f"MPI failed: {error.Get_error_string()}") from error
+
+
+def join_world(info: LaunchInfo) -> MpiEndpoint:
+    """Initialises MPI unless it is already, and checks that it sees the ranks that the launcher announced.
+
+    Blocks until every rank has called it. Raises LaunchError (see ``verify_world``).
+    """
+    if not MPI.Is_initialized():
+        # One thread at a time talks to MPI: the full thread level would take a lock in every call.
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    verify_world(info, MPI.COMM_WORLD.Get_size(), mpi_library())
+    return MpiEndpoint(MPI.COMM_WORLD)
+
+
+def mpi_library() -> str:
+    """Name and version of the MPI that mpi4py runs on, e.g. ``Open MPI 5.0.11``."""
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(str(part) for part in version)}"
+
+
+def _has_ulfm() -> bool:
+    """Whether this job survives dead ranks: Open MPI >= 5 whose launcher switched its fault tolerance on."""
+    name, version = MPI.get_vendor()
+    enabled = os.environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "on", "t", "y")
+    return enabled and name == "Open MPI" and version >= (5, 0, 0)

@@ -1,0 +1,252 @@
+"""The actor's end over a carrier of messages: a ring of unroll buffers out, the newest policy in."""
+
+from __future__ import annotations
+
+import atexit
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from accel.errors import TransportError
+from accel.spaces import Json
+from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.endpoint import Endpoint, PeerFailed, Request
+from accel.transport.receiving import check_unroll_bytes
+from accel.transport.topology import LearnerGroup
+from accel.transport.waiting import Backoff
+from accel.transport.wire import (
+    TAG_MESSAGE,
+    TAG_POLICY,
+    TAG_UNROLL,
+    WIRE_FORMAT,
+    check_formats,
+    decode_message,
+    decode_policy,
+    encode_message,
+)
+
+_MAX_REPORTS_UNDER_WAY = 16
+
+
+class RemoteActor:
+    """``ActorTransport`` over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        group: LearnerGroup,
+        *,
+        options: TransportOptions | None = None,
+        formats: Mapping[str, int] | None = None,
+    ) -> None:
+        self.actor = group.actors.index(endpoint.rank)
+        self.stopping = False
+        self._endpoint = endpoint
+        self._learner = group.learner
+        self._options = options or TransportOptions()
+        self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
+        self._ring: list[Bytes] = []
+        self._free: list[Bytes] = []
+        self._lent: set[int] = set()
+        self._sends: deque[tuple[Request, Bytes]] = deque()
+        self._reports: deque[Request] = deque()
+        self._receipt: tuple[int, Request, Bytes] | None = None
+        self._welcome: Json | None = None
+        self._update: PolicyUpdate | None = None
+        self._abort_text: str | None = None
+        self._learner_gone = False
+        self._closed = False
+        self._unroll_bytes: int | None = None
+        atexit.register(self.close)
+
+    def welcome(self, timeout_s: float) -> Json:
+        """The configuration from the learner; see ``ActorTransport.welcome``."""
+        backoff = Backoff(timeout_s)
+        while True:
+            self._progress()
+            self._raise_if_over()
+            if self._welcome is not None:
+                break
+            if not backoff.pause():
+                raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
+        theirs = self._welcome.get("formats")
+        try:
+            check_formats(theirs if isinstance(theirs, dict) else {}, self._formats)
+        except TransportError as error:
+            self.hello({"error": str(error)})
+            raise
+        message = self._welcome.get("message")
+        return message if isinstance(message, dict) else {}
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self._post("hello", message)
+
+    def report(self, message: Json) -> None:
+        """Sends a late message; waits only when many earlier ones have not been taken yet."""
+        self._post("report", message)
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll and allocates the ring."""
+        check_unroll_bytes(unroll_bytes, self._unroll_bytes)
+        self._unroll_bytes = unroll_bytes
+        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(self._options.in_flight + 1)]
+        self._free = list(self._ring)
+
+    def acquire(self) -> Bytes:
+        """A free buffer; see ``ActorTransport.acquire``."""
+        if self._unroll_bytes is None:
+            raise TransportError("configure() the transport before acquire()")
+        self._progress()
+        self._raise_if_over()
+        if not self._free:
+            self._reap()
+        if not self._free:
+            if not self._sends:
+                raise TransportError("every buffer is acquired already; push one before acquiring another")
+            backoff = Backoff(None)
+            while not self._free:
+                backoff.pause()
+                self._progress()
+                self._raise_if_over()
+                self._reap()
+        buffer = self._free.pop()
+        self._lent.add(id(buffer))
+        return buffer
+
+    def push(self, buffer: Bytes) -> None:
+        """Sends an acquired buffer."""
+        if id(buffer) not in self._lent:
+            raise TransportError("push() takes a buffer from acquire(), once")
+        self._lent.discard(id(buffer))
+        self._sends.append((self._guarded_send(buffer, TAG_UNROLL), buffer))
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull."""
+        self._progress()
+        update, self._update = self._update, None
+        return update
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """Waits for a policy."""
+        backoff = Backoff(timeout_s)
+        while True:
+            update = self.pull()
+            self._raise_if_over()
+            if update is not None:
+                return update
+            if not backoff.pause():
+                raise TransportError(f"no policy from the learner within {timeout_s:g} s")
+
+    def pump(self) -> None:
+        """Lets transfers progress."""
+        self._progress()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Ends both streams in order; see ``ActorTransport.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        backoff = Backoff(timeout_s)
+        try:
+            while self._sends:
+                self._progress()
+                self._reap()
+                if self._sends and not backoff.pause():
+                    return
+            self._reports.append(self._guarded_send(encode_message("goodbye", {}), TAG_MESSAGE))
+            while self._reports or not self.stopping or self._receipt is not None:
+                self._progress()
+                self._reap_reports()
+                if not backoff.pause():
+                    return
+        except TransportError:
+            return  # The learner is gone, or what it sends is broken: there is nobody to say goodbye to.
+
+    def _post(self, kind: str, body: Json) -> None:
+        encoded = encode_message(kind, body)
+        backoff = Backoff(None)
+        self._reap_reports()
+        while len(self._reports) >= _MAX_REPORTS_UNDER_WAY:
+            backoff.pause()
+            self._progress()
+            self._reap_reports()
+        self._reports.append(self._guarded_send(encoded, TAG_MESSAGE))
+
+    def _guarded_send(self, buffer: bytearray | Bytes, tag: int) -> Request:
+        if self._learner_gone:
+            raise self._learner_failed(None)
+        try:
+            return self._endpoint.send(buffer, self._learner, tag)
+        except PeerFailed as error:
+            raise self._learner_failed(error) from error
+
+    def _is_done(self, request: Request) -> bool:
+        try:
+            return self._endpoint.is_done(request)
+        except PeerFailed as error:
+            raise self._learner_failed(error) from error
+
+    def _reap(self) -> None:
+        """Frees the buffers whose sends are complete; these end in the order in which they began, near enough."""
+        while self._sends and self._is_done(self._sends[0][0]):
+            self._free.append(self._sends.popleft()[1])
+
+    def _reap_reports(self) -> None:
+        while self._reports and self._is_done(self._reports[0]):
+            self._reports.popleft()
+
+    def _progress(self) -> None:
+        """Takes everything that the learner has sent, in order. A policy still under way holds up what follows it."""
+        if self._learner_gone:
+            raise self._learner_failed(None)
+        while True:
+            if self._receipt is not None:
+                tag, request, buffer = self._receipt
+                if not self._is_done(request):
+                    return
+                self._receipt = None
+                self._take(tag, buffer)
+            try:
+                incoming = self._endpoint.probe(self._learner, self._endpoint.any_tag)
+                if incoming is None:
+                    return
+                buffer = np.empty(incoming.nbytes, np.uint8)
+                self._receipt = (incoming.tag, incoming.receive(buffer), buffer)
+            except PeerFailed as error:
+                raise self._learner_failed(error) from error
+
+    def _take(self, tag: int, buffer: Bytes) -> None:
+        if tag == TAG_POLICY:
+            version, scheme, payload = decode_policy(buffer.data)
+            if payload is None and self._update is not None:
+                payload = self._update.payload
+            self._update = PolicyUpdate(version, scheme, payload)
+        elif tag == TAG_MESSAGE:
+            self._obey(*decode_message(buffer.data))
+        else:
+            raise TransportError(f"a message with the foreign tag {tag} arrived from the learner")
+
+    def _obey(self, kind: str, body: Json) -> None:
+        if kind == "welcome":
+            self._welcome = body
+        elif kind in ("stop", "abort"):
+            self.stopping = True
+            if kind == "abort":
+                self._abort_text = str(body.get("message", ""))
+        else:
+            raise TransportError(f"the learner sent an unknown kind of message: {kind}")
+
+    def _raise_if_over(self) -> None:
+        if self._abort_text is not None:
+            raise Aborted(self._abort_text)
+        if self.stopping:
+            raise Stopped("the learner asked this actor to stop")
+
+    def _learner_failed(self, error: PeerFailed | None) -> TransportError:
+        self._learner_gone = True
+        failed = TransportError(f"the learner (rank {self._learner}) is gone; this actor cannot go on without it")
+        failed.__cause__ = error
+        return failed

@@ -1,0 +1,292 @@
+"""The learner's end over a carrier of messages: unrolls in from anyone, policies out, no waiting for any actor."""
+
+from __future__ import annotations
+
+import atexit
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from accel.errors import TransportError
+from accel.spaces import Json
+from accel.transport.base import Arrival, Bytes, TransportOptions
+from accel.transport.endpoint import Endpoint, Incoming, PeerFailed, Request
+from accel.transport.policies import PolicyBoard
+from accel.transport.receiving import Receipts, UnrollPool, check_unroll_bytes
+from accel.transport.topology import LearnerGroup
+from accel.transport.waiting import Backoff
+from accel.transport.wire import (
+    MAX_MESSAGE_BYTES,
+    TAG_MESSAGE,
+    TAG_POLICY,
+    TAG_UNROLL,
+    WIRE_FORMAT,
+    decode_message,
+    encode_message,
+)
+
+_INBOX_LIMIT = 4096
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class RemoteLearner:
+    """``LearnerTransport`` over an ``Endpoint``."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        group: LearnerGroup,
+        *,
+        options: TransportOptions | None = None,
+        formats: Mapping[str, int] | None = None,
+    ) -> None:
+        self.actors = len(group.actors)
+        self.fault_tolerant = endpoint.fault_tolerant
+        self._endpoint = endpoint
+        self._ranks = group.actors
+        self._actor_of = {rank: actor for actor, rank in enumerate(group.actors)}
+        self._options = options or TransportOptions()
+        self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
+        self._alive = set(range(self.actors))
+        self._dead: set[int] = set()
+        self._told_to_stop: set[int] = set()
+        self._board = PolicyBoard(self.actors)
+        self._policy_sends: dict[int, Request] = {}
+        self._message_sends: list[tuple[int, Request]] = []
+        self._abandoned: list[Request] = []
+        self._receipts = Receipts(endpoint.is_done)
+        self._ready: deque[Arrival] = deque()
+        self._inbox: list[tuple[int, Json]] = []
+        self._pool: UnrollPool | None = None
+        self._draining = False
+        self._ended = False
+        atexit.register(self.close)
+
+    def alive(self) -> frozenset[int]:
+        """Actors that have neither died nor said goodbye."""
+        return frozenset(self._alive)
+
+    def dead(self) -> frozenset[int]:
+        """Actors that ended without a goodbye."""
+        return frozenset(self._dead)
+
+    def welcome(self, message: Json) -> None:
+        """Sends every actor its configuration, with the formats that this learner speaks."""
+        encoded = encode_message("welcome", {"formats": self._formats, "message": message})
+        for actor in sorted(self._alive):
+            self._send_message(actor, encoded)
+
+    def messages(self) -> list[tuple[int, Json]]:
+        """Hellos and reports since the last call."""
+        self._progress()
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def configure(self, unroll_bytes: int) -> None:
+        """Fixes the size of an unroll."""
+        check_unroll_bytes(unroll_bytes, self._pool.unroll_bytes if self._pool else None)
+        self._pool = UnrollPool(unroll_bytes, self._options)
+
+    def receive(self, timeout_s: float = 0.0) -> Arrival | None:
+        """The next unroll; see ``LearnerTransport.receive``."""
+        if self._pool is None:
+            raise TransportError("configure() the transport before receive()")
+        self._pool.check_may_hold()
+        self._progress()
+        if not self._ready and timeout_s > 0.0:
+            backoff = Backoff(timeout_s)
+            while not self._ready and backoff.pause():
+                self._progress()
+        return self._pool.hold(self._ready.popleft()) if self._ready else None
+
+    def release(self, arrival: Arrival) -> None:
+        """Gives an arrival's buffer back."""
+        if self._pool is None:
+            raise TransportError("release() takes an arrival from receive(), once")
+        self._pool.release(arrival)
+
+    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
+        """Offers every actor the payload of its scheme; see ``LearnerTransport.publish``."""
+        self._board.publish(version, policies)
+        self._advance_policies()
+
+    def assign(self, actor: int, scheme: str) -> None:
+        """From now on ``actor`` gets ``scheme``."""
+        self._board.assign(actor, scheme)
+        self._advance_policies()
+
+    def pump(self) -> None:
+        """Lets transfers progress."""
+        self._progress()
+
+    def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
+        """Stops the actors and drains; see ``LearnerTransport.stop``."""
+        return self._end(encode_message("stop", {}), timeout_s)
+
+    def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
+        """Stops the actors with an error."""
+        return self._end(encode_message("abort", {"message": message}), timeout_s)
+
+    def close(self) -> None:
+        """Stops the actors unless they were stopped."""
+        if not self._ended:
+            self.stop(_CLOSE_TIMEOUT_S)
+
+    def _end(self, encoded: bytearray, timeout_s: float) -> frozenset[int]:
+        self._ended = True
+        atexit.unregister(self.close)
+        self._start_draining()
+        for actor in sorted(self._alive - self._told_to_stop):
+            self._told_to_stop.add(actor)
+            self._send_message(actor, encoded)
+        backoff = Backoff(timeout_s)
+        while True:
+            self._progress()
+            if not (self._alive or self._policy_sends or self._message_sends or len(self._receipts)):
+                break
+            if not backoff.pause():
+                break
+        return frozenset(self._alive)
+
+    def _start_draining(self) -> None:
+        self._draining = True
+        for arrival in self._ready:
+            if self._pool is not None:
+                self._pool.put_back(arrival.buffer)
+        self._ready.clear()
+
+    def _progress(self) -> None:
+        """Matches what has arrived, hands on what is complete, and moves sends along. Never waits."""
+        try:
+            while (incoming := self._endpoint.probe(self._endpoint.any_source, self._wanted_tag())) is not None:
+                self._match(incoming)
+        except PeerFailed:
+            self._bury()
+        if len(self._receipts):
+            self._finish_receipts()
+        if self._message_sends:
+            self._advance_messages()
+        if self._policy_sends or not self._board.is_idle:
+            self._advance_policies()
+
+    def _wanted_tag(self) -> int:
+        """Anything while there is room for an unroll; otherwise messages only, which leaves unrolls at the actors."""
+        if self._draining:
+            has_room = len(self._receipts) < 2 * self.actors
+        else:
+            taken_ahead = self._receipts.unrolls + len(self._ready)
+            has_room = self._pool is not None and taken_ahead < self._options.prefetch
+        return self._endpoint.any_tag if has_room else TAG_MESSAGE
+
+    def _match(self, incoming: Incoming) -> None:
+        actor = self._actor_of.get(incoming.source)
+        if actor is None:
+            raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
+        if incoming.tag == TAG_UNROLL:
+            if self._draining or self._pool is None:
+                buffer = np.empty(incoming.nbytes, np.uint8)
+            elif incoming.nbytes != self._pool.unroll_bytes:
+                sizes = f"{incoming.nbytes} bytes, not {self._pool.unroll_bytes}"
+                raise TransportError(
+                    f"actor {actor} sent an unroll of {sizes}; the two ends were configured differently"
+                )
+            else:
+                buffer = self._pool.take()
+        elif incoming.tag == TAG_MESSAGE and incoming.nbytes <= MAX_MESSAGE_BYTES:
+            buffer = np.empty(incoming.nbytes, np.uint8)
+        else:
+            raise TransportError(f"actor {actor} sent a foreign message (tag {incoming.tag}, {incoming.nbytes} bytes)")
+        try:
+            self._receipts.add(actor, incoming, buffer)
+        except PeerFailed:
+            if incoming.tag == TAG_UNROLL:
+                self._drop(buffer)
+            raise
+
+    def _finish_receipts(self) -> None:
+        complete, failed = self._receipts.finished()
+        for actor, tag, buffer in complete:
+            if tag == TAG_MESSAGE:
+                self._take_message(actor, *decode_message(buffer.data))
+            elif not self._draining:
+                self._ready.append(Arrival(actor, buffer))
+            else:
+                self._drop(buffer)
+        for _, tag, buffer in failed:
+            if tag == TAG_UNROLL:
+                self._drop(buffer)
+        if failed:
+            self._bury()
+
+    def _drop(self, buffer: Bytes) -> None:
+        if self._pool is not None and not self._draining:
+            self._pool.put_back(buffer)
+
+    def _take_message(self, actor: int, kind: str, body: Json) -> None:
+        if kind == "goodbye":
+            self._alive.discard(actor)
+            self._board.forget(actor)
+            if actor not in self._told_to_stop:
+                self._told_to_stop.add(actor)
+                self._send_message(actor, encode_message("stop", {}))
+        elif kind in ("hello", "report"):
+            if len(self._inbox) >= _INBOX_LIMIT:
+                raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")
+            self._inbox.append((actor, body))
+        else:
+            raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
+
+    def _send_message(self, actor: int, encoded: bytearray) -> None:
+        if actor in self._dead:
+            return
+        try:
+            self._message_sends.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))
+        except PeerFailed:
+            self._bury()
+
+    def _advance_messages(self) -> None:
+        done = {id(send) for _, send in tuple(self._message_sends) if self._is_done(send)}
+        self._message_sends = [entry for entry in self._message_sends if id(entry[1]) not in done]
+
+    def _advance_policies(self) -> None:
+        """Drops policy sends that are complete, and starts those that wait for their turn."""
+        for actor, send in tuple(self._policy_sends.items()):
+            if self._is_done(send):
+                self._policy_sends.pop(actor, None)
+        if self._draining or self._board.is_idle:
+            return
+        for actor in self._board.waiting():
+            if actor in self._policy_sends or actor in self._told_to_stop:
+                continue
+            update = self._board.offer(actor)
+            if update is None:
+                continue
+            try:
+                frame = self._board.frame(update)
+                self._policy_sends[actor] = self._endpoint.send(frame, self._ranks[actor], TAG_POLICY)
+            except PeerFailed:
+                self._bury()
+
+    def _is_done(self, request: Request) -> bool:
+        """Whether a send is over, be it because its receiver died."""
+        try:
+            return self._endpoint.is_done(request)
+        except PeerFailed:
+            self._bury()
+            return True
+
+    def _bury(self) -> None:
+        """Forgets the actors that have died: nothing waits for them any more."""
+        for rank in self._endpoint.failed_ranks():
+            actor = self._actor_of.get(rank)
+            if actor is None or actor not in self._alive:
+                continue
+            self._alive.discard(actor)
+            self._dead.add(actor)
+            self._board.forget(actor)
+            # MPI may still look at their buffers, which the requests keep alive.
+            self._abandoned += [send for peer, send in self._message_sends if peer == actor]
+            self._message_sends = [entry for entry in self._message_sends if entry[0] != actor]
+            if actor in self._policy_sends:
+                self._abandoned.append(self._policy_sends.pop(actor))

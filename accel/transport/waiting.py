@@ -1,0 +1,34 @@
+"""How to wait without burning a core: a few polls, then sleeps that grow."""
+
+from __future__ import annotations
+
+import os
+import time
+
+_YIELDS = 8
+_FIRST_SLEEP_S = 20e-6
+_LONGEST_SLEEP_S = 500e-6
+_GROWTH = 1.5
+
+
+class Backoff:
+    """Pauses between polls of one wait, up to ``timeout_s`` (None: no limit) in all."""
+
+    __slots__ = ("_deadline_s", "_sleep_s", "_yields")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._yields = _YIELDS
+        self._sleep_s = _FIRST_SLEEP_S
+
+    def pause(self) -> bool:
+        """Gives the core away for a moment. False when the time is up."""
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            return False
+        if self._yields:
+            self._yields -= 1
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep_s)
+            self._sleep_s = min(self._sleep_s * _GROWTH, _LONGEST_SLEEP_S)
+        return True

@@ -1,0 +1,92 @@
+"""The bytes of control messages (JSON) and policies (header + payload) between ranks."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from accel.errors import TransportError
+from accel.spaces import Json
+
+WIRE_FORMAT = 1
+MAX_MESSAGE_BYTES = 1 << 20
+
+# Away from the small numbers that other code on the same communicator tends to use.
+TAG_UNROLL = 2101
+TAG_MESSAGE = 2102
+TAG_POLICY = 2103
+
+_POLICY_HEADER = struct.Struct("<4sBxHqQ")
+_POLICY_MAGIC = b"ACPO"
+_HAS_PAYLOAD = 1
+
+
+class PolicyFrame(NamedTuple):
+    """A decoded policy message; ``payload`` is None in a version notice."""
+
+    version: int
+    scheme: str
+    payload: bytes | None
+
+
+def encode_message(kind: str, body: Json) -> bytearray:
+    """JSON (UTF-8) of one control message. Raises TransportError when it is too long or not JSON."""
+    try:
+        encoded = bytearray(json.dumps({"kind": kind, "body": body}, allow_nan=False).encode())
+    except (TypeError, ValueError) as error:
+        raise TransportError(f"a {kind} message must be plain JSON: {error}") from error
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        raise TransportError(f"a {kind} message of {len(encoded)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return encoded
+
+
+def decode_message(buffer: bytes | bytearray | memoryview) -> tuple[str, Json]:
+    """(kind, body) of ``encode_message``. Raises TransportError for anything else."""
+    try:
+        value = json.loads(bytes(buffer))
+        kind, body = value["kind"], value["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransportError(
+            f"a foreign control message arrived; do all ranks run the same version? {error}"
+        ) from error
+    if not isinstance(kind, str) or not isinstance(body, dict):
+        raise TransportError("a foreign control message arrived; do all ranks run the same version?")
+    return kind, cast(Json, body)
+
+
+def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytearray:
+    """One policy message; without ``payload`` a version notice."""
+    name = scheme.encode()
+    header = _POLICY_HEADER.pack(
+        _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
+    )
+    frame = bytearray(len(header) + len(name) + len(payload or b""))
+    frame[: len(header)] = header
+    frame[len(header) : len(header) + len(name)] = name
+    if payload is not None:
+        frame[len(header) + len(name) :] = payload
+    return frame
+
+
+def decode_policy(frame: memoryview) -> PolicyFrame:
+    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
+    if len(frame) < _POLICY_HEADER.size:
+        raise TransportError(f"a policy message of {len(frame)} bytes is too short")
+    magic, flags, name_bytes, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
+    start = _POLICY_HEADER.size + name_bytes
+    if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
+        raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
+    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode()
+    return PolicyFrame(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)
+
+
+def check_formats(learner: Mapping[str, object], actor: Mapping[str, object]) -> None:
+    """Raises TransportError, naming both versions, unless both ends speak the same formats."""
+    for name in sorted({*learner, *actor}):
+        if learner.get(name) != actor.get(name):
+            raise TransportError(
+                f"{name} format: the learner has version {learner.get(name)}, the actor {actor.get(name)}; "
+                "install the same accel on every host"
+            )
