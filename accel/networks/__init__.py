@@ -1,0 +1,45 @@
+"""Policy and critic networks in torch, built from a short text such as ``impala-resnet:2+lstm:256``.
+
+Names are resolved on first use: validating a text (``parse_network``) does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accel.networks.factory import build_network, build_network_from_config
+    from accel.networks.normaliser import ObservationNormaliser
+    from accel.networks.policy import ActingModule, NetworkOutput, PolicyNetwork
+    from accel.networks.text import NetworkText, parse_network
+
+_HOMES = {
+    "ActingModule": "policy",
+    "NetworkOutput": "policy",
+    "NetworkText": "text",
+    "ObservationNormaliser": "normaliser",
+    "PolicyNetwork": "policy",
+    "build_network": "factory",
+    "build_network_from_config": "factory",
+    "parse_network": "text",
+}
+
+__all__ = [
+    "ActingModule",
+    "NetworkOutput",
+    "NetworkText",
+    "ObservationNormaliser",
+    "PolicyNetwork",
+    "build_network",
+    "build_network_from_config",
+    "parse_network",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

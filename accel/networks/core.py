@@ -1,0 +1,101 @@
+"""The recurrent core: an LSTM over time that forgets at every ``first`` row, in one fused call."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from accel.networks.initialisation import orthogonal_lstm
+
+
+class LSTMCore(nn.Module):
+    """h_t, c_t = LSTM(x_t, m_t h_{t−1}, m_t c_{t−1}) with m_t = 0 where row t is the first of an episode, else 1.
+
+    Attributes:
+        size: H, units.
+    """
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.lstm = orthogonal_lstm(nn.LSTM(features, size))
+
+    def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A whole unroll.
+
+        Args:
+            features: [T, B, F].
+            first: [T, B] bool; on a GPU this call waits for it.
+            state: h and c, each [B, H], before row 0.
+        Returns:
+            h of every row, [T, B, H], and (h, c) after the last, each [B, H].
+        """
+        host = first.detach().cpu().numpy()
+        hidden, cell = state
+        if host[0].any():
+            keep = torch.logical_not(first[0]).to(hidden).unsqueeze(1)
+            hidden, cell = hidden * keep, cell * keep
+        if host[1:].any():
+            return self._episodes(features, host, hidden, cell)
+        output, (hidden, cell) = self.lstm(features, (hidden.unsqueeze(0), cell.unsqueeze(0)))
+        return output, (hidden.squeeze(0), cell.squeeze(0))
+
+    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One row without resets: [B, F] and (h, c) [B, H] to the next (h, c); h is also the output."""
+        hidden, cell = state
+        _, (hidden, cell) = self.lstm(features.unsqueeze(0), (hidden.unsqueeze(0), cell.unsqueeze(0)))
+        return hidden.squeeze(0), cell.squeeze(0)
+
+    def _episodes(
+        self, features: Tensor, first: npt.NDArray[np.bool_], hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Every episode (piece) as a sequence of its own, packed: one call however many resets there are."""
+        length, batch = first.shape
+        packing = _Packing(first)
+        device = features.device
+        rows = torch.from_numpy(packing.rows).to(device)
+        places = torch.from_numpy(packing.places).to(device)
+        carried = torch.from_numpy(packing.carried).to(device)
+        last = torch.from_numpy(packing.last).to(device)
+        # Sequences that do not start at row 0 start from zero: they take the row of zeros appended to the state.
+        initial = tuple(torch.cat((s, s.new_zeros(1, self.size)))[carried].unsqueeze(0) for s in (hidden, cell))
+        packed = PackedSequence(features.reshape(length * batch, -1)[rows], torch.from_numpy(packing.batch_sizes))
+        output, (hidden, cell) = self.lstm(packed, initial)
+        unpacked = output.data[places].view(length, batch, self.size)
+        return unpacked, (hidden[0, last], cell[0, last])
+
+
+class _Packing:
+    """How the episodes in an unroll [T, B] become a PackedSequence; row t of environment b is element t·B + b.
+
+    Attributes:
+        batch_sizes: [longest] sequences that reach each step.
+        rows: [T·B] the element at each place of the packed order.
+        places: [T·B] the place of each element, the inverse of ``rows``.
+        carried: [S] for each sequence the environment whose state it continues, or B for none.
+        last: [B] the sequence that each environment ends the unroll with.
+    """
+
+    def __init__(self, first: npt.NDArray[np.bool_]) -> None:
+        length, batch = first.shape
+        begins = first.copy()
+        begins[0] = True
+        environment, start = np.nonzero(begins.T)
+        following = np.append(start[1:], 0)
+        # A sequence ends where its environment's next begins; an environment's last one ends with the unroll.
+        is_last = np.append(environment[1:] != environment[:-1], True)
+        lengths = np.where(is_last, length, following) - start
+        order = np.argsort(-lengths, kind="stable")
+        environment, start, lengths, is_last = environment[order], start[order], lengths[order], is_last[order]
+        steps = np.arange(lengths[0])[:, None]
+        reached = steps < lengths
+        self.batch_sizes = reached.sum(axis=1)
+        self.rows = ((start + steps) * batch + environment)[reached]
+        self.places = np.empty_like(self.rows)
+        self.places[self.rows] = np.arange(length * batch)
+        self.carried = np.where(start == 0, environment, batch)
+        self.last = np.empty(batch, np.int64)
+        self.last[environment[is_last]] = np.nonzero(is_last)[0]

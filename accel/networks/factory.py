@@ -1,0 +1,149 @@
+"""From a network's text and an environment's layout to the network; every mismatch is a ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from importlib import import_module
+
+import torch
+from torch import Tensor, nn
+
+from accel.errors import ConfigError
+from accel.networks.policy import Critic, PolicyNetwork
+from accel.networks.text import CHOICES, NetworkText, parse_network
+from accel.networks.torsos import Activation, ImpalaResNet, MLPTorso, NatureCNN
+from accel.spaces import EnvSpec
+
+
+def build_network(
+    text: str,
+    spec: EnvSpec,
+    *,
+    critic: Critic = "value",
+    activation: Activation = "tanh",
+    separate_value_torso: bool = False,
+    normalise_observations: bool = False,
+    initial_log_std: float = 0.0,
+    seed: int | None = None,
+) -> PolicyNetwork:
+    """Builds a network on the CPU.
+
+    Args:
+        text: such as ``mlp:256x2``, ``nature-cnn:0.5``, ``impala-resnet:2+lstm:256``, or ``package.module:factory``, a
+            function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float (uint8 scaled to [0, 1]) to [N, F].
+            It must treat rows alike and be deterministic: no dropout, no batch normalisation.
+        spec: the environment's layout.
+        critic: ``value``, or ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it.
+        activation: of mlp torsos; CNNs have ReLU.
+        separate_value_torso: the critic gets its own torso; not with an LSTM.
+        normalise_observations: keep running statistics of float observations; images are scaled by 1/255 instead.
+        initial_log_std: initial log standard deviation of Gaussian actions.
+        seed: initialise from this seed, leaving torch's default generator alone; None: use that generator.
+    Raises:
+        ConfigError: the text is unknown, or does not go with the environment or the options.
+    """
+    parsed = parse_network(text)
+    _check(parsed, spec, critic, separate_value_torso, normalise_observations)
+    with ExitStack() as stack:
+        if seed is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.manual_seed(seed)
+        torso = _make_torso(parsed, spec, activation)
+        return PolicyNetwork(
+            spec,
+            torso,
+            _features(text, torso, spec),
+            value_torso=_make_torso(parsed, spec, activation) if separate_value_torso else None,
+            lstm_size=parsed.lstm_size,
+            normalise_observations=normalise_observations,
+            critic=critic,
+            initial_log_std=initial_log_std,
+            channels_last=parsed.is_cnn,
+        )
+
+
+def build_network_from_config(config: Mapping[str, object], spec: EnvSpec) -> PolicyNetwork:
+    """Builds the network of a run's configuration, as plain JSON values.
+
+    Retrace takes an action-value critic. ``separate_value_torso`` null means yes for an mlp without an LSTM, else no.
+
+    Raises:
+        ConfigError: as ``build_network``.
+    """
+    text = str(config["network"])
+    parsed = parse_network(text)
+    separate = config["separate_value_torso"]
+    return build_network(
+        text,
+        spec,
+        critic="action-value" if config["corrector"] == "retrace" else "value",
+        activation="relu" if config["activation"] == "relu" else "tanh",
+        separate_value_torso=parsed.torso == "mlp" and parsed.lstm_size is None if separate is None else bool(separate),
+        normalise_observations=bool(config["normalise_observations"]),
+        initial_log_std=float(str(config["initial_log_std"])),
+    )
+
+
+def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_torso: bool, normalise: bool) -> None:
+    shape = spec.observation_shape
+    if text.is_cnn and not spec.is_image:
+        raise ConfigError(
+            f"network '{text}' needs (channels, height, width) images, the observations have shape {shape}: "
+            "use an mlp, such as mlp:256x2"
+        )
+    if critic == "action-value" and spec.action.kind != "categorical":
+        raise ConfigError(
+            f"an action-value critic (Retrace) needs one discrete action, not {spec.action.kind} actions: "
+            "use the vtrace corrector"
+        )
+    if separate_value_torso and text.lstm_size is not None:
+        raise ConfigError(
+            f"network '{text}': a separate value torso would need a recurrent state that actors do not carry: "
+            "leave separate_value_torso off with an LSTM"
+        )
+    if normalise and spec.observation_dtype == "uint8":
+        raise ConfigError(
+            "normalise_observations is for float observations, uint8 ones are scaled to [0, 1] always: switch it off"
+        )
+
+
+def _make_torso(text: NetworkText, spec: EnvSpec, activation: Activation) -> nn.Module:
+    if text.is_factory:
+        return _make_custom(text.torso, spec)
+    if text.torso == "mlp":
+        return MLPTorso(spec.observation_shape, int(text.sizes[0]), int(text.sizes[1]), activation)
+    if text.torso == "nature-cnn":
+        return NatureCNN(spec.observation_shape, text.sizes[0])
+    return ImpalaResNet(spec.observation_shape, text.sizes[0])
+
+
+def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"network '{path}': cannot import '{module_name}' ({error}): put it on PYTHONPATH, or choose of {CHOICES}"
+        ) from error
+    factory: Callable[[EnvSpec], object] | None = getattr(module, name, None)
+    if not callable(factory):
+        raise ConfigError(f"network '{path}': module '{module_name}' has no function '{name}'")
+    torso = factory(spec)
+    if not isinstance(torso, nn.Module):
+        raise ConfigError(f"network '{path}': the factory returned {type(torso).__name__}, not a torch.nn.Module")
+    return torso
+
+
+def _features(text: str, torso: nn.Module, spec: EnvSpec) -> int:
+    """F, found out by running the torso on two observations of zeros."""
+    observations = torch.zeros(2, *spec.observation_shape)
+    try:
+        with torch.no_grad():
+            output: object = torso(observations)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"network '{text}' fails on observations {tuple(observations.shape)}: {error}") from error
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != 2:
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(f"network '{text}' must map {tuple(observations.shape)} to [2, features], it gave {got}")
+    return output.shape[1]

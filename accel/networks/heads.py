@@ -1,0 +1,36 @@
+"""Policy heads: features [N, F] to the parameters [N, P] of the action distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from accel.networks.initialisation import orthogonal
+from accel.spaces import ActionSpec
+
+_POLICY_GAIN = 0.01
+
+
+class GaussianHead(nn.Module):
+    """Means, and log standard deviations that do not depend on the state.
+
+    Attributes:
+        log_std: [k] parameter.
+    """
+
+    def __init__(self, features: int, size: int, initial_log_std: float) -> None:
+        super().__init__()
+        self.mean = orthogonal(nn.Linear(features, size), _POLICY_GAIN)
+        self.log_std = nn.Parameter(torch.full((size,), float(initial_log_std)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] to [N, 2k]: means, then log standard deviations."""
+        mean = self.mean(features)
+        return torch.cat((mean, self.log_std.expand_as(mean)), dim=-1)
+
+
+def make_policy_head(action: ActionSpec, features: int, initial_log_std: float) -> nn.Module:
+    """The head of an action space; it starts close to uniform, or to zero means."""
+    if action.kind == "gaussian":
+        return GaussianHead(features, action.sizes[0], initial_log_std)
+    return orthogonal(nn.Linear(features, action.param_size), _POLICY_GAIN)

@@ -1,0 +1,62 @@
+"""Running observation normalisation whose constants are exported with the policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_CLIP = 10.0
+_EPSILON = 1e-8
+
+
+class ObservationNormaliser(nn.Module):
+    """clamp((x − mean) · rstd, −10, 10); the identity up to the clamp until the first ``update``.
+
+    Statistics change in ``update`` alone, and merge batches in float64 (Chan et al. 1983):
+    m = m_a + δ n_b / n, M2 = M2_a + M2_b + δ² n_a n_b / n, with δ = m_b − m_a and n = n_a + n_b.
+
+    Attributes:
+        mean: [*shape] float32 buffer, the constant that the graph subtracts.
+        rstd: [*shape] float32 buffer, 1/√(variance + 1e-8), the constant that the graph multiplies with.
+        count: () float64 buffer, observations seen.
+        running_mean: [*shape] float64 buffer.
+        running_m2: [*shape] float64 buffer, the sum of squared deviations.
+    """
+
+    mean: Tensor
+    rstd: Tensor
+    count: Tensor
+    running_mean: Tensor
+    running_m2: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("rstd", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("running_mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("running_m2", torch.zeros(shape, dtype=torch.float64))
+
+    @property
+    def variance(self) -> Tensor:
+        """[*shape] float64, the variance (not corrected for bias) of all observations seen; zero before the first."""
+        return self.running_m2 / self.count.clamp_min(1.0)
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Merges new observations [N, *shape], each to be given once; N may be 0."""
+        number = observations.shape[0]
+        if number == 0:
+            return
+        variance, mean = torch.var_mean(observations.double(), dim=0, correction=0)
+        shift = mean - self.running_mean
+        share = number / (self.count + number)
+        self.running_m2 += number * (variance + shift.square() * (1.0 - share))
+        self.running_mean += shift * share
+        self.count += number
+        self.mean.copy_(self.running_mean)
+        self.rstd.copy_((self.running_m2 / self.count + _EPSILON).rsqrt())
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Normalises [N, *shape] float observations."""
+        return torch.clamp((observations - self.mean) * self.rstd, -_CLIP, _CLIP)

@@ -1,0 +1,160 @@
+"""The whole network: what the learner trains, and the part of it that acts."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from accel.networks.core import LSTMCore
+from accel.networks.heads import make_policy_head
+from accel.networks.initialisation import orthogonal
+from accel.networks.normaliser import ObservationNormaliser
+from accel.spaces import EnvSpec
+
+Critic = Literal["value", "action-value"]
+
+
+class NetworkOutput(NamedTuple):
+    """What a forward pass gives.
+
+    Attributes:
+        params: [T, B, P] distribution parameters.
+        values: [T, B] state values; None with an action-value critic.
+        action_values: [T, B, n] with an action-value critic, otherwise None.
+        state: recurrent state after the last row, a tuple of [B, H]; empty without a core.
+    """
+
+    params: Tensor
+    values: Tensor | None
+    action_values: Tensor | None
+    state: tuple[Tensor, ...]
+
+
+class PolicyNetwork(nn.Module):
+    """Normaliser → torso → core → policy head and critic head, trained together.
+
+    Args:
+        spec: the environment's layout.
+        torso: [N, *obs] float to [N, features].
+        features: size of the torso's output.
+        value_torso: the critic's own torso, with an output of the same size; None: it shares the policy's features.
+        lstm_size: units of the LSTM behind the torso; None for no core.
+        normalise_observations: whether observations pass through an ``ObservationNormaliser``.
+        critic: state values, or values of each categorical action.
+        initial_log_std: of Gaussian actions.
+        channels_last: the torso runs faster on images in that memory format, and takes it.
+    Attributes:
+        state_shapes: shapes of one environment's recurrent state, () or ((H,), (H,)).
+        normaliser: None where observations are not normalised.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        torso: nn.Module,
+        features: int,
+        *,
+        value_torso: nn.Module | None = None,
+        lstm_size: int | None = None,
+        normalise_observations: bool = False,
+        critic: Critic = "value",
+        initial_log_std: float = 0.0,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.critic = critic
+        self.state_shapes: tuple[tuple[int, ...], ...] = () if lstm_size is None else ((lstm_size,), (lstm_size,))
+        self._channels_last = channels_last
+        self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
+        self.torso = torso
+        self.core = None if lstm_size is None else LSTMCore(features, lstm_size)
+        head_features = features if lstm_size is None else lstm_size
+        self.policy_head = make_policy_head(spec.action, head_features, initial_log_std)
+        self.value_torso = value_torso
+        critic_outputs = spec.action.sizes[0] if critic == "action-value" else 1
+        self.critic_head = orthogonal(nn.Linear(head_features, critic_outputs), 1.0)
+
+    def forward(self, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()) -> NetworkOutput:
+        """A whole unroll, time folded into the batch everywhere but in the core.
+
+        Args:
+            observations: [T, B, *obs] uint8 or float.
+            first: [T, B] bool, rows that begin an episode: the recurrent state is zeroed before them.
+            state: recurrent state before row 0, a tuple of [B, H]; empty without a core.
+        Raises:
+            ValueError: the state does not have as many parts as the network.
+        """
+        length, batch = first.shape
+        if len(state) != len(self.state_shapes):
+            raise ValueError(
+                f"the network has {len(self.state_shapes)} parts of recurrent state and got {len(state)}: "
+                "start from initial_state(batch), or from the state stored with the unroll"
+            )
+        x = _prepare(observations.flatten(0, 1), self.normaliser, self._channels_last)
+        policy_features = critic_features = self.torso(x)
+        if self.value_torso is not None:
+            critic_features = self.value_torso(x)
+        elif self.core is not None:
+            sequence, state = self.core(policy_features.view(length, batch, -1), first, state)
+            policy_features = critic_features = sequence.flatten(0, 1)
+        params = self.policy_head(policy_features).view(length, batch, -1)
+        predictions = self.critic_head(critic_features)
+        if self.critic == "action-value":
+            return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
+        return NetworkOutput(params, predictions.view(length, batch), None, state)
+
+    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
+        """Zeros, a tuple of [batch, H] on the parameters' device; empty without a core."""
+        reference = self.critic_head.weight
+        return tuple(reference.new_zeros(batch, *shape) for shape in self.state_shapes)
+
+    def acting_module(self) -> ActingModule:
+        """One step of the policy side, sharing this network's parameters, buffers and submodules."""
+        return ActingModule(self)
+
+
+class ActingModule(nn.Module):
+    """The subgraph that acts: observations [B, *obs] and state to distribution parameters and the next state.
+
+    The caller zeroes the state of environments that begin an episode. Raw observations go in: normalisation, or the
+    scaling of uint8 images to [0, 1], is inside. Exports with ``torch.onnx.export(dynamo=False)``.
+
+    Attributes:
+        input_names: names of ``forward``'s arguments, in order.
+        output_names: names of the tensors in the tuple that it returns.
+        state_shapes: shapes of one environment's recurrent state.
+    """
+
+    def __init__(self, network: PolicyNetwork) -> None:
+        super().__init__()
+        self.state_shapes = network.state_shapes
+        parts = range(len(network.state_shapes))
+        self.input_names = ("observations", *(f"state_{i}" for i in parts))
+        self.output_names = ("params", *(f"next_state_{i}" for i in parts))
+        self.normaliser = network.normaliser
+        self.torso = network.torso
+        self.core = network.core
+        self.policy_head = network.policy_head
+
+    def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """[B, *obs] and each [B, H] to (params [B, P], *next state each [B, H])."""
+        features = self.torso(_prepare(observations, self.normaliser, channels_last=False))
+        if self.core is None:
+            return (self.policy_head(features),)
+        state = self.core.step(features, state)
+        return (self.policy_head(state[0]), *state)
+
+
+def _prepare(observations: Tensor, normaliser: nn.Module | None, channels_last: bool) -> Tensor:
+    """[N, *obs]: uint8 to float in [0, 1]; floats normalised where there is a normaliser."""
+    if observations.dtype == torch.uint8:
+        if channels_last:
+            return observations.to(torch.float32, memory_format=torch.channels_last) * (1.0 / 255.0)
+        return observations.to(torch.float32) * (1.0 / 255.0)
+    if normaliser is not None:
+        normalised: Tensor = normaliser(observations)
+        return normalised
+    return observations
