@@ -125,3 +125,4 @@ class EnvSpec:
 def _encode_bound(value: float) -> float | str:
     """JSON has no infinities: they travel as the strings that ``float`` reads back."""
     return value if np.isfinite(value) else ("inf" if value > 0 else "-inf")
+

@@ -1,0 +1,96 @@
+"""The policy an actor acts with: an onnxruntime session on a compressed artifact. No torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.sampling import Sampler
+from accel.spaces import EnvSpec
+from accel.transport.base import PolicyUpdate
+from compressors.artifact import CompressedPolicy
+from compressors.runtime import PolicySession
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+class ActingPolicy(Protocol):
+    """What the actor's loop sees of a policy. Recurrent state belongs to the implementation."""
+
+    version: int
+    scheme: str
+
+    def load(self, update: PolicyUpdate) -> None:
+        """Take a newer policy; on any error the old one stays in place."""
+        ...
+
+    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+        """Sample actions for row t of an unroll.
+
+        Args:
+            observations: [B, *obs].
+            first: [B], environments whose episode starts on this row, or None when none does.
+            t: the row, which selects the noise drawn for it.
+            actions: [B, *action] written in place.
+            params: [B, P] distribution parameters, written in place.
+        """
+        ...
+
+    def states(self) -> tuple[Floats, ...]:
+        """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
+        ...
+
+
+class SessionPolicy:
+    """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
+
+    def __init__(self, spec: EnvSpec, envs: int, sampler: Sampler, state_shapes: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.version = -1
+        self.scheme = ""
+        self._spec = spec
+        self._envs = envs
+        self._sampler = sampler
+        self._state_shapes = state_shapes
+        self._session: PolicySession | None = None
+        self._inputs: tuple[Array, ...] = ()
+        self._outputs: tuple[Array, ...] = ()
+        self._carried = tuple(np.zeros((envs, *shape), np.float32) for shape in state_shapes)
+
+    def load(self, update: PolicyUpdate) -> None:
+        """Build a session for the update; raises ArtifactError and keeps the old session when that fails."""
+        if update.payload is not None:
+            artifact = CompressedPolicy.from_bytes(update.payload)
+            session = PolicySession(artifact, batch=self._envs)
+            count = len(self._state_shapes)
+            inputs = tuple(session.inputs[f"state_{i}"] for i in range(count))
+            for target, source in zip(inputs, self.states(), strict=True):
+                target[...] = source
+            self._carried = inputs  # type: ignore[assignment]
+            self._inputs = inputs
+            self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in range(count))
+            self._observations = session.inputs["observations"]
+            self._params = session.outputs["params"]
+            self._session = session
+            self._run = session.run
+        self.version = update.version
+        self.scheme = update.scheme
+
+    def states(self) -> tuple[Floats, ...]:
+        """The recurrent state [B, *shape] before the next ``act``."""
+        return self._carried
+
+    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+        """See ``ActingPolicy.act``."""
+        self._observations[...] = observations
+        if first is not None:
+            for state in self._inputs:
+                state[first] = 0.0  # type: ignore[call-overload]
+        self._run()
+        params[...] = self._params  # type: ignore[assignment]
+        self._sampler.sample(params, t, actions)
+        for state, following in zip(self._inputs, self._outputs, strict=True):
+            state[...] = following

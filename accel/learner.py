@@ -1,0 +1,264 @@
+"""The learner: batch → forward → correct → objective → optimiser step. One update at a time, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accel import objectives
+from accel.batch import Batch
+from accel.config import TrainConfig
+from accel.distributions import ActionDistribution, make_distribution
+from accel.errors import DivergenceError
+from accel.minibatches import Targets, split_environments, split_steps
+from accel.networks import NetworkOutput, build_network_from_config
+from accel.spaces import EnvSpec
+from correctors import nstep, retrace, vtrace
+
+Phase = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class UpdateStatistics:
+    """The last update's tensors, on the device; ``read`` turns them into host values when they are wanted."""
+
+    terms: objectives.LossTerms
+    gradient_norm: Tensor
+    targets: Targets
+    weights: Tensor
+    kl_from_batch: Tensor
+    learning_rate: float
+    clip_rho: float | None
+
+    def read(self) -> dict[str, float]:
+        """Means over valid steps by metric name; synchronises a CUDA device.
+
+        Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_ess`` its sampled
+        effective size in [0, 1], ``rho_clipped`` the share of weights above clip_rho.
+        """
+        weights, targets = self.weights, self.targets
+        rho = torch.exp(targets.log_rhos)
+        mean_rho = objectives.masked_mean(rho, weights)
+        clipped = objectives.masked_mean((rho > (self.clip_rho or float("inf")) * 1.0001).float(), weights)
+        error = targets.values - targets.predictions
+        spread = targets.values - objectives.masked_mean(targets.values, weights)
+        unexplained = objectives.masked_mean(error.square(), weights) / objectives.masked_mean(spread.square(), weights).clamp_min(1e-8)
+        return {
+            "loss": float(self.terms.total.detach()),
+            "policy_loss": float(self.terms.policy),
+            "value_loss": float(self.terms.value),
+            "entropy": float(self.terms.entropy),
+            "gradient_norm": float(self.gradient_norm),
+            "rho_mean": float(mean_rho),
+            "rho_ess": float(mean_rho.square() / objectives.masked_mean(rho.square(), weights).clamp_min(1e-12)),
+            "rho_clipped": float(clipped),
+            "behaviour_kl": float(-objectives.masked_mean(targets.log_rhos, weights)),
+            "kl_from_batch": float(self.kl_from_batch),
+            "explained_variance": float(1.0 - unexplained),
+            "learning_rate": self.learning_rate,
+        }
+
+
+class Learner:
+    """Trains one network from corrected off-policy batches.
+
+    Args:
+        config: the run's configuration.
+        spec: the environment's layout.
+        device: where the network lives.
+    """
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = device
+        self.generator = torch.Generator().manual_seed(config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.network = build_network_from_config(config.to_json(), spec)
+        self.network.to(device)
+        self.parameters = [p for p in self.network.parameters() if p.requires_grad]
+        self.optimizer = self._make_optimizer()
+        self.env_steps = 0
+        self.version = 0
+        self._normalising = config.normalise_observations and not spec.is_image
+
+    def update(self, batch: Batch, rewards: Tensor, valid_steps: int, mark: Phase) -> UpdateStatistics:
+        """One batch: correct once, then ``passes`` × ``minibatches`` optimiser steps.
+
+        Args:
+            batch: the experience, on this learner's device.
+            rewards: [T, B] after the run's reward transform.
+            valid_steps: how many rows are valid; they are counted into ``env_steps``.
+            mark: called with a phase's name when it ends: forward, correct, backward.
+        Raises:
+            DivergenceError: a gradient is NaN or infinite; the parameters are still those before the step.
+        """
+        self._schedule()
+        if self._normalising:
+            self.network.normaliser.update(batch.observations[:-1][batch.valid])
+        weights = batch.valid / float(max(valid_steps, 1))
+        if self.config.objective == "actor-critic":
+            statistics = self._actor_critic(batch, rewards, weights, mark)
+        else:
+            statistics = self._clipped_surrogate(batch, rewards, weights, mark)
+        self.env_steps += valid_steps
+        self.version += 1
+        return statistics
+
+    def _actor_critic(self, batch: Batch, rewards: Tensor, weights: Tensor, mark: Phase) -> UpdateStatistics:
+        with self._autocast():
+            output = self.network(batch.observations, batch.first, batch.states)
+        params = output.params[:-1].float()
+        distribution = make_distribution(self.spec.action, params)
+        log_prob = distribution.log_prob(batch.actions)
+        mark("forward")
+        with torch.no_grad():
+            targets = self._correct(batch, rewards, output, params, log_prob)
+        mark("correct")
+        terms = self._terms(distribution, log_prob, targets, self._predictions(output, batch), weights)
+        norm = self._step(terms.total)
+        mark("backward")
+        return self._statistics(terms, norm, targets, weights, torch.zeros((), device=self.device))
+
+    def _clipped_surrogate(self, batch: Batch, rewards: Tensor, weights: Tensor, mark: Phase) -> UpdateStatistics:
+        with torch.no_grad(), self._autocast():
+            output = self.network(batch.observations, batch.first, batch.states)
+        with torch.no_grad():
+            params = output.params[:-1].float()
+            log_prob = make_distribution(self.spec.action, params).log_prob(batch.actions)
+            mark("forward")
+            targets = self._correct(batch, rewards, output, params, log_prob)
+            mark("correct")
+        split = split_environments if self.network.state_shapes else split_steps
+        for _ in range(self.config.passes):
+            for part in split(batch, targets, params, weights, self.config.minibatches, self.generator):
+                with self._autocast():
+                    output = self.network(part.observations, part.first, part.states)
+                distribution = make_distribution(self.spec.action, output.params.float())
+                new_log_prob = distribution.log_prob(part.actions)
+                mark("forward")
+                terms = self._terms(distribution, new_log_prob, part.targets, output.values.float(), part.weights)
+                norm = self._step(terms.total)
+                mark("backward")
+            with torch.no_grad():
+                old = make_distribution(self.spec.action, part.params)
+                kl = objectives.masked_mean(old.kl(distribution), part.weights)
+            if self.config.target_kl is not None and float(kl) > self.config.target_kl:
+                break
+        return self._statistics(terms, norm, targets, weights, kl)
+
+    def _correct(self, batch: Batch, rewards: Tensor, output: NetworkOutput, params: Tensor, log_prob: Tensor) -> Targets:
+        """Off-policy targets under the learner's policy; see the corrector's docstring for the recursion."""
+        config = self.config
+        log_rhos = log_prob.detach() - batch.behaviour_log_prob
+        discounts = torch.where(batch.terminated, 0.0, config.discount)
+        common = {"lambda_": config.lambda_, "valid": batch.valid}
+        if batch.final_observations is not None:
+            common |= {"cut": batch.truncated, "cut_values": self._final_values(batch)}
+        if config.corrector == "retrace":
+            action_values = output.action_values.float()
+            policy = torch.softmax(output.params.float(), -1)
+            values = (policy * action_values).sum(-1)
+            q_taken = action_values[:-1].gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+            traced = retrace(
+                log_rhos, rewards, discounts, q_taken, values[:-1], values[-1],
+                clip_c=config.clip_c, clip_pg_rho=config.clip_pg_rho, **common,
+            )  # fmt: skip
+            return Targets(traced.q_targets, self._advantages(traced.pg_advantages, batch), log_prob, log_rhos, q_taken)
+        values = output.values.float()
+        if config.corrector == "vtrace":
+            clips = {"clip_rho": config.clip_rho, "clip_c": config.clip_c, "clip_pg_rho": config.clip_pg_rho}
+            returns = vtrace(log_rhos, rewards, discounts, values[:-1], values[-1], **clips, **common)
+        else:
+            returns = nstep(log_rhos, rewards, discounts, values[:-1], values[-1], **common)
+        return Targets(returns.vs, self._advantages(returns.pg_advantages, batch), log_prob, log_rhos, values[:-1])
+
+    def _advantages(self, advantages: Tensor, batch: Batch) -> Tensor:
+        if not self.config.normalise_advantages:
+            return advantages
+        weights = batch.valid / batch.valid.sum().clamp_min(1)
+        return objectives.normalise(advantages, weights)
+
+    def _final_values(self, batch: Batch) -> Tensor:
+        """[T, B] values of the final observations where an episode was truncated, zero elsewhere."""
+        values = torch.zeros(batch.truncated.shape, device=self.device)
+        rows = torch.nonzero(batch.truncated.reshape(-1)).squeeze(1)
+        if len(rows) and batch.final_observations is not None:
+            chosen = batch.final_observations.flatten(0, 1)[rows].unsqueeze(0)
+            output = self.network(chosen, torch.zeros(1, len(rows), dtype=torch.bool, device=self.device), ())
+            values.view(-1)[rows] = self._state_values(output)[0]
+        return values
+
+    def _state_values(self, output: NetworkOutput) -> Tensor:
+        if output.action_values is None:
+            return output.values.float()
+        return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)
+
+    def _predictions(self, output: NetworkOutput, batch: Batch) -> Tensor:
+        """[T, B] what the critic predicted, with its gradient."""
+        if output.action_values is None:
+            return output.values[:-1].float()
+        return output.action_values[:-1].float().gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+
+    def _terms(
+        self, distribution: ActionDistribution, log_prob: Tensor, targets: Targets, predictions: Tensor, weights: Tensor
+    ) -> objectives.LossTerms:
+        config = self.config
+        if config.objective == "actor-critic":
+            policy = objectives.policy_gradient(log_prob, targets.advantages, weights)
+        else:
+            policy = objectives.clipped_surrogate(
+                log_prob, targets.proximal_log_prob, targets.advantages, weights, config.clip_ratio
+            )
+        value = objectives.squared_error(predictions, targets.values, weights)
+        entropy = objectives.masked_mean(distribution.entropy(), weights)
+        total = policy + config.value_cost * value - config.entropy_cost * entropy
+        return objectives.LossTerms(total, policy.detach(), value.detach(), entropy.detach())
+
+    def _step(self, loss: Tensor) -> Tensor:
+        """Backward and one optimiser step; returns the gradient's global norm. Raises DivergenceError before stepping."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if not math.isfinite(float(norm)):
+            raise DivergenceError(f"loss {float(loss.detach())}, gradient norm {float(norm)} at update {self.version}")
+        limit = self.config.max_gradient_norm
+        if limit is not None and float(norm) > limit:
+            torch._foreach_mul_(gradients, limit / float(norm))
+        self.optimizer.step()
+        return norm
+
+    def _statistics(self, terms: objectives.LossTerms, norm: Tensor, targets: Targets, weights: Tensor, kl: Tensor) -> UpdateStatistics:
+        return UpdateStatistics(
+            terms, norm, targets, weights, kl, self.optimizer.param_groups[0]["lr"], self.config.clip_rho
+        )
+
+    def _schedule(self) -> None:
+        if self.config.learning_rate_schedule == "linear":
+            left = max(1.0 - self.env_steps / self.config.total_env_steps, 0.0)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.learning_rate * left
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.config.mixed_precision == "none":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        config = self.config
+        if config.optimizer == "rmsprop":
+            return torch.optim.RMSprop(
+                self.parameters, config.learning_rate, alpha=config.rmsprop_decay, eps=config.optimizer_epsilon, foreach=True
+            )
+        return torch.optim.Adam(
+            self.parameters, config.learning_rate, betas=(0.9, config.adam_beta2), eps=config.optimizer_epsilon, fused=True
+        )
+

@@ -1,0 +1,45 @@
+"""Which cores a rank runs on: one for an actor, the rest for the learner. Only where the launcher has not bound it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from accel.transport.launcher import LaunchInfo
+
+_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+
+
+def cores_for(info: LaunchInfo, local_size: int | None, cores: Sequence[int]) -> tuple[int, ...]:
+    """The cores of a rank on its host.
+
+    Actors take single cores from the end, the learner, which is the first rank of the first host, what is left.
+
+    Args:
+        info: the rank. local_size: ranks on this host, None when unknown. cores: what this process may use.
+    Returns:
+        All ``cores`` when their number does not suffice, or nobody knows how many ranks share them.
+    """
+    if local_size is None or local_size > len(cores) or local_size < 1:
+        return tuple(cores)
+    has_learner = info.rank == info.local_rank
+    if has_learner and info.local_rank == 0:
+        return tuple(cores[: len(cores) - (local_size - 1)])
+    return (cores[len(cores) - (info.local_rank if has_learner else info.local_rank + 1)],)
+
+
+def local_size(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher started on this host, where it says so."""
+    return next((int(environment[name]) for name in _LOCAL_SIZE_VARIABLES if environment.get(name, "").isdigit()), None)
+
+
+def pin_rank(info: LaunchInfo) -> tuple[int, ...]:
+    """Pin this process and return its cores; a process that was bound already is left alone."""
+    if not hasattr(os, "sched_setaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < (os.cpu_count() or 1):
+        return tuple(allowed)
+    chosen = cores_for(info, local_size(os.environ), allowed)
+    os.sched_setaffinity(0, chosen)
+    return chosen

@@ -1,0 +1,56 @@
+"""The same actor on torch eager, uncompressed: the baseline that compression is measured against. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from accel.acting import Array, Bools, Floats
+from accel.networks import build_network_from_config
+from accel.sampling import Sampler
+from accel.spaces import EnvSpec
+from accel.transport.base import PolicyUpdate
+
+
+def serialise_module(module: torch.nn.Module) -> bytes:
+    """The acting module's parameters and buffers as safetensors."""
+    return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()})
+
+
+class TorchPolicy:
+    """Acts with torch eager on one thread; loads full-precision weights at each publication."""
+
+    def __init__(self, config: Mapping[str, object], spec: EnvSpec, envs: int, sampler: Sampler) -> None:
+        torch.set_num_threads(1)
+        self.version = -1
+        self.scheme = ""
+        self._sampler = sampler
+        network = build_network_from_config(config, spec)
+        self._module = network.acting_module().eval()
+        self._states = tuple(torch.zeros(envs, *shape) for shape in network.state_shapes)
+
+    def load(self, update: PolicyUpdate) -> None:
+        """Load the published weights."""
+        if update.payload is not None:
+            self._module.load_state_dict(load_tensors(bytes(update.payload)))
+        self.version = update.version
+        self.scheme = update.scheme
+
+    def states(self) -> tuple[Floats, ...]:
+        """The recurrent state [B, *shape] before the next ``act``."""
+        return tuple(state.numpy() for state in self._states)
+
+    @torch.inference_mode()
+    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+        """See ``ActingPolicy.act``."""
+        if first is not None:
+            keep = torch.from_numpy(np.logical_not(first))
+            self._states = tuple(s * keep.view(-1, *[1] * (s.dim() - 1)) for s in self._states)
+        outputs = self._module(torch.from_numpy(np.ascontiguousarray(observations)), *self._states)
+        output, self._states = (outputs[0], tuple(outputs[1:])) if isinstance(outputs, tuple) else (outputs, ())
+        params[...] = output.numpy()
+        self._sampler.sample(params, t, actions)
