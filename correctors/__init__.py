@@ -1,0 +1,62 @@
+"""Off-policy corrections: pure functions on time-major torch tensors.
+
+    from correctors import nstep, retrace, vtrace
+
+Names are resolved on first use: importing the package alone imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from correctors.checks import CorrectorError, DtypeError, OptionError, ShapeError
+    from correctors.nstep import nstep
+    from correctors.retrace import RetraceReturns, retrace
+    from correctors.vtrace import VTraceReturns, vtrace
+
+_HOMES = {
+    "CorrectorError": "checks",
+    "DtypeError": "checks",
+    "OptionError": "checks",
+    "ShapeError": "checks",
+    "nstep": "nstep",
+    "RetraceReturns": "retrace",
+    "retrace": "retrace",
+    "VTraceReturns": "vtrace",
+    "vtrace": "vtrace",
+}
+
+__all__ = [
+    "CorrectorError",
+    "DtypeError",
+    "OptionError",
+    "RetraceReturns",
+    "ShapeError",
+    "VTraceReturns",
+    "nstep",
+    "retrace",
+    "vtrace",
+]
+
+
+class _Package(ModuleType):
+    """Keeps ``correctors.vtrace`` the function: importing the submodule would otherwise bind the module over it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
