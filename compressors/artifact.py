@@ -1,0 +1,213 @@
+"""CompressedPolicy: ONNX bytes plus the contract an actor needs, in a byte format of our own. No torch, no pickle.
+
+Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two CRC-32 cover everything: one the
+prefix (but itself) and the header, one the model, so that a new version of the same weights costs no second pass over them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NoReturn, cast, get_args
+
+from compressors.errors import ArtifactError
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Optimisation = Literal["none", "basic", "all"]
+Buffer = bytes | bytearray | memoryview
+
+FORMAT_VERSION = 1
+MAGIC = b"\x89ACCELPY"
+# magic, format version, flags (0), header bytes, model bytes, policy version, CRC of the model, CRC of prefix and header
+_PREFIX = struct.Struct("<8sHHIQqI")
+_CHECKSUM = struct.Struct("<I")
+_START = _PREFIX.size + _CHECKSUM.size
+_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
+_HEADER_KEYS = frozenset({"scheme", "inputs", "outputs", "metadata", "cpu_features", "optimisation"})
+_TENSOR_KEYS = frozenset({"name", "dtype", "shape"})
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: name, numpy dtype name and shape, in which ``None`` is the batch."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def with_batch(self, batch: int) -> tuple[int, ...]:
+        """The shape with the batch filled in."""
+        return tuple(batch if size is None else size for size in self.shape)
+
+
+@dataclass(frozen=True)
+class CompressedPolicy:
+    """A policy as actors receive it.
+
+    Attributes:
+        scheme: the compression scheme's text form.
+        version: the policy version, at least 0.
+        inputs: what the model reads; the first is the observations, the rest is recurrent state.
+        outputs: what it returns; the first is the distribution's parameters [batch, P], the rest is the next state.
+        metadata: the caller's own JSON, such as the action space.
+        cpu_features: what the acting CPU must have, in the words of ``compressors.cpu``.
+        optimisation: how much onnxruntime still has to do when it loads the model; most are saved optimised ("none").
+        model: the serialised ONNX model.
+    """
+
+    scheme: str
+    version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    metadata: Mapping[str, Json]
+    cpu_features: tuple[str, ...]
+    model: bytes = field(repr=False)
+    optimisation: Optimisation = "none"
+
+    @cached_property
+    def _header(self) -> bytes:
+        header = {
+            "scheme": self.scheme,
+            "inputs": [_tensor_to_json(spec) for spec in self.inputs],
+            "outputs": [_tensor_to_json(spec) for spec in self.outputs],
+            "metadata": dict(self.metadata),
+            "cpu_features": list(self.cpu_features),
+            "optimisation": self.optimisation,
+        }
+        return json.dumps(header, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def _model_crc(self) -> int:
+        return zlib.crc32(self.model)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that identify everything but the version: equal digests, identical policies."""
+        hasher = hashlib.blake2b(self._header, digest_size=16)
+        hasher.update(self.model)
+        return hasher.digest()
+
+    def same_payload(self, other: CompressedPolicy) -> bool:
+        """Whether two artifacts differ in nothing but their version, so that a version notice is enough."""
+        return self._header == other._header and self.model == other.model
+
+    def with_version(self, version: int) -> CompressedPolicy:
+        """The same policy under another version; costs no pass over the model."""
+        copy = dataclasses.replace(self, version=version)
+        for name in ("_header", "_model_crc", "digest"):
+            if name in self.__dict__:
+                copy.__dict__[name] = self.__dict__[name]
+        return copy
+
+    def to_bytes(self) -> bytes:
+        """The artifact in its byte format. Raises ArtifactError when the metadata is not plain JSON."""
+        if not 0 <= self.version < 2**63:
+            raise ArtifactError(f"policy version {self.version} is negative or over 63 bits")
+        try:
+            header = self._header
+        except (TypeError, ValueError) as error:
+            raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
+        prefix = _PREFIX.pack(
+            MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, self._model_crc
+        )
+        checksum = _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix)))
+        return b"".join((prefix, checksum, header, self.model))
+
+    @classmethod
+    def from_bytes(cls, buffer: Buffer) -> CompressedPolicy:
+        """Read an artifact back; raises ArtifactError, and nothing else, for any bytes that are not exactly one."""
+        view = memoryview(buffer).cast("B")
+        if len(view) < _START:
+            _refuse(f"{len(view)} bytes are fewer than the {_START} of an artifact's prefix")
+        magic, format_version, flags, header_bytes, model_bytes, version, model_crc = _PREFIX.unpack_from(view)
+        if magic != MAGIC:
+            _refuse("the magic bytes are wrong; these bytes are something else")
+        if format_version != FORMAT_VERSION:
+            _refuse(f"format version {format_version} is not {FORMAT_VERSION}, the one this software reads")
+        if len(view) != _START + header_bytes + model_bytes:
+            _refuse(f"{len(view)} bytes where the prefix announces {_START + header_bytes + model_bytes}")
+        header = view[_START : _START + header_bytes]
+        model = view[_START + header_bytes :]
+        (checksum,) = _CHECKSUM.unpack_from(view, _PREFIX.size)
+        if zlib.crc32(header, zlib.crc32(view[: _PREFIX.size])) != checksum or zlib.crc32(model) != model_crc:
+            _refuse("the checksum does not match; it was damaged on its way")
+        if flags != 0 or version < 0:
+            _refuse("reserved flags are set or the version is negative")
+        artifact = _from_header(_parse_json(bytes(header)), version, bytes(model))
+        artifact.__dict__["_model_crc"] = model_crc
+        return artifact
+
+
+def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
+    if not isinstance(header, dict) or header.keys() != _HEADER_KEYS:
+        _refuse("the header's fields are not the known ones")
+    scheme, metadata, optimisation = header["scheme"], header["metadata"], header["optimisation"]
+    features = header["cpu_features"]
+    if not isinstance(scheme, str) or not scheme:
+        _refuse("the scheme is no text")
+    if not isinstance(metadata, dict):
+        _refuse("the metadata is no JSON object")
+    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+        _refuse("the CPU features are no list of texts")
+    if optimisation not in get_args(Optimisation):
+        _refuse(f"optimisation {optimisation!r} is unknown")
+    if not model:
+        _refuse("there is no model in it")
+    return CompressedPolicy(
+        scheme=scheme,
+        version=version,
+        inputs=_tensors(header["inputs"], "inputs"),
+        outputs=_tensors(header["outputs"], "outputs"),
+        metadata=metadata,
+        cpu_features=tuple(cast("list[str]", features)),
+        model=model,
+        optimisation=cast("Optimisation", optimisation),
+    )
+
+
+def _tensors(value: Json, what: str) -> tuple[TensorSpec, ...]:
+    if not isinstance(value, list) or not value:
+        _refuse(f"{what} is no list of tensors")
+    specs = tuple(_tensor(item, what) for item in value)
+    if len({spec.name for spec in specs}) != len(specs):
+        _refuse(f"two of the {what} have one name")
+    return specs
+
+
+def _tensor(value: Json, what: str) -> TensorSpec:
+    if not isinstance(value, dict) or value.keys() != _TENSOR_KEYS:
+        _refuse(f"one of the {what} lacks name, dtype or shape")
+    name, dtype, shape = value["name"], value["dtype"], value["shape"]
+    if not isinstance(name, str) or not name or dtype not in _DTYPES or not isinstance(shape, list):
+        _refuse(f"one of the {what} has a wrong name, dtype or shape")
+    sizes: list[int | None] = []
+    for size in shape:
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**31):
+            _refuse(f"{what} {name!r} has the size {size!r}")
+        sizes.append(size)
+    return TensorSpec(name, cast("str", dtype), tuple(sizes))
+
+
+def _tensor_to_json(spec: TensorSpec) -> dict[str, Json]:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def _parse_json(text: bytes) -> Json:
+    try:
+        return cast("Json", json.loads(text, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"not a policy artifact: its header is no JSON ({error})") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ArtifactError(f"not a policy artifact: {reason}; discard it and wait for the next version")

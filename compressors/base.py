@@ -1,0 +1,77 @@
+"""The two protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressors.artifact import CompressedPolicy, Json
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.generic]
+FloatArray = NDArray[np.float32]
+State = Mapping[str, Array]
+
+
+class Plan(Protocol):
+    """One policy architecture under one scheme; owns the template, the ranges and the choices that refreshes reuse."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's text form."""
+        ...
+
+    def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
+        """The artifact of the module's present weights; fast, and never changes the module.
+
+        Raises:
+            WeightsError: the module lacks a parameter of the one bound, or a weight is not finite.
+        """
+        ...
+
+    def calibrate(self, inputs: Mapping[str, Array]) -> None:
+        """Take recent real inputs ([N, *shape] by name) into the running activation ranges; nothing to do for ``fp32``.
+
+        Raises:
+            CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
+        """
+        ...
+
+
+class Compressor(Protocol):
+    """A compression scheme, not yet tied to a policy."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme's text form."""
+        ...
+
+    def bind(
+        self,
+        module: torch.nn.Module,
+        example_inputs: Mapping[str, torch.Tensor],
+        calibration: Mapping[str, Array] | None = None,
+        *,
+        output_names: Sequence[str],
+        metadata: Mapping[str, Json] | None = None,
+    ) -> Plan:
+        """Export, fuse and lay out a policy; slow, once per architecture.
+
+        Args:
+            module: the acting policy; its forward takes the inputs in order and returns the outputs in order.
+            example_inputs: name to tensor [N, *shape], in the order of forward's arguments; N is any.
+            calibration: name to array [N, *shape] of real inputs, for schemes with activation ranges.
+            output_names: names of the outputs, in order.
+            metadata: plain JSON carried by every artifact.
+
+        Raises:
+            GraphError: the module cannot be exported so that its weights can be refreshed.
+            UnsupportedLayerError: it has a layer that this scheme cannot compress.
+            CalibrationError: the scheme needs calibration inputs and got none, or unusable ones.
+        """
+        ...

@@ -1,0 +1,44 @@
+"""What the acting CPU can do, in the few words that decide between int8 variants. No torch."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+# x86: 8-bit products are summed without saturation. AVX2 alone saturates U8·S8 pairs at 16 bits.
+VNNI = "vnni"
+AVX2 = "avx2"
+ARM = "arm"
+FEATURES = (VNNI, AVX2, ARM)
+_VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"})
+_ARM_MACHINES = ("arm", "aarch64")
+
+
+def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> frozenset[str]:
+    """Features of a CPU, a subset of ``FEATURES``.
+
+    Args:
+        cpuinfo: the text of ``/proc/cpuinfo``; read from this machine when None (empty where there is none).
+        machine: the architecture's name; this machine's when None.
+    """
+    machine = platform.machine() if machine is None else machine
+    if machine.lower().startswith(_ARM_MACHINES):
+        return frozenset({ARM})
+    flags = _flags(_read_cpuinfo() if cpuinfo is None else cpuinfo)
+    found = {AVX2} & flags
+    if flags & _VNNI_FLAGS:
+        found.add(VNNI)
+    return frozenset(found)
+
+
+def _flags(cpuinfo: str) -> set[str]:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return set()
+
+
+def _read_cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,192 @@
+"""A torch policy module as an ONNX graph whose weights stay apart, so that they can be rewritten at every refresh.
+
+The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name; whatever is computed
+from parameters alone (a reciprocal standard deviation, a reordered LSTM weight) becomes the *prologue*, evaluated at each refresh;
+whatever is computed from constants alone is folded once. What is left runs on the actor.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from onnx import ModelProto, NodeProto
+
+from compressors.artifact import TensorSpec
+from compressors.base import Array, State
+from compressors.errors import GraphError
+from compressors.execution import Piece
+from compressors.folding import Prologue, split
+from compressors.rewrite import Draft, simplify
+from compressors.state import read_state
+
+OPSET = 17
+_SENTINEL_SEED = 20_240_229
+
+
+@dataclass(frozen=True)
+class PolicyGraph:
+    """What a format compresses.
+
+    Attributes:
+        inputs: observations first, then recurrent state.
+        outputs: parameters first, then the next state.
+        nodes: what the actor computes, in topological order, unfused.
+        constants: arrays that never change.
+        parameters: arrays that each refresh provides, by name, with their shapes and dtypes as they are now.
+        leaves: names of the module's parameters and buffers that are needed.
+        prologue: turns leaves into parameters.
+        ranks: number of dimensions of intermediate values, where known.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[NodeProto, ...]
+    constants: Mapping[str, Array]
+    parameters: Mapping[str, Array]
+    leaves: tuple[str, ...]
+    prologue: Prologue
+    ranks: Mapping[str, int]
+
+    def read(self, state: State) -> Mapping[str, Array]:
+        """The graph's parameters for a module state (at least ``leaves``)."""
+        return self.prologue.run({name: state[name] for name in self.leaves})
+
+    def piece(self, wanted: Sequence[str]) -> Piece:
+        """The unfused graph as a function of inputs and parameters that returns the wanted values."""
+        inputs: dict[str, tuple[np.dtype[np.generic], Sequence[int | None]]] = {
+            spec.name: (np.dtype(spec.dtype), spec.shape) for spec in self.inputs
+        }
+        inputs.update({name: (array.dtype, array.shape) for name, array in self.parameters.items()})
+        return Piece(self.nodes, inputs, self.constants, wanted, OPSET)
+
+
+def export_policy(
+    module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], output_names: Sequence[str]
+) -> PolicyGraph:
+    """Export a module in evaluation mode.
+
+    A copy filled with random numbers is exported: equal tensors would be merged by the exporter, and a weight that got lost
+    in a constant shows as a difference between the graph and the module.
+
+    Raises:
+        GraphError: export failed, or the graph does not follow its weights or its batch.
+    """
+    double = _random_double(module)
+    examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
+    model = _export(double, examples, output_names)
+    state = read_state(double)
+    inputs = tuple(_spec(name, value) for name, value in examples.items())
+    with torch.no_grad():
+        results = _as_tuple(double(*_wider(examples).values()))
+    if len(results) != len(output_names):
+        raise GraphError(f"the policy returns {len(results)} tensors, but {len(output_names)} output names were given")
+    outputs = tuple(_spec(name, value) for name, value in zip(output_names, results, strict=True))
+    graph = _policy_graph(model, state, inputs, outputs)
+    _check_follows(graph, state, _wider(examples), results)
+    return graph
+
+
+def _export(double: torch.nn.Module, examples: Mapping[str, torch.Tensor], output_names: Sequence[str]) -> ModelProto:
+    file = io.BytesIO()
+    names = [*examples, *output_names]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's notices of deprecation and tracing; _check_follows decides
+            torch.onnx.export(
+                double,
+                tuple(examples.values()),
+                file,
+                dynamo=False,
+                do_constant_folding=False,
+                input_names=list(examples),
+                output_names=list(output_names),
+                dynamic_axes={name: {0: "batch"} for name in names},
+                opset_version=OPSET,
+            )
+    except Exception as error:  # the exporter raises anything from RuntimeError to its own types
+        raise GraphError(f"the policy {type(double).__name__} cannot be exported to ONNX: {error}") from error
+    return onnx.load_from_string(file.getvalue())
+
+
+def _policy_graph(
+    model: ModelProto, state: State, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> PolicyGraph:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in inferred.graph.value_info}
+    ranks.update({spec.name: len(spec.shape) for spec in (*inputs, *outputs)})
+    ranks.update({name: array.ndim for name, array in state.items()})
+    nodes, constants, prologue_nodes = split(model, state.keys(), OPSET)
+    draft = Draft(
+        nodes,
+        prologue_nodes,
+        constants,
+        outputs=[spec.name for spec in outputs],
+        ranks=ranks,
+        uint8_inputs=frozenset(spec.name for spec in inputs if spec.dtype == "uint8"),
+        leaf_names=frozenset(state),
+    )
+    simplify(draft)
+    used = {name for node in draft.nodes for name in node.input if name}
+    prologue = Prologue(draft.prologue, constants, state, sorted(filter(draft.is_parameter, used)), OPSET)
+    return PolicyGraph(
+        inputs=inputs,
+        outputs=outputs,
+        nodes=tuple(draft.nodes),
+        constants={name: array for name, array in constants.items() if name in used},
+        parameters=prologue.run({name: state[name] for name in prologue.leaves}),
+        leaves=prologue.leaves,
+        prologue=prologue,
+        ranks=ranks,
+    )
+
+
+def _check_follows(
+    graph: PolicyGraph, state: State, inputs: Mapping[str, torch.Tensor], expected: Sequence[torch.Tensor]
+) -> None:
+    """Two sets of random weights, at another batch than the exported one: the graph must agree with the module's result."""
+    feeds = {name: value.numpy() for name, value in inputs.items()}
+    got = graph.piece([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
+    for spec, reference in zip(graph.outputs, expected, strict=True):
+        wanted = reference.detach().numpy()
+        found = got[spec.name]
+        tolerance = 1e-3 * (1.0 + float(np.abs(wanted).max()))
+        if found.shape != wanted.shape or not np.allclose(found, wanted, atol=tolerance, rtol=0):
+            raise GraphError(
+                f"output {spec.name!r} of the exported graph does not follow the policy's weights and batch; the forward "
+                "must compute it from parameters, buffers and inputs by torch operations only, for any number of rows"
+            )
+
+
+def _random_double(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy on the CPU, in evaluation mode, with distinct random weights that keep activations in proportion."""
+    double = copy.deepcopy(module).cpu().eval()
+    generator = torch.Generator().manual_seed(_SENTINEL_SEED)
+    with torch.no_grad():
+        for parameter in double.parameters():
+            if parameter.is_floating_point():
+                fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)
+        for buffer in double.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return double
+
+
+def _wider(examples: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The examples with one row more."""
+    return {name: torch.cat([value, value[:1]]) for name, value in examples.items()}
+
+
+def _as_tuple(result: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _spec(name: str, value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name, str(value.dtype).removeprefix("torch."), (None, *value.shape[1:]))

@@ -1,0 +1,298 @@
+"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes through unchanged.
+
+Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A layer with
+weights that has no integer kernel here is an error, never left in float silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from compressors.errors import UnsupportedLayerError
+from compressors.graph import PolicyGraph
+from compressors.payload import MICROSOFT, Slot
+from compressors.quantise import IntegerType
+from compressors.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
+
+# Each gives out codes at the scale they came in with.
+_PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """A layer with integer weights.
+
+    Attributes:
+        name: for messages.
+        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
+        bias: the graph's parameter or "".
+        bias_codes: initializer for the bias's codes, "" without bias.
+        activation: the value read, whose scale the bias shares.
+        stem: what the weight's initializers are called; differs per layer when layers share a weight.
+        channel_axis: the weight's output axis.
+    """
+
+    name: str
+    weight: str
+    bias: str
+    bias_codes: str
+    activation: str
+    stem: str
+    channel_axis: int
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A value as integer codes: its tensor, and the activation whose range gives scale and zero point."""
+
+    tensor: str
+    activation: str
+
+    @property
+    def parameters(self) -> tuple[str, str]:
+        """Names of the scale's and the zero point's initializers."""
+        return f"{self.activation}:scale", f"{self.activation}:zero"
+
+
+class IntegerGraph:
+    """The rewritten graph.
+
+    Attributes:
+        nodes: in topological order.
+        layers: those with integer weights.
+        measured: activations whose ranges must be calibrated.
+        fixed: activations whose codes come from outside at a given scale (images), to that scale.
+        slots: initializers written at calibration or refresh, scales and codes.
+        floats: parameters that stay in single precision.
+        constants: names of graph constants still in use.
+    """
+
+    def __init__(self, graph: PolicyGraph, codes: IntegerType, per_channel: bool) -> None:
+        self._graph = graph
+        self._codes = codes
+        self._per_channel = per_channel
+        self._wiring = Wiring(graph.nodes, [spec.name for spec in graph.outputs])
+        self._as_codes: dict[str, Codes] = {}
+        self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
+        self._absorbed: set[str] = set()
+        self.nodes: list[NodeProto] = []
+        self.layers: list[IntegerLayer] = []
+        self.measured: list[str] = []
+        self.fixed: dict[str, np.float32] = {}
+        self.slots: dict[str, Slot] = {}
+        rules: dict[str, Callable[[NodeProto], None]] = {
+            "Gemm": self._gemm, "Conv": self._conv, "Add": self._add, "Relu": self._relu,
+            "DequantizeLinear": self._image, "Clip": self._clip, **dict.fromkeys(_PASS_THROUGH, self._pass),
+        }  # fmt: skip
+        for node in graph.nodes:
+            if node.output[0] not in self._absorbed:
+                rules.get(node.op_type, self._float)(node)
+        for spec in graph.outputs:
+            self._emit_output(spec.name)
+        used = {name for node in self.nodes for name in node.input}
+        self.floats = tuple(name for name in graph.parameters if name in used)
+        self.constants = tuple(name for name in graph.constants if name in used)
+
+    def _gemm(self, node: NodeProto) -> None:
+        if not is_plain_gemm(node) or node.input[1] not in self._graph.parameters:
+            self._refuse(node, "its product has factors, a transposed input or no fixed weight")
+        transposed = int_attribute(node, "transB", 0)
+        x = self._codes_of(node.input[0])
+        layer = self._layer(node, x, channel_axis=0 if transposed else 1)
+        result = self._through_relu(node.output[0])
+        inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), layer.bias_codes]
+        if self._wants_codes(result):
+            made = self._new_codes(result)
+            inputs += made.parameters
+            output = made.tensor
+        else:
+            result = self._through_nothing(node.output[0])
+            output = self._new_float(result)
+        self.nodes.append(
+            helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
+        )
+
+    def _conv(self, node: NodeProto) -> None:
+        if node.input[1] not in self._graph.parameters:
+            self._refuse(node, "its kernel is no fixed weight")
+        x = self._codes_of(node.input[0])
+        layer = self._layer(node, x, channel_axis=0)
+        made = self._new_codes(self._through_relu(node.output[0]))
+        inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), *made.parameters]
+        if layer.bias_codes:
+            inputs.append(layer.bias_codes)
+        conv = helper.make_node("QLinearConv", inputs, [made.tensor], name=node.name)
+        conv.attribute.extend(node.attribute)
+        self.nodes.append(conv)
+
+    def _add(self, node: NodeProto) -> None:
+        parameters = [name for name in node.input if self._is_fixed(name)]
+        result = self._through_relu(node.output[0])
+        coded = any(name in self._as_codes for name in node.input)
+        if parameters or not coded or not self._wants_codes(result):
+            self._absorbed -= {result}
+            self._float(node)
+            return
+        a, b = (self._codes_of(name) for name in node.input)
+        made = self._new_codes(result)
+        inputs = [a.tensor, *a.parameters, b.tensor, *b.parameters, *made.parameters]
+        self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
+
+    def _relu(self, node: NodeProto) -> None:
+        """On codes: everything below the zero point becomes it; the scale stays."""
+        x = self._as_codes.get(node.input[0])
+        if x is None:
+            self._float(node)
+            return
+        made = Codes(f"{node.output[0]}:codes", x.activation)
+        self._as_codes[node.output[0]] = made
+        self.nodes.append(helper.make_node("Clip", [x.tensor, x.parameters[1]], [made.tensor], name=node.name))
+
+    def _pass(self, node: NodeProto) -> None:
+        x = self._as_codes.get(node.input[0])
+        if x is None:
+            self._float(node)
+            return
+        made = Codes(f"{node.output[0]}:codes", x.activation)
+        self._as_codes[node.output[0]] = made
+        passed = helper.make_node(node.op_type, [x.tensor, *node.input[1:]], [made.tensor], name=node.name)
+        passed.attribute.extend(node.attribute)
+        self.nodes.append(passed)
+
+    def _image(self, node: NodeProto) -> None:
+        """Pixels are codes already, with scale 1/255 and zero point 0."""
+        scale = self._graph.constants.get(node.input[1])
+        if scale is None or len(node.input) > 2 or self._codes.minimum < 0:
+            self._float(node)
+            return
+        value = node.output[0]
+        self.fixed[value] = np.float32(scale)
+        self._as_codes[value] = Codes(node.input[0], value)
+        self._declare(value)
+
+    def _clip(self, node: NodeProto) -> None:
+        """A range is measured behind the clip, and codes saturate at it: before integer layers alone, nothing is left to do."""
+        bounds = [self._graph.constants.get(name) for name in node.input[1:]]
+        spans_zero = len(bounds) == 2 and all(b is not None for b in bounds) and bounds[0] <= 0.0 <= bounds[1]  # type: ignore[operator]
+        if spans_zero and self._wants_codes(node.output[0]) and node.input[0] in self._as_float:
+            self._as_float[node.output[0]] = self._as_float[node.input[0]]
+            return
+        self._float(node)
+
+    def _float(self, node: NodeProto) -> None:
+        """A node without weights computes in float."""
+        for name in node.input:
+            array = self._graph.parameters.get(name)
+            if array is not None and array.ndim > 1 and array.dtype.kind == "f":
+                self._refuse(node, f"operator {node.op_type} has no static integer kernel here")
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            copy.input[index] = self._float_of(name)
+        for name in node.output:
+            self._as_float[name] = name
+        self.nodes.append(copy)
+
+    def _layer(self, node: NodeProto, x: Codes, channel_axis: int) -> IntegerLayer:
+        weight, bias = node.input[1], optional_input(node, 2)
+        if bias and bias not in self._graph.parameters:
+            self._refuse(node, "its bias is no fixed weight")
+        stem = f"{node.output[0]}:weight"
+        shape = self._graph.parameters[weight].shape
+        channels = (shape[channel_axis],) if self._per_channel else ()
+        self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
+        self.slots[f"{stem}:scale"] = Slot(channels)
+        self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
+        bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
+        if bias:
+            self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, channel_axis)
+        self.layers.append(layer)
+        return layer
+
+    def _weight_inputs(self, layer: IntegerLayer) -> list[str]:
+        return [f"{layer.stem}:{part}" for part in ("codes", "scale", "zero")]
+
+    def _codes_of(self, value: str) -> Codes:
+        """A value as codes, quantised here unless it is already."""
+        found = self._as_codes.get(value)
+        if found is None:
+            found = self._new_codes(value)
+            self.nodes.append(
+                helper.make_node("QuantizeLinear", [self._as_float[value], *found.parameters], [found.tensor])
+            )
+        return found
+
+    def _float_of(self, value: str) -> str:
+        """A value as floats, dequantised here unless it is already."""
+        if value not in self._as_codes or value in self._as_float:
+            return self._as_float.get(value, value)
+        codes = self._as_codes[value]
+        name = self._new_float(value)
+        self.nodes.append(helper.make_node("DequantizeLinear", [codes.tensor, *codes.parameters], [name]))
+        return name
+
+    def _emit_output(self, name: str) -> None:
+        if self._float_of(name) != name:
+            raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
+
+    def _new_codes(self, value: str) -> Codes:
+        codes = Codes(f"{value}:codes", value)
+        self._as_codes[value] = codes
+        self.measured.append(value)
+        self._declare(value)
+        return codes
+
+    def _new_float(self, value: str) -> str:
+        self._as_float[value] = value
+        return value
+
+    def _declare(self, activation: str) -> None:
+        element = helper.np_dtype_to_tensor_dtype(self._codes.dtype)
+        self.slots[f"{activation}:scale"] = Slot(())
+        self.slots[f"{activation}:zero"] = Slot((), element)
+
+    def _through_relu(self, value: str) -> str:
+        """The value behind a ReLU that alone reads this one: its codes start at zero, so the layer's saturation is the ReLU."""
+        reader = self._wiring.only_consumer(value)
+        if reader is None or reader.op_type != "Relu":
+            return value
+        self._absorbed.add(reader.output[0])
+        return reader.output[0]
+
+    def _through_nothing(self, value: str) -> str:
+        reader = self._wiring.only_consumer(value)
+        if reader is not None and reader.op_type == "Relu":
+            self._absorbed.discard(reader.output[0])
+        return value
+
+    def _wants_codes(self, value: str) -> bool:
+        """Whether every reader of a value is an integer layer or hands codes on to integer layers alone."""
+        readers = self._wiring.consumers[value]
+        if self._wiring.is_output(value) or not readers:
+            return False
+        return all(self._reads_codes(reader, value) for reader in readers)
+
+    def _reads_codes(self, node: NodeProto, value: str) -> bool:
+        if node.op_type in ("Gemm", "Conv"):
+            return node.input[0] == value
+        if node.op_type == "Add":
+            return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
+        if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
+            return node.input[0] == value and self._wants_codes(node.output[0])
+        return False
+
+    def _is_fixed(self, name: str) -> bool:
+        return name in self._graph.parameters or name in self._graph.constants
+
+    def _refuse(self, node: NodeProto, reason: str) -> NoReturn:
+        raise UnsupportedLayerError(
+            f"layer {layer_name(node)!r} cannot be quantised statically: {reason}; use int8-dynamic where the layer is an "
+            "LSTM, or fp16 or fp32"
+        )
+

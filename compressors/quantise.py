@@ -1,0 +1,99 @@
+"""Affine quantisation in numpy: scales, zero points, codes. The formulae are onnxruntime's, so that its quantizer is the oracle.
+
+    x ≈ s (q − z);   q = clip(round(x / s) + z, q_min, q_max);   rounding is half to even
+    asymmetric: s = (max(hi, 0) − min(lo, 0)) / (q_max − q_min),  z = round(q_min − min(lo, 0) / s)
+    symmetric:  s = 2 max|x| / (q_max − q_min),  z = 0
+    bias:       q_b = clip(round(b / (s_x s_w)), −2³¹, 2³¹ − 1)
+
+Source: onnxruntime/quantization/quant_utils.py, compute_scale_zp and base_quantizer.quantize_bias_static_impl. Deviations: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressors.base import Array, FloatArray
+
+_TINY = float(np.finfo(np.float32).tiny)
+_INT32 = np.iinfo(np.int32)
+# onnxruntime leaves this margin when it widens a weight's scale so that the bias fits 32 bits.
+_BIAS_MARGIN = 1.0001
+
+
+@dataclass(frozen=True)
+class IntegerType:
+    """An 8-bit code: its numpy type and the range in use."""
+
+    dtype: np.dtype[np.generic]
+    minimum: int
+    maximum: int
+
+    @property
+    def levels(self) -> int:
+        """Steps between the least and the greatest code."""
+        return self.maximum - self.minimum
+
+
+UINT8 = IntegerType(np.dtype(np.uint8), 0, 255)
+INT8 = IntegerType(np.dtype(np.int8), -128, 127)
+WEIGHT_INT8 = IntegerType(np.dtype(np.int8), -127, 127)
+WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
+
+
+def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
+    """(scale, zero point) of a range; scale 1 and zero point 0 for a range of nothing but zero."""
+    low, high = min(float(low), 0.0), max(float(high), 0.0)
+    scale = (high - low) / codes.levels
+    if scale < _TINY:
+        return np.float32(1.0), 0
+    return np.float32(scale), int(np.round(codes.minimum - low / scale))
+
+
+def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
+    """Symmetric scales of a weight: [] for the whole tensor, [channels] along ``axis``; 1 where all weights are zero."""
+    others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
+    greatest = np.maximum(weight.max(axis=others), -weight.min(axis=others)).astype(np.float64)
+    scales = 2.0 * greatest / codes.levels
+    scales = np.where(scales < _TINY, 1.0, scales)
+    return np.asarray(scales, dtype=np.float32)
+
+
+def scales_for_bias(
+    scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray
+) -> NDArray[np.float32]:
+    """Weight scales, widened where the bias would not fit 32 bits at s_x·s_w (weights far smaller than their bias)."""
+    greatest = np.abs(bias.astype(np.float64))
+    if scales.ndim == 0:
+        greatest = greatest.max()
+    smallest = _BIAS_MARGIN * 2.0 * greatest / (float(_INT32.max) - float(_INT32.min + 1))
+    candidate = scales.astype(np.float64) * np.float64(input_scale)
+    too_small = candidate < smallest
+    if not np.any(too_small):
+        return scales
+    widened = scales.astype(np.float64) * (smallest / candidate)
+    return np.where(too_small, widened.astype(np.float32), scales)
+
+
+def quantise_into(
+    target: Array, values: FloatArray, scales: NDArray[np.float32], axis: int | None, scratch: FloatArray
+) -> None:
+    """Write symmetric codes of ``values`` to ``target``; ``scratch`` is an array like ``values`` to work in.
+
+    No clipping: at scales from ``weight_scales`` or wider the quotient rounds to at most q_max.
+    """
+    if axis is not None:
+        scales = scales.reshape([-1 if d == axis else 1 for d in range(values.ndim)])
+    np.divide(values, scales, out=scratch)
+    np.rint(scratch, out=scratch)
+    np.copyto(target, scratch, casting="unsafe")
+
+
+def bias_codes(
+    bias: FloatArray, input_scale: np.float32, scales: NDArray[np.float32]
+) -> NDArray[np.int32]:
+    """32-bit codes of a bias at scale s_x·s_w."""
+    scale = np.asarray(input_scale * scales, dtype=np.float64)
+    return np.clip(np.round(bias.astype(np.float64) / scale), _INT32.min, _INT32.max).astype(np.int32)

@@ -1,0 +1,95 @@
+"""PolicySession: an artifact, ready to act on one thread. Imports numpy and onnxruntime, never torch or onnx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.cpu import cpu_features
+from compressors.errors import ArtifactError
+
+Array = NDArray[np.generic]
+
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_ERRORS_ONLY = 3
+
+
+def session_options(optimisation: str = "none") -> ort.SessionOptions:
+    """Options of every session here: one thread, no spinning, errors only in the log."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = _LEVELS[optimisation]
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
+
+
+class PolicySession:
+    """A policy loaded for a fixed batch: write ``inputs``, call ``run``, read ``outputs``.
+
+    The arrays are allocated once and bound to the session, so that a call neither allocates nor copies.
+
+    Attributes:
+        artifact: what was loaded.
+        batch: rows in every input and output.
+        inputs: name to array; observations [batch, *shape] first, then recurrent state (zero at first).
+        outputs: name to array; distribution parameters [batch, P] first, then the next recurrent state.
+    """
+
+    def __init__(self, artifact: CompressedPolicy, *, batch: int) -> None:
+        """Load an artifact.
+
+        Raises:
+            ArtifactError: the CPU lacks a feature that the artifact needs, or its model cannot be loaded.
+            ValueError: the batch is not positive.
+        """
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; a session needs at least one row")
+        missing = [feature for feature in artifact.cpu_features if feature not in cpu_features()]
+        if missing:
+            raise ArtifactError(
+                f"policy {artifact.scheme!r} needs a CPU with {', '.join(missing)}, which this one lacks; "
+                f"report this machine's features ({', '.join(sorted(cpu_features())) or 'none'}) when asking for a policy"
+            )
+        self.artifact = artifact
+        self.batch = batch
+        self._session = _load(artifact)
+        self._binding = self._session.io_binding()
+        self.inputs: Mapping[str, Array] = {spec.name: self._bind_input(spec) for spec in artifact.inputs}
+        self.outputs: Mapping[str, Array] = {spec.name: self._bind_output(spec) for spec in artifact.outputs}
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``."""
+        self._session.run_with_iobinding(self._binding)
+
+    def _bind_input(self, spec: TensorSpec) -> Array:
+        array = np.zeros(spec.with_batch(self.batch), dtype=spec.dtype)
+        self._binding.bind_input(spec.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        return array
+
+    def _bind_output(self, spec: TensorSpec) -> Array:
+        array = np.zeros(spec.with_batch(self.batch), dtype=spec.dtype)
+        self._binding.bind_output(spec.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        return array
+
+
+def _load(artifact: CompressedPolicy) -> ort.InferenceSession:
+    try:
+        return ort.InferenceSession(
+            artifact.model, session_options(artifact.optimisation), providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise ArtifactError(
+            f"policy {artifact.scheme!r} version {artifact.version} cannot be loaded: {error}"
+        ) from error

@@ -1,0 +1,101 @@
+"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back, and to a Compressor."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from compressors.errors import SchemeError
+
+if TYPE_CHECKING:
+    from compressors.base import Compressor
+    from compressors.chain import Method
+
+_METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
+_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+")
+
+# name -> module:factory; resolved on demand because most of them import torch
+_FACTORIES = {
+    "fp32": "compressors.float:make_fp32",
+    "int8": "compressors.int8:make_int8",
+}
+
+
+@dataclass(frozen=True)
+class MethodText:
+    """One method of a scheme: its name and its arguments as written, such as ``prune`` and ``("0.5",)``."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({','.join(self.arguments)})" if self.arguments else self.name
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A chain of methods, applied from left to right; ``str`` prints what ``parse_scheme`` reads."""
+
+    methods: tuple[MethodText, ...]
+
+    def __str__(self) -> str:
+        return "+".join(str(method) for method in self.methods)
+
+
+def scheme_names() -> tuple[str, ...]:
+    """The known methods' names."""
+    return tuple(_FACTORIES)
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Read a scheme such as ``int8`` or ``prune(0.5)+int8``; checks names and syntax, not the arguments' meaning.
+
+    Raises:
+        SchemeError: malformed text or an unknown name; the message lists the choices.
+    """
+    return Scheme(tuple(_parse_method(part, text) for part in text.split("+")))
+
+
+def make_compressor(text: str, *, cpu: Iterable[str] | None = None) -> Compressor:
+    """The Compressor of a scheme's text.
+
+    Args:
+        text: the scheme.
+        cpu: features of the CPU that will act (``compressors.cpu.FEATURES``), which choose between variants of int8;
+            this machine's when None.
+
+    Raises:
+        SchemeError: malformed text, an unknown name, an argument out of range, methods that do not go together.
+    """
+    from compressors.chain import compose
+    from compressors.cpu import cpu_features
+
+    scheme = parse_scheme(text)
+    features = cpu_features() if cpu is None else frozenset(cpu)
+    return compose(scheme, tuple(_factory(method.name)(method.arguments, features) for method in scheme.methods))
+
+
+def _parse_method(part: str, text: str) -> MethodText:
+    match = _METHOD.fullmatch(part)
+    if match is None:
+        raise SchemeError(f"{part.strip()!r} in scheme {text!r} is not of the form name or name(argument,…)")
+    name, inside = match.groups()
+    if name not in _FACTORIES:
+        raise SchemeError(f"unknown compression method {name!r} in scheme {text!r}; choose from {', '.join(_FACTORIES)}")
+    if inside is None:
+        return MethodText(name)
+    arguments = tuple(argument.strip() for argument in inside.split(","))
+    for argument in arguments:
+        if not _ARGUMENT.fullmatch(argument):
+            raise SchemeError(f"{argument!r} in scheme {text!r} is no argument: letters, digits and . _ - only")
+    return MethodText(name, arguments)
+
+
+def _factory(name: str) -> Callable[[tuple[str, ...], frozenset[str]], Method]:
+    module, _, attribute = _FACTORIES[name].partition(":")
+    return cast(
+        "Callable[[tuple[str, ...], frozenset[str]], Method]", getattr(importlib.import_module(module), attribute)
+    )

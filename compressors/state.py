@@ -1,0 +1,49 @@
+"""The numbers of a torch module as numpy arrays, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from compressors.base import Array
+from compressors.errors import WeightsError
+
+
+def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> dict[str, Array]:
+    """Parameters and buffers by name; on the CPU they are views of the live weights, from a GPU one copy.
+
+    Args:
+        module: the policy.
+        names: which ones; all of them when None.
+
+    Raises:
+        WeightsError: the module has no tensor of such a name.
+    """
+    tensors = dict(_named_tensors(module))
+    if names is not None:
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to this policy anew")
+        tensors = {name: tensors[name] for name in names}
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        tensors = _to_cpu(tensors)
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield name, parameter.detach()
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield name, buffer.detach()
+
+
+def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One transfer per dtype: many small ones would each wait for the device."""
+    moved: dict[str, torch.Tensor] = {}
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        flat = torch.cat([tensor.reshape(-1) for tensor in group.values()]).cpu()
+        parts = flat.split([tensor.numel() for tensor in group.values()])
+        moved.update({name: part.view(group[name].shape) for name, part in zip(group, parts, strict=True)})
+    return {name: moved[name] for name in tensors}
