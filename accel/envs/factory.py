@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, cast
@@ -100,11 +101,13 @@ def _make_loop(
     squash_actions: bool,
 ) -> EnvLoop:
     functions = [(name, import_function(name, "wrapper")) for name in wrappers]
-    if functions or registration.additional_wrappers:
-        limit = None
-    else:
-        limit = args.pop("max_episode_steps", registration.max_episode_steps)
+    limit = None
+    if not functions and not registration.additional_wrappers:
+        # The loop itself counts steps and never steps before a reset: no wrapper is needed for either.
+        limit = _time_limit(args.pop("max_episode_steps", registration.max_episode_steps))
         args["max_episode_steps"] = -1
+        registration = copy.copy(registration)
+        registration.order_enforce = False
 
     make = cast(Callable[..., object], gymnasium.make)
 
@@ -115,9 +118,16 @@ def _make_loop(
             env = _wrapped(env, name, function)
         return env
 
-    return EnvLoop(
-        make_single, num_envs, seed=seed, squash_actions=squash_actions, max_episode_steps=cast("int | None", limit)
-    )
+    return EnvLoop(make_single, num_envs, seed=seed, squash_actions=squash_actions, max_episode_steps=limit)
+
+
+def _time_limit(value: object) -> int | None:
+    """None, or -1 as gymnasium has it, for no limit."""
+    if value is None or value == -1:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise EnvError(f"max_episode_steps is {value!r}: a positive number of steps, or -1 for no limit")
+    return value
 
 
 def _wrapped(env: SingleEnv, name: str, function: Callable[..., object]) -> SingleEnv:

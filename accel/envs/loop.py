@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import gymnasium
@@ -54,14 +55,16 @@ class EnvLoop(VectorEnvironment):
             self.close()
             raise
         self._seed: Seed | None = seed
-        self._max_episode_steps = max_episode_steps or 0
+        self._max_episode_steps = max_episode_steps or sys.maxsize
         self._observations = self._layout.empty(num_envs)
         self._rows = list(self._observations)
         self._rewards = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
-        self._episode_steps = [0] * num_envs
+        self._steps = [env.step for env in self._envs]
+        self._tick = 0
+        self._deadlines = [self._max_episode_steps] * num_envs
 
     def _agree(self, squash_actions: bool) -> EnvSpec:
         first = self._envs[0]
@@ -84,36 +87,34 @@ class EnvLoop(VectorEnvironment):
             self._layout.check(observation)
             self._layout.write(observation, self._rows[i])
             self._is_over[i] = False
-            self._episode_steps[i] = 0
+            self._deadlines[i] = self._tick + self._max_episode_steps
         return self._observations
 
     def step(self, actions: Actions) -> StepResult:
         """One action everywhere; see VectorEnvironment."""
-        write, rows, is_over, steps, limit = (
-            self._layout.write,
-            self._rows,
-            self._is_over,
-            self._episode_steps,
-            self._max_episode_steps,
-        )
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
+        is_over, deadlines = self._is_over, self._deadlines
+        write = None if self._layout.is_plain else self._layout.write
+        terminated.fill(False)
+        truncated.fill(False)
+        self._tick = tick = self._tick + 1
         i = 0
-        for env, action in zip(self._envs, self._to_env(actions), strict=True):
+        for step, action, row in zip(self._steps, self._to_env(actions), self._rows, strict=True):
             if is_over[i]:
-                observation, _ = env.reset()
+                observation, _ = self._envs[i].reset()
                 rewards[i] = 0.0
-                terminated[i] = truncated[i] = is_over[i] = False
-                steps[i] = 0
+                is_over[i] = False
+                deadlines[i] = tick + self._max_episode_steps
             else:
-                observation, reward, ends, cuts, _ = env.step(action)
-                steps[i] += 1
-                if steps[i] == limit:
-                    cuts = True
-                rewards[i] = reward
-                terminated[i] = ends
-                truncated[i] = cuts
-                is_over[i] = bool(ends or cuts)
-            write(observation, rows[i])
+                observation, rewards[i], ends, cuts, _ = step(action)
+                if ends or cuts or tick == deadlines[i]:
+                    terminated[i] = ends
+                    truncated[i] = cuts or tick == deadlines[i]
+                    is_over[i] = True
+            if write is None:
+                row[...] = observation
+            else:
+                write(observation, row)
             i += 1
         return self._observations, rewards, terminated, truncated
 

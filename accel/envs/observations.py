@@ -30,11 +30,13 @@ class ObservationLayout(ABC):
         shape: of one observation: (n,) or (C, H, W).
         dtype: ``uint8`` for images, ``float32`` for vectors.
         space: the space it was made for.
+        is_plain: whether an observation is stored as it is: ``row[...] = observation`` does what ``write`` does.
     """
 
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
     space: Space
+    is_plain: bool
 
     @abstractmethod
     def write(self, observation: object, row: Observations) -> None:
@@ -95,11 +97,11 @@ class _Image(ObservationLayout):
         self._unstacked = moved
         self._axes = axes
         self._batch_axes = (0, *(axis + 1 for axis in axes))
-        self._is_plain = axes == tuple(range(len(source))) and len(source) == 3
+        self.is_plain = axes == tuple(range(len(source))) and len(source) == 3
 
     def write(self, observation: object, row: Observations) -> None:
         image = cast(npt.NDArray[np.uint8], observation)
-        if self._is_plain:
+        if self.is_plain:
             row[...] = image
         else:
             row.reshape(self._unstacked)[...] = image.transpose(self._axes)
@@ -110,7 +112,7 @@ class _Image(ObservationLayout):
 
     def view_batch(self, observations: object) -> Observations | None:
         is_array = isinstance(observations, np.ndarray) and observations.dtype == np.uint8
-        return cast(Observations, observations) if is_array and self._is_plain else None
+        return cast(Observations, observations) if is_array and self.is_plain else None
 
 
 class _Vector(ObservationLayout):
@@ -120,12 +122,12 @@ class _Vector(ObservationLayout):
         self.space = space
         self._leaves = _leaves(space, "observation space")
         self.shape = (sum(leaf.size for leaf in self._leaves),)
-        self._is_flat_box = isinstance(space, spaces.Box) and len(space.shape) == 1
+        self.is_plain = isinstance(space, spaces.Box) and len(space.shape) == 1
         if not self.shape[0]:
             raise EnvError(f"the observation space {space} holds no numbers")
 
     def write(self, observation: object, row: Observations) -> None:
-        if self._is_flat_box:
+        if self.is_plain:
             row[...] = cast(Numbers, observation)
             return
         for leaf in self._leaves:
@@ -137,7 +139,7 @@ class _Vector(ObservationLayout):
 
     def view_batch(self, observations: object) -> Observations | None:
         is_array = isinstance(observations, np.ndarray) and observations.dtype == np.float32
-        return cast(Observations, observations) if is_array and self._is_flat_box else None
+        return cast(Observations, observations) if is_array and self.is_plain else None
 
 
 class _Leaf:

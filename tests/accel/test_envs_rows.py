@@ -1,0 +1,247 @@
+"""Every row of every implementation and autoreset mode, against a table written from the definition of the modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from accel.envs.base import VectorEnvironment
+from accel.envs.factory import make_vector_env
+from accel.envs.loop import EnvLoop
+from accel.envs.observations import observation_layout
+from accel.envs.seeding import env_seeds
+from accel.envs.vectorised import VectorisedEnv
+from tests.environments.closed_form import (
+    FIRST_ACTION,
+    NUM_ACTIONS,
+    SCRIPT,
+    ClosedFormEnv,
+    Kind,
+    episode_return,
+    observation_space,
+    observe,
+    reward,
+    script,
+)
+
+B, T = 7, 60
+SEED = (5, 2)
+KINDS: tuple[Kind, ...] = ("vector", "image", "dict", "discrete")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of an unroll: what the environment shows before the action, and what the action led to."""
+
+    episode: int
+    t: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    valid: bool
+
+
+def next_step_rows(stream: int, actions: np.ndarray) -> list[Row]:
+    """The rows of ``len(actions)`` steps: after the last step of an episode comes one row that is no transition."""
+    rows = []
+    for episode in range(len(actions)):
+        length, ending = script(stream, episode)
+        for t in range(length):
+            is_last = t + 1 == length
+            ends, cuts = (is_last and ending in (flag, "both") for flag in ("terminated", "truncated"))
+            value = reward(episode, t + 1, float(actions[min(len(rows), len(actions) - 1)]))
+            rows.append(Row(episode, t, value, ends, cuts, True))
+        rows.append(Row(episode, length, 0.0, False, False, False))
+    return rows[: len(actions) + 1]
+
+
+def same_step_rows(stream: int, actions: np.ndarray) -> list[Row]:
+    """The rows of ``len(actions)`` steps, all transitions."""
+    flat = [(episode, t) for episode in range(len(actions) + 1) for t in range(script(stream, episode)[0])]
+    rows = []
+    for (episode, t), action in zip(flat, [*actions, 0], strict=False):
+        length, ending = script(stream, episode)
+        ends, cuts = (t + 1 == length and ending in (flag, "both") for flag in ("terminated", "truncated"))
+        rows.append(Row(episode, t, reward(episode, t + 1, float(action)), ends, cuts, True))
+    return rows
+
+
+def encoded(kind: Kind, episode: int, t: int, stream: int) -> np.ndarray:
+    """The stored observation, through gymnasium's own flattening or a plain transposition."""
+    observation = observe(kind, episode, t, stream)
+    if kind == "image":
+        return np.asarray(np.moveaxis(observation, 2, 0))
+    return np.asarray(gymnasium.spaces.flatten(observation_space(kind), observation), np.float32)
+
+
+def check_rows(env: VectorEnvironment, kind: Kind, streams: list[int]) -> None:
+    """Play T steps with random actions; compare every number of every row with the table."""
+    actions = np.random.default_rng(0).integers(0, NUM_ACTIONS, (T, B))
+    make_rows = next_step_rows if env.spec.autoreset == "next_step" else same_step_rows
+    expected = [make_rows(stream, actions[:, i]) for i, stream in enumerate(streams)]
+    observations = env.reset()
+    for t in range(T):
+        compare_observations(observations, kind, streams, [rows[t] for rows in expected])
+        observations, rewards, terminated, truncated = env.step(actions[t])
+        now = [rows[t] for rows in expected]
+        np.testing.assert_array_equal(rewards, [row.reward for row in now])
+        np.testing.assert_array_equal(terminated, [row.terminated for row in now])
+        np.testing.assert_array_equal(truncated, [row.truncated for row in now])
+        assert (rewards.dtype, terminated.dtype, truncated.dtype) == (np.float32, np.bool_, np.bool_)
+        if env.spec.autoreset == "same_step":
+            for i in np.flatnonzero(terminated | truncated):
+                length = script(streams[i], now[i].episode)[0]
+                final = encoded(kind, now[i].episode, length, streams[i])
+                np.testing.assert_array_equal(env.final_observations[i], final)
+    compare_observations(observations, kind, streams, [rows[T] for rows in expected])
+
+
+def compare_observations(observations: np.ndarray, kind: Kind, streams: list[int], rows: list[Row]) -> None:
+    wanted = np.stack([encoded(kind, row.episode, row.t, stream) for row, stream in zip(rows, streams, strict=True)])
+    assert observations.dtype == wanted.dtype
+    np.testing.assert_array_equal(observations, wanted)
+
+
+def closed_form(kind: Kind) -> Callable[[], ClosedFormEnv]:
+    return lambda: ClosedFormEnv(kind)
+
+
+def sync(kind: Kind, mode: AutoresetMode) -> VectorisedEnv:
+    """gymnasium's own vectoriser: it must look the same through the same adapter."""
+    env: Any = SyncVectorEnv([closed_form(kind)] * B, autoreset_mode=mode, copy=False)
+    return VectorisedEnv(env, seed=SEED)
+
+
+def registered(name: str) -> Callable[[Kind], VectorEnvironment]:
+    return lambda kind: make_vector_env(f"tests.environments:{name}", B, seed=SEED, env_args={"observation": kind})
+
+
+IMPLEMENTATIONS: dict[str, tuple[Callable[[Kind], VectorEnvironment], str, str]] = {
+    "loop": (registered("ClosedForm-v0"), "loop", "next_step"),
+    "vector-next-step": (registered("ClosedFormNextStep-v0"), "vector", "next_step"),
+    "vector-same-step": (registered("ClosedFormSameStep-v0"), "vector", "same_step"),
+    "vector-disabled": (registered("ClosedFormDisabled-v0"), "vector", "same_step"),
+    "gymnasium-next-step": (lambda kind: sync(kind, AutoresetMode.NEXT_STEP), "vector", "next_step"),
+    "gymnasium-same-step": (lambda kind: sync(kind, AutoresetMode.SAME_STEP), "vector", "same_step"),
+    "gymnasium-disabled": (lambda kind: sync(kind, AutoresetMode.DISABLED), "vector", "same_step"),
+}
+
+
+def streams_of(env: VectorEnvironment) -> list[int]:
+    """Which stream each row plays: the loop seeds every environment by itself, gymnasium counts up from the first."""
+    seeds = env_seeds(SEED, B)
+    if env.implementation == "vector":
+        seeds = [seeds[0] + i for i in range(B)]
+    return [seed % len(SCRIPT) for seed in seeds]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_is_the_one_the_mode_defines(implementation: str, kind: Kind) -> None:
+    make, name, autoreset = IMPLEMENTATIONS[implementation]
+    env = make(kind)
+    assert (env.implementation, env.spec.autoreset, env.num_envs) == (name, autoreset, B)
+    streams = streams_of(env)
+    assert len(set(streams)) > 1
+    check_rows(env, kind, streams)
+    env.close()
+
+
+def finished_episodes(env: VectorEnvironment, actions: np.ndarray) -> Iterator[tuple[int, int, float, float]]:
+    """(environment, length, return, sum of actions) of each episode, by the rule that the pipeline uses for rows."""
+    valid = np.ones(env.num_envs, bool)
+    lengths, returns, sums = np.zeros(env.num_envs, int), np.zeros(env.num_envs), np.zeros(env.num_envs)
+    env.reset()
+    for action in actions:
+        _, rewards, terminated, truncated = env.step(action)
+        over = terminated | truncated
+        lengths += valid
+        returns += np.where(valid, rewards, 0)
+        sums += np.where(valid, action, 0)
+        for i in np.flatnonzero(over):
+            yield int(i), int(lengths[i]), float(returns[i]), float(sums[i])
+            lengths[i], returns[i], sums[i] = 0, 0, 0
+        valid = ~over if env.spec.autoreset == "next_step" else np.ones_like(over)
+
+
+def test_episode_lengths_and_returns_are_the_closed_form(implementation: str) -> None:
+    env = IMPLEMENTATIONS[implementation][0]("vector")
+    streams = streams_of(env)
+    actions = np.random.default_rng(1).integers(0, NUM_ACTIONS, (200, B))
+    seen = [0] * B
+    for i, length, total, action_sum in finished_episodes(env, actions):
+        assert length == script(streams[i], seen[i])[0]
+        assert total == episode_return(seen[i], length, action_sum)
+        seen[i] += 1
+    assert min(seen) > 40
+    env.close()
+
+
+def test_a_mislabelled_autoreset_mode_is_noticed() -> None:
+    env = registered("ClosedFormMislabelled-v0")("vector")
+    with pytest.raises(AssertionError):
+        check_rows(env, "vector", streams_of(env))
+
+
+def test_the_time_limit_truncates_as_gymnasium_does() -> None:
+    ours = make_vector_env("tests.environments:ClosedFormLimited-v0", B, seed=SEED)
+    make_single: Any = lambda: gymnasium.make("tests.environments:ClosedFormLimited-v0", disable_env_checker=True)  # noqa: E731
+    theirs = SyncVectorEnv([make_single] * B)
+    check_same(ours, theirs, np.random.default_rng(2).integers(0, NUM_ACTIONS, (T, B)), offset=FIRST_ACTION)
+
+
+@pytest.mark.parametrize("limit", [1, 2, -1])
+def test_max_episode_steps_replaces_the_registered_limit(limit: int) -> None:
+    name = "tests.environments:ClosedFormLimited-v0"
+    ours = make_vector_env(name, B, seed=SEED, env_args={"max_episode_steps": limit})
+    make_single: Any = lambda: gymnasium.make(name, disable_env_checker=True, max_episode_steps=limit)  # noqa: E731
+    theirs = SyncVectorEnv([make_single] * B)
+    check_same(ours, theirs, np.random.default_rng(2).integers(0, NUM_ACTIONS, (T, B)), offset=FIRST_ACTION)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("CartPole-v1", 12), ("Pendulum-v1", 9), ("MountainCarContinuous-v0", 7), ("Blackjack-v1", None)],
+)
+def test_the_loop_equals_gymnasiums_own_on_real_environments(name: str, limit: int | None) -> None:
+    def make_single() -> Any:
+        return gymnasium.make(name, disable_env_checker=True, max_episode_steps=limit)
+
+    ours = EnvLoop(make_single, 3, seed=SEED)
+    theirs = SyncVectorEnv([make_single] * 3)
+    rng = np.random.default_rng(3)
+    shape = (80, 3, *ours.spec.action.shape)
+    actions = rng.integers(0, 2, shape) if ours.spec.action.kind == "categorical" else rng.uniform(-2, 2, shape)
+    check_same(ours, theirs, actions)
+
+
+def check_same(ours: VectorEnvironment, theirs: SyncVectorEnv, actions: np.ndarray, offset: int = 0) -> None:
+    """Same seeds and actions, same rows, bit for bit after the same conversion of the observations."""
+    layout = observation_layout(theirs.single_observation_space)
+    rows = layout.empty(theirs.num_envs)
+    theirs_now, _ = theirs.reset(seed=env_seeds(SEED, theirs.num_envs))
+    ours_now = ours.reset()
+    finished = 0
+    for action in actions:
+        layout.write_batch(theirs_now, rows)
+        np.testing.assert_array_equal(ours_now, rows)
+        ours_now, rewards, terminated, truncated = ours.step(action.astype(ours.spec.action.dtype))
+        native = action.astype(theirs.single_action_space.dtype) + offset
+        theirs_now, their_rewards, their_terminated, their_truncated, _ = theirs.step(native)
+        np.testing.assert_array_equal(rewards, their_rewards.astype(np.float32))
+        np.testing.assert_array_equal(terminated, their_terminated)
+        np.testing.assert_array_equal(truncated, their_truncated)
+        finished += int((terminated | truncated).sum())
+    assert finished >= theirs.num_envs
+    ours.close()
+    theirs.close()
