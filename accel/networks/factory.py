@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import ConfigError
+from accel.networks.dense import Activation
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import CHOICES, NetworkText, parse_network
-from accel.networks.torsos import Activation, ImpalaResNet, MLPTorso, NatureCNN
+from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN
 from accel.spaces import EnvSpec
 
 
@@ -31,8 +32,8 @@ def build_network(
 
     Args:
         text: such as ``mlp:256x2``, ``nature-cnn:0.5``, ``impala-resnet:2+lstm:256``, or ``package.module:factory``, a
-            function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float (uint8 scaled to [0, 1]) to [N, F].
-            It must treat rows alike and be deterministic: no dropout, no batch normalisation.
+            function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float to [N, F]; uint8 observations
+            reach it scaled to [0, 1]. It must map rows independently and deterministically: no dropout, no batch norm.
         spec: the environment's layout.
         critic: ``value``, or ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it.
         activation: of mlp torsos; CNNs have ReLU.

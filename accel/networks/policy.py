@@ -11,6 +11,7 @@ from accel.networks.core import LSTMCore
 from accel.networks.heads import make_policy_head
 from accel.networks.initialisation import orthogonal
 from accel.networks.normaliser import ObservationNormaliser
+from accel.networks.torsos import Torso
 from accel.spaces import EnvSpec
 
 Critic = Literal["value", "action-value"]
@@ -94,9 +95,9 @@ class PolicyNetwork(nn.Module):
                 "start from initial_state(batch), or from the state stored with the unroll"
             )
         x = _prepare(observations.flatten(0, 1), self.normaliser, self._channels_last)
-        policy_features = critic_features = self.torso(x)
+        policy_features = critic_features = _features(self.torso, x)
         if self.value_torso is not None:
-            critic_features = self.value_torso(x)
+            critic_features = _features(self.value_torso, x)
         elif self.core is not None:
             sequence, state = self.core(policy_features.view(length, batch, -1), first, state)
             policy_features = critic_features = sequence.flatten(0, 1)
@@ -146,6 +147,11 @@ class ActingModule(nn.Module):
             return (self.policy_head(features),)
         state = self.core.step(features, state)
         return (self.policy_head(state[0]), *state)
+
+
+def _features(torso: nn.Module, observations: Tensor) -> Tensor:
+    features: Tensor = torso.train_features(observations) if isinstance(torso, Torso) else torso(observations)
+    return features
 
 
 def _prepare(observations: Tensor, normaliser: nn.Module | None, channels_last: bool) -> Tensor:

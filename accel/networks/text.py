@@ -41,6 +41,11 @@ class NetworkText:
         """Whether the torso is a built-in convolutional one, which takes (C, H, W) images only."""
         return self.torso in ("nature-cnn", "impala-resnet")
 
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes, per environment, of the recurrent state: ((H,), (H,)) with an LSTM, else ()."""
+        return () if self.lstm_size is None else ((self.lstm_size,), (self.lstm_size,))
+
     def __str__(self) -> str:
         torso = self.torso
         if self.torso == "mlp":

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accel.errors import ConfigError
+from accel.networks import dense
 from accel.networks.initialisation import SQRT2, orthogonal
-
-Activation = Literal["tanh", "relu"]
 
 
 class Torso(nn.Module):
@@ -25,25 +23,42 @@ class Torso(nn.Module):
 
     features: int
 
+    def train_features(self, observations: Tensor) -> Tensor:
+        """What ``forward`` gives, the way that trains fastest; ``forward`` is made of modules, to export and prune."""
+        features: Tensor = self(observations)
+        return features
+
 
 class MLPTorso(Torso):
     """``depth`` layers of ``width`` units; observations of any shape are flattened."""
 
-    def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: Activation) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: dense.Activation) -> None:
         super().__init__()
         self._inputs = math.prod(shape)
         self._flatten = len(shape) != 1
-        self._activation = torch.tanh if activation == "tanh" else torch.relu
+        self._activation = activation
         sizes = [self._inputs, *[width] * depth]
         self.layers = nn.ModuleList(orthogonal(nn.Linear(a, b)) for a, b in pairwise(sizes))
         self.features = width
 
     def forward(self, observations: Tensor) -> Tensor:
         """[N, *shape] float to [N, width]."""
-        x = observations.reshape(-1, self._inputs) if self._flatten else observations
+        x = self._rows(observations)
         for layer in self.layers:
-            x = self._activation(layer(x))
+            x = torch.tanh(layer(x)) if self._activation == "tanh" else torch.relu(layer(x))
         return x
+
+    def train_features(self, observations: Tensor) -> Tensor:
+        """``forward`` in one call where it runs on a CPU."""
+        x = self._rows(observations)
+        if not dense.suits(x):
+            return self.forward(x)
+        layers = [*self.layers]
+        weights, biases = tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers)
+        return dense.dense(x, weights, biases, self._activation)
+
+    def _rows(self, observations: Tensor) -> Tensor:
+        return observations.reshape(-1, self._inputs) if self._flatten else observations
 
 
 class NatureCNN(Torso):
@@ -73,9 +88,9 @@ class NatureCNN(Torso):
 
 
 class ImpalaResNet(Torso):
-    """Three stages of convolution, pooling and two residual blocks, then 256 units (Espeholt et al. 2018, figure 3).
+    """Three stages of convolution, pooling and two residual blocks, then 256 units (Espeholt et al. 2018, fig. 3).
 
-    ``multiple`` scales the channels (16, 32, 32). Deviation: the second convolution of each residual block starts scaled
+    ``multiple`` scales the channels (16, 32, 32). Deviation: the second convolution of a residual block starts scaled
     by 1/√(number of blocks), so that the variance of the features does not double from block to block.
     """
 
