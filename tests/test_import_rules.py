@@ -1,0 +1,93 @@
+"""Who may import what, where static contracts cannot see: at run time, and by the names that are called."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PACKAGES = ("accel", "compressors", "correctors", "monitor")
+MPI_FILE = PROJECT / "accel" / "transport" / "mpi.py"
+
+# mpi4py's methods that pickle; their upper-case namesakes move buffers.
+PICKLING = frozenset(
+    "send bsend ssend isend ibsend issend recv irecv sendrecv mprobe improbe bcast scatter gather allgather alltoall "
+    "reduce allreduce scan exscan ireduce dumps loads".split()
+)
+
+
+def product_files() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
+
+
+def imported_packages(source: str) -> set[str]:
+    """Top-level packages that a file imports anywhere, functions included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def pickling_calls(source: str) -> list[str]:
+    """Calls of a pickling method, with their lines."""
+    return [
+        f"line {node.lineno}: {node.func.attr}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PICKLING
+    ]
+
+
+def test_one_file_imports_mpi4py() -> None:
+    importers = [path for path in product_files() if "mpi4py" in imported_packages(path.read_text())]
+    assert importers == [MPI_FILE]
+
+
+def test_mpi_moves_buffers_and_never_pickles() -> None:
+    assert pickling_calls(MPI_FILE.read_text()) == []
+
+
+def test_the_rules_see_what_they_forbid() -> None:
+    assert pickling_calls("def f(comm):\n    comm.Send(b, 1)\n    return comm.bcast({})") == ["line 3: bcast"]
+    assert "mpi4py" in imported_packages("def f():\n    from mpi4py import MPI")
+    assert "mpi4py" in imported_packages("import mpi4py.util.dtlib")
+    assert "mpi4py" not in imported_packages("from accel.transport import mpi")
+
+
+def actor_side_modules() -> list[str]:
+    """What an actor imports, as the static contract lists it."""
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    modules: list[str] = next(item for item in contracts if "Actors" in item["name"])["source_modules"]
+    assert "accel.actor" in modules
+    return modules
+
+
+def loaded_after_importing(*modules: str) -> set[str]:
+    program = f"import sys, {', '.join(modules)}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", actor_side_modules())
+def test_the_actor_side_loads_no_torch(module: str) -> None:
+    assert not {"torch", "onnx", "safetensors"} & loaded_after_importing(module)
+
+
+def test_packages_load_nothing_heavy() -> None:
+    assert not {"torch", "onnx", "onnxruntime", "gymnasium", "mpi4py", "numpy"} & loaded_after_importing(*PACKAGES)
+
+
+def test_public_names_resolve() -> None:
+    program = "import importlib\n" + "\n".join(
+        f"package = importlib.import_module({name!r})\nfor item in package.__all__: getattr(package, item)"
+        for name in PACKAGES
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=True, timeout=60)
