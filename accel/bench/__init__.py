@@ -1,0 +1,1 @@
+"""Benchmarks behind ``accel bench``: each measures one budget and returns flat rows."""
