@@ -199,13 +199,13 @@ class _GaussianSampler:
         if not self._bounded:
             return actions.copy()
         clipped = np.maximum(actions, self._low)
-        return np.minimum(clipped, self._high, clipped)
+        return np.minimum(clipped, self._high, out=clipped)
 
 
 def _draw_negative_gumbel(rng: np.random.Generator, out: FloatArray) -> None:
     """Fills ``out`` with log e, e standard exponential; the smallest float stands for a drawn zero."""
     rng.standard_exponential(dtype=np.float32, out=out)
-    np.maximum(out, _TINY, out)
+    np.maximum(out, _TINY, out=out)
     np.log(out, out)
 
 
