@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import FrameStackObservation
 
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvironment
-from accel.envs.observations import observation_layout
+from accel.envs.observations import ObservationLayout, observation_layout
 from accel.envs.seeding import env_seeds
 from accel.errors import EnvError
-from accel.spaces import EnvSpec
+from accel.spaces import EnvSpec, FrameFill
 
 SingleEnv = gymnasium.Env[object, object]
 
@@ -75,7 +77,8 @@ class EnvLoop(VectorEnvironment):
             if theirs != ours:
                 raise EnvError(f"environments 0 and {i} of one actor have different spaces: {ours} and {theirs}")
         action = action_spec(first.action_space, squash=squash_actions)
-        return EnvSpec(self._layout.shape, self._layout.dtype, action)
+        stack, fill = _frame_stack(first, self._layout)
+        return EnvSpec(self._layout.shape, self._layout.dtype, action, "next_step", stack, fill)
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
@@ -123,3 +126,13 @@ class EnvLoop(VectorEnvironment):
         for env in self._envs:
             env.close()
         self._envs = []
+
+
+def _frame_stack(env: SingleEnv, layout: ObservationLayout) -> tuple[int, FrameFill]:
+    """Frames in one image and what fills the stack at a reset, where gymnasium's own wrapper stacked them, outermost."""
+    if not isinstance(env, FrameStackObservation) or layout.dtype != "uint8":
+        return 1, "zero"
+    has_frames_first = layout.is_plain or len(cast(tuple[int, ...], env.observation_space.shape)) == 4
+    if not has_frames_first or env.padding_type not in ("reset", "zero"):
+        return 1, "zero"
+    return env.stack_size, "repeat" if env.padding_type == "reset" else "zero"

@@ -135,9 +135,9 @@ IMPLEMENTATIONS: dict[str, tuple[Callable[[Kind], VectorEnvironment], str, str]]
 
 def streams_of(env: VectorEnvironment) -> list[int]:
     """Which stream each row plays: the loop seeds every environment by itself, gymnasium counts up from the first."""
-    seeds = env_seeds(SEED, B)
+    seeds = env_seeds(SEED, env.num_envs)
     if env.implementation == "vector":
-        seeds = [seeds[0] + i for i in range(B)]
+        seeds = [seeds[0] + i for i in range(env.num_envs)]
     return [seed % len(SCRIPT) for seed in seeds]
 
 
@@ -155,6 +155,41 @@ def test_every_row_is_the_one_the_mode_defines(implementation: str, kind: Kind) 
     assert len(set(streams)) > 1
     check_rows(env, kind, streams)
     env.close()
+
+
+@pytest.mark.parametrize(("padding", "fill"), [("reset", "repeat"), ("zero", "zero")])
+def test_frames_stacked_by_gymnasiums_wrapper_need_be_stored_only_once(padding: str, fill: str) -> None:
+    stack = 3
+    env = EnvLoop(
+        lambda: gymnasium.wrappers.FrameStackObservation(ClosedFormEnv("image"), stack, padding_type=padding),
+        2,
+        seed=SEED,
+    )
+    assert (env.spec.frame_stack, env.spec.frame_fill, env.spec.observation_shape) == (stack, fill, (9, 6, 5))
+    streams = streams_of(env)
+    observations = env.reset()
+    expected = [next_step_rows(stream, np.zeros(T)) for stream in streams]
+    for t in range(T):
+        for i, stream in enumerate(streams):
+            row = expected[i][t]
+            blank = encoded("image", row.episode, 0, stream) if fill == "repeat" else np.zeros((3, 6, 5))
+            past = range(row.t - stack + 1, row.t + 1)
+            frames = [encoded("image", row.episode, k, stream) if k >= 0 else blank for k in past]
+            np.testing.assert_array_equal(observations[i], np.concatenate(frames))
+        observations, _, _, _ = env.step(np.zeros(2, np.int64))
+
+
+def test_other_stacks_are_sent_whole() -> None:
+    custom = np.ones((6, 5, 3), np.uint8)
+    for env in (
+        gymnasium.wrappers.FrameStackObservation(ClosedFormEnv("image"), 3, padding_type=custom),
+        gymnasium.wrappers.FrameStackObservation(ClosedFormEnv("vector"), 3),
+        gymnasium.wrappers.TransformReward(
+            gymnasium.wrappers.FrameStackObservation(ClosedFormEnv("image"), 3), lambda value: value
+        ),
+    ):
+        made: Any = env
+        assert EnvLoop(lambda made=made: made, 1, seed=0).spec.frame_stack == 1
 
 
 def finished_episodes(env: VectorEnvironment, actions: np.ndarray) -> Iterator[tuple[int, int, float, float]]:

@@ -1,7 +1,7 @@
 """An environment whose every observation, reward and return is a formula, as a single and as a vector environment.
 
-Environment i of a vector is a stream s; its e-th episode (from 0) has the length and the ending ``SCRIPT[(s + e) % 5]``.
-Step t (from 1) of episode e with action a gives
+Each environment plays a stream s; its e-th episode (from 0) has the length and ending ``SCRIPT[(s + e) % 5]``. Step t
+(from 1) of episode e with action a gives
 
     reward = 10 e + t + a / 8,     so that an episode of length L with actions a_t returns
     G = 10 e L + L (L + 1) / 2 + sum(a_t) / 8.
@@ -83,7 +83,7 @@ def observe(kind: Kind, episode: int, t: int, stream: int) -> Any:
 class ClosedFormEnv(gymnasium.Env[Any, Any]):
     """One stream."""
 
-    metadata = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, observation: Kind = "vector", autoreset_mode: str = "", box_actions: bool = False) -> None:
         self.kind = observation

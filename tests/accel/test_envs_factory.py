@@ -1,0 +1,254 @@
+"""Making environments: which implementation, wrappers, arguments, seeds, and one clear message for every mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from accel.envs import env_seeds, make_vector_env
+from accel.envs.base import VectorEnvironment
+from accel.errors import EnvError, MissingExtraError
+
+ROOT = Path(__file__).parents[2]
+CLOSED_FORM = "tests.environments:ClosedForm-v0"
+HERE = "tests.accel.test_envs_factory"
+
+
+def shift_rewards(env: Any) -> Any:
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 100)
+
+
+def double_rewards(env: Any) -> Any:
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward * 2)
+
+
+def stack_frames(env: Any) -> Any:
+    return gymnasium.wrappers.FrameStackObservation(env, 3)
+
+
+def forget_to_return(env: Any) -> None:
+    return None
+
+
+def fail(env: Any) -> Any:
+    raise ValueError("a wrapper's own mistake")
+
+
+def needs_mujoco(env: Any) -> Any:
+    import mujoco.no_such_part  # noqa: F401
+
+
+def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
+    shown = [env.reset().copy()]
+    shown += [
+        env.step(np.ones((env.num_envs, *env.spec.action.shape), env.spec.action.dtype))[0].copy() for _ in range(steps)
+    ]
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("options", "implementation"),
+    [
+        ({"id": "CartPole-v1"}, "vector"),
+        ({"id": "CartPole"}, "vector"),
+        ({"id": "gymnasium:CartPole-v1"}, "vector"),
+        ({"id": "CartPole-v1", "env_args": {"sutton_barto_reward": True}}, "vector"),
+        ({"id": "CartPole-v1", "wrappers": [f"{HERE}:shift_rewards"]}, "loop"),
+        ({"id": "Pendulum-v1", "env_args": {"g": 5.0}}, "loop"),
+        ({"id": CLOSED_FORM}, "loop"),
+    ],
+)
+def test_the_fastest_exact_implementation_is_taken(options: dict[str, Any], implementation: str) -> None:
+    env = make_vector_env(**options, num_envs=2)
+    assert env.implementation == implementation
+    env.close()
+    env.close()
+
+
+def test_arguments_reach_the_environment() -> None:
+    env = make_vector_env("CartPole-v1", 2, env_args={"sutton_barto_reward": True})
+    env.reset()
+    np.testing.assert_array_equal(env.step(np.zeros(2, np.int64))[1], [0, 0])
+    gentle, heavy = (play(make_vector_env("Pendulum-v1", 1, env_args={"g": g}))[-1] for g in (0.0, 10.0))
+    assert not np.array_equal(gentle, heavy)
+
+
+def test_wrappers_apply_in_the_order_given() -> None:
+    rewards = []
+    for order in (["shift_rewards", "double_rewards"], ["double_rewards", "shift_rewards"]):
+        env = make_vector_env(CLOSED_FORM, 1, wrappers=[f"{HERE}:{name}" for name in order])
+        env.reset()
+        rewards.append(float(env.step(np.zeros(1, np.int64))[1][0]))
+    assert rewards == [202.0, 102.0]
+
+
+def test_wrapped_environments_keep_their_time_limit_and_shapes() -> None:
+    env = make_vector_env("tests.environments:ClosedFormLimited-v0", 1, wrappers=[f"{HERE}:stack_frames"], seed=0)
+    assert env.spec.observation_shape == (9,)
+    env.reset()
+    flags = [bool(env.step(np.zeros(1, np.int64))[3][0]) for _ in range(40)]
+    assert any(flags)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("nonsense", "not of the form package.module:function"),
+        (f"{HERE}:missing", "has no function 'missing'"),
+        ("no_such_module:f", "no_such_module"),
+        (f"{HERE}:forget_to_return", "returned NoneType"),
+        (f"{HERE}:fail", "ValueError: a wrapper's own mistake"),
+    ],
+)
+def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_vector_env(CLOSED_FORM, 1, wrappers=[wrapper])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"id": "CartPol-v1"}, "unknown environment 'CartPol-v1': did you mean CartPole-v1"),
+        ({"id": "cartpole-v1"}, "CartPole-v1"),
+        ({"id": "CartPole-v9"}, "CartPole-v1"),
+        ({"id": "Nowhere/Nothing-v0"}, "module:id"),
+        ({"id": "not an id"}, "unknown environment"),
+        ({"id": ""}, "unknown environment"),
+        ({"id": "no_such_module:X-v0"}, "no_such_module"),
+        ({"id": "CartPole-v1", "env_args": {"gravitas": 3}}, "gravitas"),
+        ({"id": "CartPole-v1", "env_args": {"num_envs": 3}}, "num_envs"),
+        ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": 0}}, "max_episode_steps is 0"),
+        ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": "ten"}}, "max_episode_steps is 'ten'"),
+        ({"id": "CartPole-v1", "num_envs": 0}, "at least one"),
+        ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium or envpool"),
+        ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
+        ({"id": "tests.environments:ClosedFormUnlabelled-v0"}, "autoreset_mode"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*metadata.*:UserWarning")
+def test_bad_input_is_one_clear_message(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvError, match=message) as caught:
+        make_vector_env(**{"num_envs": 1, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_input_to_envpool() -> None:
+    pytest.importorskip("envpool", reason="needs the extra [envpool]")
+    for options, message in (
+        ({"id": "CartPol-v1"}, "did you mean CartPole-v1"),
+        ({"id": CLOSED_FORM}, "backend gymnasium"),
+        ({"id": "CartPole-v1", "env_args": {"gravitas": 3}}, "gravitas"),
+        ({"id": "CartPole-v1", "env_args": {"batch_size": 1}}, "batch_size"),
+        ({"id": "CartPole-v1", "wrappers": [f"{HERE}:fail"]}, "use backend gymnasium"),
+        ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
+    ):
+        options_of_it: Any = options
+        with pytest.raises(EnvError, match=message) as caught:
+            make_vector_env(**options_of_it, num_envs=1, backend="envpool")
+        assert "\n" not in str(caught.value)
+
+
+def test_bad_input_to_atari() -> None:
+    pytest.importorskip("ale_py", reason="needs the extra [atari]")
+    for name, args, message in (
+        ("ALE/Pongg-v5", {}, "did you mean ALE/Pong-v5"),
+        ("ALE/Pong-v5", {"frame_skip": 4}, "frameskip"),
+        ("ALE/Pong-v5", {"frameskip": 0}, "frameskip"),
+        ("ALE/Pong-v5", {"batch_size": 1}, "batch_size"),
+    ):
+        arguments: Any = args
+        with pytest.raises(EnvError, match=message):
+            make_vector_env(name, 2, env_args=arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra", "backend"),
+    [
+        ("ALE/Pong-v5", "ale_py", "atari", "gymnasium"),
+        ("HalfCheetah-v5", "mujoco", "mujoco", "gymnasium"),
+        ("LunarLander-v3", "Box2D", "box2d", "gymnasium"),
+        ("CartPole-v1", "envpool", "envpool", "envpool"),
+    ],
+)
+def test_a_missing_package_names_its_extra(name: str, module: str, extra: str, backend: str) -> None:
+    """In a process in which the package cannot be imported."""
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+from accel.envs import make_vector_env
+try:
+    make_vector_env({name!r}, 1, backend={backend!r})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.startswith(MissingExtraError.__name__), result.stdout + result.stderr
+    assert f"[{extra}]" in result.stdout
+
+
+def test_no_torch_is_imported() -> None:
+    code = """
+import sys
+import accel.envs, accel.rewards
+assert "gymnasium" not in sys.modules
+env = accel.envs.make_vector_env("CartPole-v1", 2)
+env.reset()
+print("torch" in sys.modules, "envpool" in sys.modules, "ale_py" in sys.modules)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.split() == ["False"] * 3, result.stderr
+
+
+def test_seeds_are_a_function_of_run_actor_and_environment() -> None:
+    seeds = env_seeds((3, 1), 4)
+    assert seeds == env_seeds((3, 1), 4)
+    assert seeds[:2] == env_seeds((3, 1), 2)
+    everyone = [seed for run in range(3) for actor in range(20) for seed in env_seeds((run, actor), 16)]
+    assert len(set(everyone)) == len(everyone)
+    assert all(0 <= seed < 2**31 for seed in everyone)
+    assert env_seeds(3, 4) != env_seeds((3, 0), 4)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", CLOSED_FORM])
+def test_the_same_seed_plays_the_same(name: str) -> None:
+    first, again, other = (play(make_vector_env(name, 3, seed=(7, actor))) for actor in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
+def test_reset_reseeds_only_when_told(backend: Any) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool", reason="needs the extra [envpool]")
+    env = make_vector_env("Pendulum-v1", 2, seed=(1, 2), backend=backend)
+    first = env.reset().copy()
+    went_on = env.reset().copy()
+    assert not np.array_equal(first, went_on)
+    np.testing.assert_array_equal(env.reset((1, 2)), first)
+    np.testing.assert_array_equal(env.reset(), went_on)
+    assert not np.array_equal(env.reset((1, 3)), first)
+    assert len({row.tobytes() for row in first}) == 2
+    env.close()
+
+
+def test_next_step_environments_have_no_final_observations() -> None:
+    with pytest.raises(AttributeError, match="next_step"):
+        _ = make_vector_env("CartPole-v1", 1).final_observations
+
+
+def test_environments_that_disagree_are_refused() -> None:
+    from accel.envs.loop import EnvLoop
+
+    made: Any = iter([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")])
+    with pytest.raises(EnvError, match="different spaces"):
+        EnvLoop(lambda: next(made), 2, seed=0)

@@ -1,0 +1,209 @@
+"""Observation layouts against gymnasium's flattening, action converters against the spaces they serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.envs.actions import action_converter, action_spec
+from accel.envs.factory import make_vector_env
+from accel.envs.loop import EnvLoop
+from accel.envs.observations import observation_layout
+from accel.errors import EnvError
+from accel.spaces import ActionSpec
+from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
+
+AnySpace = spaces.Space[Any]
+lengths = st.integers(1, 4)
+leaves = st.one_of(
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), lengths, st.integers(-3, 3)),
+    st.builds(lambda nvec: spaces.MultiDiscrete(nvec), st.lists(lengths, min_size=1, max_size=3)),
+    st.builds(
+        lambda nvec: spaces.MultiDiscrete([nvec, nvec], start=[[2] * len(nvec)] * 2), st.lists(lengths, min_size=1)
+    ),
+    st.builds(lambda n: spaces.MultiBinary(n), lengths),
+    st.builds(
+        lambda shape, dtype: spaces.Box(0, 9, tuple(shape), dtype),
+        st.lists(lengths, max_size=3),
+        st.sampled_from([np.float64, np.float32, np.int64, np.int16]),
+    ),
+)
+flattenable = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(lambda parts: spaces.Tuple(parts), st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda parts: spaces.Dict(parts), st.dictionaries(st.sampled_from("zxay"), inner, min_size=1)),
+    ),
+    max_leaves=5,
+)
+
+
+@given(space=flattenable, seed=st.integers(0, 1000))
+def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None:
+    layout = observation_layout(space)
+    space.seed(seed)
+    samples = [space.sample() for _ in range(3)]
+    wanted = np.stack([np.asarray(gymnasium.spaces.flatten(space, sample), np.float32) for sample in samples])
+    rows = layout.empty(3)
+    for sample, row in zip(samples, rows, strict=True):
+        row[...] = 7
+        layout.check(sample)
+        layout.write(sample, row)
+        if layout.is_plain:
+            np.testing.assert_array_equal(row, sample)
+    np.testing.assert_array_equal(rows, wanted)
+    assert (layout.shape, layout.dtype) == (wanted.shape[1:], "float32")
+    batch = concatenate(space, samples, create_empty_array(space, 3))
+    rows[...] = 7
+    layout.write_batch(batch, rows)
+    np.testing.assert_array_equal(rows, wanted)
+    view = layout.view_batch(batch)
+    assert view is None or np.array_equal(view, wanted)
+
+
+IMAGES = {
+    "grey": ((5, 4), (1, 5, 4), lambda x: x[None]),
+    "colour last": ((5, 4, 3), (3, 5, 4), lambda x: np.moveaxis(x, 2, 0)),
+    "colour first": ((3, 5, 4), (3, 5, 4), lambda x: x),
+    "ambiguous: last": ((4, 5, 4), (4, 4, 5), lambda x: np.moveaxis(x, 2, 0)),
+    "stack of grey": ((4, 84, 84), (4, 84, 84), lambda x: x),
+    "stack of grey, one channel": ((4, 8, 9, 1), (4, 8, 9), lambda x: x[..., 0]),
+    "stack of colour last": ((2, 8, 9, 3), (6, 8, 9), lambda x: np.concatenate([np.moveaxis(f, 2, 0) for f in x])),
+    "stack of colour first": ((2, 3, 8, 9), (6, 8, 9), lambda x: np.concatenate(list(x))),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_become_channels_first_and_stay_uint8(name: str) -> None:
+    source, shape, reference = IMAGES[name]
+    space = spaces.Box(0, 255, source, np.uint8)
+    layout = observation_layout(space)
+    assert (layout.shape, layout.dtype) == (shape, "uint8")
+    images = np.random.default_rng(0).integers(0, 256, (3, *source)).astype(np.uint8)
+    wanted = np.stack([reference(image) for image in images])
+    rows = layout.empty(3)
+    for image, row in zip(images, rows, strict=True):
+        layout.write(image, row)
+    np.testing.assert_array_equal(rows, wanted)
+    rows[...] = 0
+    layout.write_batch(images, rows)
+    np.testing.assert_array_equal(rows, wanted)
+    view = layout.view_batch(images)
+    assert view is None or np.array_equal(view, wanted)
+
+
+def test_bytes_that_are_no_image_are_a_vector() -> None:
+    layout = observation_layout(spaces.Box(0, 255, (128,), np.uint8))
+    assert (layout.shape, layout.dtype) == ((128,), "float32")
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        (spaces.Text(5), "Text"),
+        (spaces.Sequence(spaces.Discrete(2)), "Sequence"),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple((spaces.Text(3),))}), r"\['b'\]\[0\] is Text"),
+        (spaces.Box(0, 255, (2, 2, 2, 2, 2), np.uint8), "2 to 4 dimensions"),
+        (spaces.Box(0, 1, (0,), np.float32), "no numbers"),
+    ],
+)
+def test_observations_without_a_fixed_size_are_refused_by_name(space: AnySpace, named: str) -> None:
+    with pytest.raises(EnvError, match=named):
+        observation_layout(space)
+
+
+class Liar(gymnasium.Env[Any, Any]):
+    """Announces one shape and shows another."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+
+def test_an_observation_that_breaks_its_promise_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"shape \(1,\).*Box"):
+        EnvLoop(Liar, 2, seed=0).reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "spec"),
+    [
+        (spaces.Discrete(5), ActionSpec("categorical", (5,))),
+        (spaces.Discrete(5, start=-2), ActionSpec("categorical", (5,))),
+        (spaces.MultiDiscrete([3, 2]), ActionSpec("multi_categorical", (3, 2))),
+        (spaces.MultiDiscrete([3, 2], start=[1, -1]), ActionSpec("multi_categorical", (3, 2))),
+        (spaces.Box(-2, 3, (2,), np.float32), ActionSpec("gaussian", (2,), (-2.0, -2.0), (3.0, 3.0))),
+        (spaces.Box(-1, 1, (2, 2), np.float64), ActionSpec("gaussian", (4,), (-1.0,) * 4, (1.0,) * 4)),
+        (spaces.Box(-np.inf, 1, (), np.float32), ActionSpec("gaussian", (1,), (-np.inf,), (1.0,))),
+    ],
+)
+def test_converted_actions_lie_in_the_space(space: AnySpace, spec: ActionSpec) -> None:
+    assert action_spec(space, squash=False) == spec
+    rng = np.random.default_rng(0)
+    if spec.kind == "gaussian":
+        low, high = np.clip(spec.low, -9, 9), np.clip(spec.high, -9, 9)
+        actions = rng.uniform(low, high, (6, *spec.shape)).astype(spec.dtype)
+    else:
+        sizes = spec.sizes if spec.kind == "multi_categorical" else spec.sizes[0]
+        actions = rng.integers(0, sizes, (6, *spec.shape))
+    converted = action_converter(space)(actions)
+    assert not np.shares_memory(converted, actions)
+    assert all(space.contains(np.asarray(action)) for action in converted)
+    restored = converted.reshape(actions.shape) - (0 if spec.kind == "gaussian" else space.start)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(restored, actions)
+
+
+def test_every_index_reaches_its_own_action() -> None:
+    indices = np.arange(4)
+    np.testing.assert_array_equal(action_converter(spaces.Discrete(4, start=3))(indices), [3, 4, 5, 6])
+
+
+def test_squashing_is_for_bounded_boxes() -> None:
+    assert action_spec(spaces.Box(-1, 1, (2,)), squash=True).squash
+    with pytest.raises(EnvError, match="finite bounds"):
+        action_spec(spaces.Box(-np.inf, 1, (2,)), squash=True)
+    with pytest.raises(EnvError, match="Box action space"):
+        action_spec(spaces.Discrete(2), squash=True)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.MultiDiscrete([[2, 3], [2, 3]]),
+        spaces.MultiBinary(3),
+        spaces.Box(0, 9, (2,), np.int64),
+        spaces.Dict({"a": spaces.Discrete(2)}),
+        spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1))),
+        spaces.Box(0, 1, (0,)),
+    ],
+)
+def test_unsupported_action_spaces_are_named(space: AnySpace) -> None:
+    with pytest.raises(EnvError, match=type(space).__name__):
+        action_spec(space, squash=False)
+
+
+def test_box_actions_of_any_shape_reach_the_environment() -> None:
+    env = EnvLoop(lambda: ClosedFormEnv(box_actions=True), 2, seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (2, 6)).astype(np.float32)
+    before = actions.copy()
+    env.reset()
+    _, rewards, _, _ = env.step(actions)
+    np.testing.assert_allclose(rewards, 1 + before.astype(np.float64).sum(axis=1) / 8, rtol=1e-6)
+    assert env.spec.action == ActionSpec("gaussian", (6,), (-1.0,) * 6, (1.0,) * 6)
+
+
+def test_discrete_actions_start_where_the_space_does() -> None:
+    env = make_vector_env("tests.environments:ClosedForm-v0", 4)
+    env.reset()
+    _, rewards, _, _ = env.step(np.arange(4))
+    np.testing.assert_array_equal(rewards, 1 + np.arange(4) / 8)
+    assert FIRST_ACTION != 0
