@@ -6,19 +6,32 @@ Names resolve on first use, so that importing ``compressors.runtime`` on an acto
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compressors.artifact import CompressedPolicy, TensorSpec
+    from compressors.base import Compressor, Plan
+    from compressors.cpu import cpu_features
+    from compressors.errors import (
+        ArtifactError,
+        CalibrationError,
+        CompressorError,
+        GraphError,
+        SchemeError,
+        UnsupportedLayerError,
+        VerificationError,
+        WeightsError,
+    )
+    from compressors.float import Float32
+    from compressors.int8 import Int8
+    from compressors.runtime import PolicySession
+    from compressors.scheme import Scheme, make_compressor, parse_scheme, scheme_names
 
 _HOMES = {
     "CompressedPolicy": "artifact",
     "TensorSpec": "artifact",
     "Compressor": "base",
     "Plan": "base",
-    "Float32": "float",
-    "Int8": "int8",
-    "PolicySession": "runtime",
-    "Scheme": "scheme",
-    "make_compressor": "scheme",
-    "parse_scheme": "scheme",
-    "scheme_names": "scheme",
     "cpu_features": "cpu",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
@@ -28,9 +41,37 @@ _HOMES = {
     "UnsupportedLayerError": "errors",
     "VerificationError": "errors",
     "WeightsError": "errors",
+    "Float32": "float",
+    "Int8": "int8",
+    "PolicySession": "runtime",
+    "Scheme": "scheme",
+    "make_compressor": "scheme",
+    "parse_scheme": "scheme",
+    "scheme_names": "scheme",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "ArtifactError",
+    "CalibrationError",
+    "CompressedPolicy",
+    "Compressor",
+    "CompressorError",
+    "Float32",
+    "GraphError",
+    "Int8",
+    "Plan",
+    "PolicySession",
+    "Scheme",
+    "SchemeError",
+    "TensorSpec",
+    "UnsupportedLayerError",
+    "VerificationError",
+    "WeightsError",
+    "cpu_features",
+    "make_compressor",
+    "parse_scheme",
+    "scheme_names",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -40,4 +81,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

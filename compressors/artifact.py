@@ -1,7 +1,7 @@
 """CompressedPolicy: ONNX bytes plus the contract an actor needs, in a byte format of our own. No torch, no pickle.
 
-Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two CRC-32 cover everything: one the
-prefix (but itself) and the header, one the model, so that a new version of the same weights costs no second pass over them.
+Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two CRC-32 cover everything:
+one the prefix (but itself) and the header, one the model, so that a new version of the same weights reads none of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Buffer = bytes | bytearray | memoryview
 
 FORMAT_VERSION = 1
 MAGIC = b"\x89ACCELPY"
-# magic, format version, flags (0), header bytes, model bytes, policy version, CRC of the model, CRC of prefix and header
+# magic, format version, flags (0), header bytes, model bytes, policy version, the model's CRC
 _PREFIX = struct.Struct("<8sHHIQqI")
+# CRC of prefix and header
 _CHECKSUM = struct.Struct("<I")
 _START = _PREFIX.size + _CHECKSUM.size
 _DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
@@ -113,9 +114,7 @@ class CompressedPolicy:
             header = self._header
         except (TypeError, ValueError) as error:
             raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
-        prefix = _PREFIX.pack(
-            MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, self._model_crc
-        )
+        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, self._model_crc)
         checksum = _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix)))
         return b"".join((prefix, checksum, header, self.model))
 
@@ -191,7 +190,7 @@ def _tensor(value: Json, what: str) -> TensorSpec:
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**31):
             _refuse(f"{what} {name!r} has the size {size!r}")
         sizes.append(size)
-    return TensorSpec(name, cast("str", dtype), tuple(sizes))
+    return TensorSpec(name, str(dtype), tuple(sizes))
 
 
 def _tensor_to_json(spec: TensorSpec) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""Compose a scheme: reductions that make the module smaller, then one format that decides how its numbers are stored."""
+"""Compose a scheme: reductions that make the module smaller, then one format that says how its numbers are stored."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A torch policy module as an ONNX graph whose weights stay apart, so that they can be rewritten at every refresh.
 
-The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name; whatever is computed
-from parameters alone (a reciprocal standard deviation, a reordered LSTM weight) becomes the *prologue*, evaluated at each refresh;
-whatever is computed from constants alone is folded once. What is left runs on the actor.
+The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name; what is
+computed from parameters alone (a reciprocal standard deviation, a reordered LSTM weight) becomes the *prologue*,
+evaluated at each refresh; what is computed from constants alone is folded once. What is left runs on the actor.
 """
 
 from __future__ import annotations
@@ -72,15 +72,18 @@ def export_policy(
 ) -> PolicyGraph:
     """Export a module in evaluation mode.
 
-    A copy filled with random numbers is exported: equal tensors would be merged by the exporter, and a weight that got lost
-    in a constant shows as a difference between the graph and the module.
+    A copy with random weights is exported, as the exporter would merge equal tensors; the graph is then compared with
+    the copy at other random weights, so that a weight lost in a constant shows.
 
     Raises:
         GraphError: export failed, or the graph does not follow its weights or its batch.
     """
-    double = _random_double(module)
+    double = copy.deepcopy(module).cpu().eval()
     examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
+    generator = torch.Generator().manual_seed(_SENTINEL_SEED)
+    _randomise(double, generator)
     model = _export(double, examples, output_names)
+    _randomise(double, generator)
     state = read_state(double)
     inputs = tuple(_spec(name, value) for name, value in examples.items())
     with torch.no_grad():
@@ -102,7 +105,7 @@ def _export(double: torch.nn.Module, examples: Mapping[str, torch.Tensor], outpu
             torch.onnx.export(
                 double,
                 tuple(examples.values()),
-                file,
+                file,  # type: ignore[arg-type]  # a binary file does, with dynamo=False
                 dynamo=False,
                 do_constant_folding=False,
                 input_names=list(examples),
@@ -150,7 +153,7 @@ def _policy_graph(
 def _check_follows(
     graph: PolicyGraph, state: State, inputs: Mapping[str, torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> None:
-    """Two sets of random weights, at another batch than the exported one: the graph must agree with the module's result."""
+    """Other random weights than the exported ones, and another batch: the graph must agree with the module."""
     feeds = {name: value.numpy() for name, value in inputs.items()}
     got = graph.piece([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
     for spec, reference in zip(graph.outputs, expected, strict=True):
@@ -159,15 +162,13 @@ def _check_follows(
         tolerance = 1e-3 * (1.0 + float(np.abs(wanted).max()))
         if found.shape != wanted.shape or not np.allclose(found, wanted, atol=tolerance, rtol=0):
             raise GraphError(
-                f"output {spec.name!r} of the exported graph does not follow the policy's weights and batch; the forward "
-                "must compute it from parameters, buffers and inputs by torch operations only, for any number of rows"
+                f"output {spec.name!r} of the exported graph does not follow the policy's weights and batch; compute "
+                "it from parameters, buffers and inputs by torch operations only, for any number of rows"
             )
 
 
-def _random_double(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy on the CPU, in evaluation mode, with distinct random weights that keep activations in proportion."""
-    double = copy.deepcopy(module).cpu().eval()
-    generator = torch.Generator().manual_seed(_SENTINEL_SEED)
+def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
+    """Distinct random weights that keep activations in proportion."""
     with torch.no_grad():
         for parameter in double.parameters():
             if parameter.is_floating_point():
@@ -176,7 +177,6 @@ def _random_double(module: torch.nn.Module) -> torch.nn.Module:
         for buffer in double.buffers():
             if buffer.is_floating_point():
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
-    return double
 
 
 def _wider(examples: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes through unchanged.
+"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes on unchanged.
 
-Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A layer with
-weights that has no integer kernel here is an error, never left in float silently.
+Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A
+layer with weights that has no integer kernel here is an error, never left in float silently.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ class IntegerGraph:
         self._declare(value)
 
     def _clip(self, node: NodeProto) -> None:
-        """A range is measured behind the clip, and codes saturate at it: before integer layers alone, nothing is left to do."""
-        bounds = [self._graph.constants.get(name) for name in node.input[1:]]
-        spans_zero = len(bounds) == 2 and all(b is not None for b in bounds) and bounds[0] <= 0.0 <= bounds[1]  # type: ignore[operator]
+        """Codes saturate at a range measured behind the clip: in front of integer layers it has nothing left to do."""
+        bounds = [float(self._graph.constants[name]) for name in node.input[1:] if name in self._graph.constants]
+        spans_zero = len(bounds) == 2 and bounds[0] <= 0.0 <= bounds[1]
         if spans_zero and self._wants_codes(node.output[0]) and node.input[0] in self._as_float:
             self._as_float[node.output[0]] = self._as_float[node.input[0]]
             return
@@ -258,7 +258,7 @@ class IntegerGraph:
         self.slots[f"{activation}:zero"] = Slot((), element)
 
     def _through_relu(self, value: str) -> str:
-        """The value behind a ReLU that alone reads this one: its codes start at zero, so the layer's saturation is the ReLU."""
+        """The value behind a ReLU that alone reads this one: its codes start at zero and saturate there, as a ReLU."""
         reader = self._wiring.only_consumer(value)
         if reader is None or reader.op_type != "Relu":
             return value
@@ -292,7 +292,5 @@ class IntegerGraph:
 
     def _refuse(self, node: NodeProto, reason: str) -> NoReturn:
         raise UnsupportedLayerError(
-            f"layer {layer_name(node)!r} cannot be quantised statically: {reason}; use int8-dynamic where the layer is an "
-            "LSTM, or fp16 or fp32"
+            f"layer {layer_name(node)!r} cannot be quantised statically: {reason}; use fp16 or fp32"
         )
-

@@ -1,11 +1,12 @@
-"""Affine quantisation in numpy: scales, zero points, codes. The formulae are onnxruntime's, so that its quantizer is the oracle.
+"""Affine quantisation in numpy: scales, zero points, codes. The formulae are those of onnxruntime's own quantizer.
 
     x ≈ s (q − z);   q = clip(round(x / s) + z, q_min, q_max);   rounding is half to even
     asymmetric: s = (max(hi, 0) − min(lo, 0)) / (q_max − q_min),  z = round(q_min − min(lo, 0) / s)
     symmetric:  s = 2 max|x| / (q_max − q_min),  z = 0
     bias:       q_b = clip(round(b / (s_x s_w)), −2³¹, 2³¹ − 1)
 
-Source: onnxruntime/quantization/quant_utils.py, compute_scale_zp and base_quantizer.quantize_bias_static_impl. Deviations: none.
+Source: onnxruntime/quantization: quant_utils.compute_scale_zp, base_quantizer.quantize_bias_static_impl and
+qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: none.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
 
 
 def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
-    """Symmetric scales of a weight: [] for the whole tensor, [channels] along ``axis``; 1 where all weights are zero."""
+    """Symmetric scales of a weight: [] for all of it, or [channels] along ``axis``; 1 where all weights are zero."""
     others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
     greatest = np.maximum(weight.max(axis=others), -weight.min(axis=others)).astype(np.float64)
     scales = 2.0 * greatest / codes.levels
@@ -61,9 +62,7 @@ def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = Non
     return np.asarray(scales, dtype=np.float32)
 
 
-def scales_for_bias(
-    scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray
-) -> NDArray[np.float32]:
+def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray) -> NDArray[np.float32]:
     """Weight scales, widened where the bias would not fit 32 bits at s_x·s_w (weights far smaller than their bias)."""
     greatest = np.abs(bias.astype(np.float64))
     if scales.ndim == 0:
@@ -91,9 +90,7 @@ def quantise_into(
     np.copyto(target, scratch, casting="unsafe")
 
 
-def bias_codes(
-    bias: FloatArray, input_scale: np.float32, scales: NDArray[np.float32]
-) -> NDArray[np.int32]:
+def bias_codes(bias: FloatArray, input_scale: np.float32, scales: NDArray[np.float32]) -> NDArray[np.int32]:
     """32-bit codes of a bias at scale s_x·s_w."""
     scale = np.asarray(input_scale * scales, dtype=np.float64)
     return np.clip(np.round(bias.astype(np.float64) / scale), _INT32.min, _INT32.max).astype(np.int32)

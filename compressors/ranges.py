@@ -61,7 +61,7 @@ class RangeObserver:
         ranges = {}
         for name, low, high in zip(self._values, results[_LOWS], results[_HIGHS], strict=True):
             if not (np.isfinite(low) and np.isfinite(high)):
-                raise CalibrationError(f"activation {name!r} is not finite on the calibration inputs; check the weights")
+                raise CalibrationError(f"activation {name!r} is not finite on these inputs; check inputs and weights")
             ranges[name] = Range(float(low), float(high))
         return ranges
 
@@ -72,11 +72,11 @@ class RangeObserver:
             raise CalibrationError(f"calibration inputs have different numbers of rows: {sorted(rows)}")
         for spec in self._graph.inputs:
             if spec.name not in inputs:
-                raise CalibrationError(f"calibration input {spec.name!r} is missing; it needs [N, {_sizes(spec.shape)}]")
+                raise CalibrationError(f"calibration input {spec.name!r} is missing; give [N, {_sizes(spec.shape)}]")
             array = inputs[spec.name]
             if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or len(array) == 0:
                 raise CalibrationError(
-                    f"calibration input {spec.name!r} has shape {array.shape}; it needs [N, {_sizes(spec.shape)}], N ≥ 1"
+                    f"calibration input {spec.name!r} has shape {array.shape}; give [N, {_sizes(spec.shape)}], N ≥ 1"
                 )
             if array.dtype != np.dtype(spec.dtype):
                 raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")

@@ -9,12 +9,12 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from compressors.base import Array
-from compressors.wiring import Wiring, int_attribute, is_plain_gemm, optional_input
+from compressors.wiring import Wiring, int_attribute, is_plain_gemm
 
 
 @dataclass
 class Draft:
-    """A graph under rewriting; ``parameters`` are the shapes of module tensors and of what the prologue makes of them."""
+    """A graph under rewriting: the actor's nodes, the prologue's, and what is known of values."""
 
     nodes: list[NodeProto]
     prologue: list[NodeProto]
@@ -56,7 +56,7 @@ def _bypass_identities(draft: Draft) -> None:
 
 
 def _dequantise_images(draft: Draft) -> None:
-    """Cast(uint8) then ÷ or × a constant is DequantizeLinear: one node, and the pixels are integer codes as they are."""
+    """Cast(uint8), then ÷ or × a constant, is DequantizeLinear: one node, and pixels are seen to be integer codes."""
     wiring = draft.wiring()
     for cast in [n for n in draft.nodes if n.op_type == "Cast" and n.input[0] in draft.uint8_inputs]:
         scale_node = wiring.only_consumer(cast.output[0])
@@ -95,8 +95,8 @@ def _matmul_to_gemm(draft: Draft) -> None:
 def _merge_heads(draft: Draft) -> None:
     """Concat of linear heads over one input, and of parameters repeated for each row, is one linear head.
 
-    Rows of a repeated parameter (a Gaussian's log standard deviation) get zero weights and the parameter as their bias, which
-    saves the actor a dozen nodes that compute the batch's size.
+    Rows of a repeated parameter (a Gaussian's log standard deviation) get zero weights and the parameter as their bias,
+    which saves the actor the nodes that compute the batch's size.
     """
     for concat in [n for n in draft.nodes if n.op_type == "Concat"]:
         if int_attribute(concat, "axis", 0) not in (1, -1) or draft.ranks.get(concat.output[0]) != 2:
@@ -146,15 +146,11 @@ def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) 
         biases.append(bias)
     draft.prologue.append(helper.make_node("Concat", weights, [f"{stem}:weight"], axis=0))
     draft.prologue.append(helper.make_node("Concat", biases, [f"{stem}:bias"], axis=0))
-    merged = helper.make_node(
-        "Gemm", [x, f"{stem}:weight", f"{stem}:bias"], [stem], name=parts[0].name, transB=1
-    )
+    merged = helper.make_node("Gemm", [x, f"{stem}:weight", f"{stem}:bias"], [stem], name=parts[0].name, transB=1)
     draft.replace([concat], merged)
 
 
-def _zero_rows(
-    draft: Draft, repeated: str, some_weight: str, flat: str, bias: str, weight: str
-) -> list[NodeProto]:
+def _zero_rows(draft: Draft, repeated: str, some_weight: str, flat: str, bias: str, weight: str) -> list[NodeProto]:
     """Prologue nodes: the repeated parameter as a bias vector, and zeros [its length, the input's width] as weights."""
     zero = f"{weight}:zero"
     draft.constants[zero] = np.zeros((), dtype=np.float32)

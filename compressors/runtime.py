@@ -59,8 +59,8 @@ class PolicySession:
         missing = [feature for feature in artifact.cpu_features if feature not in cpu_features()]
         if missing:
             raise ArtifactError(
-                f"policy {artifact.scheme!r} needs a CPU with {', '.join(missing)}, which this one lacks; "
-                f"report this machine's features ({', '.join(sorted(cpu_features())) or 'none'}) when asking for a policy"
+                f"policy {artifact.scheme!r} needs a CPU with {', '.join(missing)}, which this one lacks; ask for a "
+                f"policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
             )
         self.artifact = artifact
         self.batch = batch

@@ -84,7 +84,7 @@ def _parse_method(part: str, text: str) -> MethodText:
         raise SchemeError(f"{part.strip()!r} in scheme {text!r} is not of the form name or name(argument,…)")
     name, inside = match.groups()
     if name not in _FACTORIES:
-        raise SchemeError(f"unknown compression method {name!r} in scheme {text!r}; choose from {', '.join(_FACTORIES)}")
+        raise SchemeError(f"unknown method {name!r} in scheme {text!r}; choose from {', '.join(_FACTORIES)}")
     if inside is None:
         return MethodText(name)
     arguments = tuple(argument.strip() for argument in inside.split(","))

@@ -24,7 +24,7 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     if names is not None:
         missing = [name for name in names if name not in tensors]
         if missing:
-            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to this policy anew")
+            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it anew")
         tensors = {name: tensors[name] for name in names}
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         tensors = _to_cpu(tensors)
@@ -44,6 +44,6 @@ def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for dtype in {tensor.dtype for tensor in tensors.values()}:
         group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
         flat = torch.cat([tensor.reshape(-1) for tensor in group.values()]).cpu()
-        parts = flat.split([tensor.numel() for tensor in group.values()])
+        parts = torch.split(flat, [tensor.numel() for tensor in group.values()])
         moved.update({name: part.view(group[name].shape) for name, part in zip(group, parts, strict=True)})
     return {name: moved[name] for name in tensors}
