@@ -183,7 +183,7 @@ class LearnerTransport(Protocol):
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Asks actors to stop and drains what is in flight (unrolls are dropped, messages kept) until each has said
-        goodbye or died. Returns the actors that did neither in time."""
+        goodbye or died. Returns the actors that did neither in time; may be called again for them."""
         ...
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:

@@ -64,10 +64,10 @@ class MpiEndpoint:
             self.fail(error)
 
     def probe(self, source: int, tag: int) -> MpiIncoming | None:
-        """Matches the next message, or None."""
+        """Matches the next message, or None. Open MPI looks *before* it lets things progress: hence a second look."""
         status = self._status
         try:
-            message = self._comm.Improbe(source, tag, status)
+            message = self._comm.Improbe(source, tag, status) or self._comm.Improbe(source, tag, status)
         except MPI.Exception as error:
             self.fail(error)
         if message is None:

@@ -202,7 +202,7 @@ class RemoteActor:
         """Takes everything that the learner has sent, in order. A policy still under way holds up what follows it."""
         if self._learner_gone:
             raise self._learner_failed(None)
-        while True:
+        while not self.stopping:  # Nothing follows a stop.
             if self._receipt is not None:
                 tag, request, buffer = self._receipt
                 if not self._is_done(request):

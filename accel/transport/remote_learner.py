@@ -140,13 +140,18 @@ class RemoteLearner:
         for actor in sorted(self._alive - self._told_to_stop):
             self._told_to_stop.add(actor)
             self._send_message(actor, encoded)
-        backoff = Backoff(timeout_s)
+        backoff, failure = Backoff(timeout_s), None
         while True:
-            self._progress()
+            try:
+                self._progress()
+            except TransportError as error:
+                failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
             if not (self._alive or self._policy_sends or self._message_sends or len(self._receipts)):
                 break
             if not backoff.pause():
                 break
+        if failure is not None:
+            raise failure
         return frozenset(self._alive)
 
     def _start_draining(self) -> None:
@@ -183,44 +188,47 @@ class RemoteLearner:
         actor = self._actor_of.get(incoming.source)
         if actor is None:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
-        if incoming.tag == TAG_UNROLL:
-            if self._draining or self._pool is None:
-                buffer = np.empty(incoming.nbytes, np.uint8)
-            elif incoming.nbytes != self._pool.unroll_bytes:
-                sizes = f"{incoming.nbytes} bytes, not {self._pool.unroll_bytes}"
-                raise TransportError(
-                    f"actor {actor} sent an unroll of {sizes}; the two ends were configured differently"
-                )
-            else:
-                buffer = self._pool.take()
-        elif incoming.tag == TAG_MESSAGE and incoming.nbytes <= MAX_MESSAGE_BYTES:
-            buffer = np.empty(incoming.nbytes, np.uint8)
-        else:
-            raise TransportError(f"actor {actor} sent a foreign message (tag {incoming.tag}, {incoming.nbytes} bytes)")
+        # Even what is refused later is received first: its sender waits for that.
+        pool = self._pool
+        pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes
+        buffer = pool.take() if pool and pooled else np.empty(incoming.nbytes, np.uint8)
         try:
             self._receipts.add(actor, incoming, buffer)
         except PeerFailed:
-            if incoming.tag == TAG_UNROLL:
-                self._drop(buffer)
+            self._drop(buffer)
             raise
 
     def _finish_receipts(self) -> None:
         complete, failed = self._receipts.finished()
-        for actor, tag, buffer in complete:
-            if tag == TAG_MESSAGE:
-                self._take_message(actor, *decode_message(buffer.data))
-            elif not self._draining:
-                self._ready.append(Arrival(actor, buffer))
-            else:
-                self._drop(buffer)
-        for _, tag, buffer in failed:
-            if tag == TAG_UNROLL:
-                self._drop(buffer)
+        for _, _, buffer in failed:
+            self._drop(buffer)
         if failed:
             self._bury()
+        refusal: TransportError | None = None
+        for actor, tag, buffer in complete:
+            try:
+                self._take(actor, tag, buffer)
+            except TransportError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+
+    def _take(self, actor: int, tag: int, buffer: Bytes) -> None:
+        if tag == TAG_MESSAGE and buffer.nbytes <= MAX_MESSAGE_BYTES:
+            self._take_message(actor, *decode_message(buffer.data))
+        elif tag != TAG_UNROLL:
+            raise TransportError(f"actor {actor} sent a foreign message (tag {tag}, {buffer.nbytes} bytes)")
+        elif self._draining or self._pool is None:
+            self._drop(buffer)
+        elif buffer.nbytes != self._pool.unroll_bytes:
+            sizes = f"{buffer.nbytes} bytes, not {self._pool.unroll_bytes}"
+            raise TransportError(f"actor {actor} sent an unroll of {sizes}; the two ends were configured differently")
+        else:
+            self._ready.append(Arrival(actor, buffer))
 
     def _drop(self, buffer: Bytes) -> None:
-        if self._pool is not None and not self._draining:
+        """Reuses a buffer whose content nobody wants, if it is one of the pool's."""
+        if self._pool is not None and buffer.nbytes == self._pool.unroll_bytes:
             self._pool.put_back(buffer)
 
     def _take_message(self, actor: int, kind: str, body: Json) -> None:

