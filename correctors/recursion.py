@@ -24,10 +24,10 @@ def backward_recursion(increments: Tensor, decays: Tensor) -> Tensor:
     """Solve x_t = increments_t + decays_t x_{t+1} backwards from x_T = 0.
 
     Args:
-        increments: [T, B] float32 or float64, no gradient; a_t above.
+        increments: [T, B] float32 or float64, no gradient; a_t above. A CPU tensor is overwritten with the solution.
         decays: [T, B], same dtype and device; b_t above. Its last row is multiplied by zero.
     Returns:
-        [T, B], a new tensor of the same dtype and device.
+        [T, B] of the same dtype and device, which may be ``increments`` itself.
     """
     if increments.device.type == "cpu":
         return row_loop(increments, decays)
@@ -35,9 +35,8 @@ def backward_recursion(increments: Tensor, decays: Tensor) -> Tensor:
 
 
 def row_loop(increments: Tensor, decays: Tensor) -> Tensor:
-    """``backward_recursion`` for CPU tensors: T steps over row views, in place."""
-    solution = increments.clone(memory_format=torch.contiguous_format)
-    rows = list(solution.numpy())
+    """``backward_recursion`` for CPU tensors: T steps over row views, in ``increments`` itself."""
+    rows = list(increments.numpy())
     decay_rows = list(decays.numpy())
     following = rows.pop()
     decay_rows.pop()
@@ -48,7 +47,7 @@ def row_loop(increments: Tensor, decays: Tensor) -> Tensor:
             np.multiply(decay_rows.pop(), following, scaled)
             following = rows.pop()
             np.add(following, scaled, following)
-    return solution
+    return increments
 
 
 def doubling_scan(increments: Tensor, decays: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from correctors.checks import check_batch, check_options
 from correctors.recursion import backward_recursion
-from correctors.rows import clipped, following_values, zeroed
+from correctors.rows import clipped, one_step_errors, zero_rows
 
 
 class RetraceReturns(NamedTuple):
@@ -85,11 +85,9 @@ def retrace(
     with torch.no_grad():
         invalid = None if valid is None else ~valid
         rhos = log_rhos.exp()
-        next_values = following_values(values, bootstrap_value, cut, cut_values)
-        increments = rewards + discounts * next_values - q_taken
-        traces = zeroed(clipped(rhos, clip_c) * lambda_, invalid)
-        decays = discounts * torch.cat((traces[1:], torch.zeros_like(traces[:1])))
-        corrections = backward_recursion(zeroed(increments, invalid), zeroed(decays, invalid, cut))
-        q_targets = q_taken + corrections
-        pg_advantages = clipped(rhos, clip_pg_rho) * (q_targets - values)
-        return RetraceReturns(q_targets, zeroed(pg_advantages, invalid))
+        increments = one_step_errors(rewards, discounts, values, bootstrap_value, q_taken, cut, cut_values)
+        traces = zero_rows(clipped(rhos, clip_c) * lambda_, invalid)
+        decays = torch.cat((traces[1:], torch.zeros_like(traces[:1]))).mul_(discounts)
+        q_targets = backward_recursion(zero_rows(increments, invalid), zero_rows(decays, invalid, cut)).add_(q_taken)
+        pg_advantages = (q_targets - values).mul_(clipped(rhos, clip_pg_rho))
+        return RetraceReturns(q_targets, zero_rows(pg_advantages, invalid))

@@ -1,4 +1,7 @@
-"""The pieces of an unroll that every corrector is made of: clipped weights, masked rows, the row that follows."""
+"""The pieces that every corrector is made of: one-step errors, clipped weights, masked rows.
+
+Temporaries are worked on in place: behind a learner's pass, fresh memory costs a CPU more than the arithmetic does.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,39 @@ import torch
 from torch import Tensor
 
 
+def one_step_errors(
+    rewards: Tensor,
+    discounts: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    predictions: Tensor,
+    cut: Tensor | None,
+    cut_values: Tensor | None,
+) -> Tensor:
+    """r_t + γ_t V_{t+1} − P_t, where V_{t+1} is ``cut_values_t`` in truncated rows and ``bootstrap_value`` at the end.
+
+    Args:
+        rewards: [T, B]. discounts: [T, B].
+        values: [T, B]; V, read from row 1 on. bootstrap_value: [B]; V_T.
+        predictions: [T, B]; P, what the critic predicted for the row.
+        cut: [T, B] bool or None. cut_values: [T, B] or None.
+    Returns:
+        [T, B], a new tensor.
+    """
+    following = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
+    if cut is not None and cut_values is not None:
+        torch.where(cut, cut_values, following, out=following)
+    return following.mul_(discounts).add_(rewards).sub_(predictions)
+
+
 def clipped(rhos: Tensor, clip: float | None) -> Tensor:
-    """min(clip, ρ_t); ``None`` leaves ρ_t as it is. May return its argument."""
+    """min(clip, ρ_t) as a new tensor; ``None`` leaves ρ_t as it is and returns the argument itself."""
     return rhos if clip is None else rhos.clamp(max=clip)
 
 
-def zeroed(rows: Tensor, *where: Tensor | None) -> Tensor:
-    """``rows`` with exact zeros where any mask holds, whatever stood there (junk rows may hold NaN)."""
+def zero_rows(rows: Tensor, *where: Tensor | None) -> Tensor:
+    """Exact zeros, in place, where any mask holds, whatever stood there (junk rows may hold NaN)."""
     for mask in where:
         if mask is not None:
-            rows = rows.masked_fill(mask, 0.0)
+            rows.masked_fill_(mask, 0.0)
     return rows
-
-
-def following_values(values: Tensor, bootstrap_value: Tensor, cut: Tensor | None, cut_values: Tensor | None) -> Tensor:
-    """[T, B] what row t bootstraps from: the value of row t+1, or of the final observation where it was truncated."""
-    following = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
-    if cut is None or cut_values is None:
-        return following
-    return torch.where(cut, cut_values, following)

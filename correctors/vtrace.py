@@ -23,7 +23,7 @@ from torch import Tensor
 
 from correctors.checks import check_batch, check_options
 from correctors.recursion import backward_recursion
-from correctors.rows import clipped, following_values, zeroed
+from correctors.rows import clipped, one_step_errors, zero_rows
 
 
 class VTraceReturns(NamedTuple):
@@ -89,11 +89,10 @@ def vtrace(
     with torch.no_grad():
         invalid = None if valid is None else ~valid
         rhos = log_rhos.exp()
-        next_values = following_values(values, bootstrap_value, cut, cut_values)
-        increments = clipped(rhos, clip_rho) * (rewards + discounts * next_values - values)
-        decays = discounts * clipped(rhos, clip_c) * lambda_
-        corrections = backward_recursion(zeroed(increments, invalid), zeroed(decays, invalid, cut))
-        vs = values + corrections
-        next_vs = following_values(vs, bootstrap_value, cut, cut_values)
-        pg_advantages = clipped(rhos, clip_pg_rho) * (rewards + discounts * next_vs - values)
-        return VTraceReturns(vs, zeroed(pg_advantages, invalid))
+        errors = one_step_errors(rewards, discounts, values, bootstrap_value, values, cut, cut_values)
+        increments = errors.mul_(clipped(rhos, clip_rho))
+        decays = (discounts * clipped(rhos, clip_c)).mul_(lambda_)
+        vs = backward_recursion(zero_rows(increments, invalid), zero_rows(decays, invalid, cut)).add_(values)
+        pg_errors = one_step_errors(rewards, discounts, vs, bootstrap_value, values, cut, cut_values)
+        pg_advantages = pg_errors.mul_(clipped(rhos, clip_pg_rho))
+        return VTraceReturns(vs, zero_rows(pg_advantages, invalid))
