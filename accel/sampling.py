@@ -166,7 +166,7 @@ class _GaussianSampler:
                 "switch squashing off, or wrap the environment with gymnasium's RescaleAction"
             )
         if self._squash:
-            self._centre, self._half_range = (high + low) / np.float32(2.0), (high - low) / np.float32(2.0)
+            self._centre, self._half_range = _centre_and_half_range(low, high)
 
     def begin(self) -> None:
         self._rng.standard_normal(dtype=np.float32, out=self._noise)
@@ -200,6 +200,14 @@ class _GaussianSampler:
             return actions.copy()
         clipped = np.maximum(actions, self._low)
         return np.minimum(clipped, self._high, out=clipped)
+
+
+def _centre_and_half_range(low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Such that centre ± half_range, rounded to float32, stays within the bounds."""
+    centre, half_range = low / np.float32(2.0) + high / np.float32(2.0), high / np.float32(2.0) - low / np.float32(2.0)
+    while (outside := (centre + half_range > high) | (centre - half_range < low)).any():
+        half_range = np.where(outside, np.nextafter(half_range, np.float32(0.0)), half_range)
+    return centre, half_range
 
 
 def _draw_negative_gumbel(rng: np.random.Generator, out: FloatArray) -> None:
