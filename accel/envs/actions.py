@@ -58,5 +58,7 @@ def action_converter(space: spaces.Space[object]) -> Callable[[Actions], EnvActi
         return lambda actions: actions.astype(dtype).reshape(shape)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = np.asarray(space.start, dtype=space.dtype)
+        if not start.any():
+            return lambda actions: actions.astype(start.dtype)
         return lambda actions: cast(EnvActions, actions.astype(start.dtype) + start)
     raise EnvError(f"the action space {space} is not supported: {_SUPPORTED}")

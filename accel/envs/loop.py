@@ -129,7 +129,7 @@ class EnvLoop(VectorEnvironment):
 
 
 def _frame_stack(env: SingleEnv, layout: ObservationLayout) -> tuple[int, FrameFill]:
-    """Frames in one image and what fills the stack at a reset, where gymnasium's own wrapper stacked them, outermost."""
+    """Frames in one image and what fills them at a reset, where gymnasium's own wrapper stacked them, outermost."""
     if not isinstance(env, FrameStackObservation) or layout.dtype != "uint8":
         return 1, "zero"
     has_frames_first = layout.is_plain or len(cast(tuple[int, ...], env.observation_space.shape)) == 4

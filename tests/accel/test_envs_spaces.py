@@ -57,7 +57,7 @@ def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None
         layout.check(sample)
         layout.write(sample, row)
         if layout.is_plain:
-            np.testing.assert_array_equal(row, sample)
+            np.testing.assert_array_equal(row, np.asarray(sample, np.float32))
     np.testing.assert_array_equal(rows, wanted)
     assert (layout.shape, layout.dtype) == (wanted.shape[1:], "float32")
     batch = concatenate(space, samples, create_empty_array(space, 3))
