@@ -11,15 +11,14 @@ import numpy as np
 from accel.errors import TransportError
 from accel.spaces import Json
 from accel.transport.base import Arrival, Bytes, TransportOptions
-from accel.transport.endpoint import Endpoint, Incoming, PeerFailed, Request
-from accel.transport.policies import PolicyBoard
+from accel.transport.endpoint import Endpoint, Incoming, PeerFailed
+from accel.transport.outbox import Outbox
 from accel.transport.receiving import Receipts, UnrollPool, check_unroll_bytes
 from accel.transport.topology import LearnerGroup
 from accel.transport.waiting import Backoff
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     TAG_MESSAGE,
-    TAG_POLICY,
     TAG_UNROLL,
     WIRE_FORMAT,
     decode_message,
@@ -44,17 +43,13 @@ class RemoteLearner:
         self.actors = len(group.actors)
         self.fault_tolerant = endpoint.fault_tolerant
         self._endpoint = endpoint
-        self._ranks = group.actors
         self._actor_of = {rank: actor for actor, rank in enumerate(group.actors)}
         self._options = options or TransportOptions()
         self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
         self._alive = set(range(self.actors))
         self._dead: set[int] = set()
         self._told_to_stop: set[int] = set()
-        self._board = PolicyBoard(self.actors)
-        self._policy_sends: dict[int, Request] = {}
-        self._message_sends: list[tuple[int, Request]] = []
-        self._abandoned: list[Request] = []
+        self._outbox = Outbox(endpoint, group.actors)
         self._receipts = Receipts(endpoint.is_done)
         self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
@@ -75,7 +70,7 @@ class RemoteLearner:
         """Sends every actor its configuration, with the formats that this learner speaks."""
         encoded = encode_message("welcome", {"formats": self._formats, "message": message})
         for actor in sorted(self._alive):
-            self._send_message(actor, encoded)
+            self._outbox.post(actor, encoded)
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""
@@ -108,13 +103,13 @@ class RemoteLearner:
 
     def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
         """Offers every actor the payload of its scheme; see ``LearnerTransport.publish``."""
-        self._board.publish(version, policies)
-        self._advance_policies()
+        self._outbox.board.publish(version, policies)
+        self._advance_sends()
 
     def assign(self, actor: int, scheme: str) -> None:
         """From now on ``actor`` gets ``scheme``."""
-        self._board.assign(actor, scheme)
-        self._advance_policies()
+        self._outbox.board.assign(actor, scheme)
+        self._advance_sends()
 
     def pump(self) -> None:
         """Lets transfers progress."""
@@ -137,16 +132,15 @@ class RemoteLearner:
         self._ended = True
         atexit.unregister(self.close)
         self._start_draining()
-        for actor in sorted(self._alive - self._told_to_stop):
-            self._told_to_stop.add(actor)
-            self._send_message(actor, encoded)
+        for actor in sorted(self._alive):
+            self._tell_to_stop(actor, encoded)
         backoff, failure = Backoff(timeout_s), None
         while True:
             try:
                 self._progress()
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
-            if not (self._alive or self._policy_sends or self._message_sends or len(self._receipts)):
+            if not self._alive and not self._receipts and self._outbox.is_empty:
                 break
             if not backoff.pause():
                 break
@@ -168,12 +162,9 @@ class RemoteLearner:
                 self._match(incoming)
         except PeerFailed:
             self._bury()
-        if len(self._receipts):
+        if self._receipts:
             self._finish_receipts()
-        if self._message_sends:
-            self._advance_messages()
-        if self._policy_sends or not self._board.is_idle:
-            self._advance_policies()
+        self._advance_sends()
 
     def _wanted_tag(self) -> int:
         """Anything while there is room for an unroll; otherwise messages only, which leaves unrolls at the actors."""
@@ -234,10 +225,7 @@ class RemoteLearner:
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
             self._alive.discard(actor)
-            self._board.forget(actor)
-            if actor not in self._told_to_stop:
-                self._told_to_stop.add(actor)
-                self._send_message(actor, encode_message("stop", {}))
+            self._tell_to_stop(actor, encode_message("stop", {}))
         elif kind in ("hello", "report"):
             if len(self._inbox) >= _INBOX_LIMIT:
                 raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")
@@ -245,44 +233,16 @@ class RemoteLearner:
         else:
             raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
 
-    def _send_message(self, actor: int, encoded: bytearray) -> None:
-        if actor in self._dead:
-            return
-        try:
-            self._message_sends.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))
-        except PeerFailed:
+    def _tell_to_stop(self, actor: int, encoded: bytearray) -> None:
+        """The last message that an actor gets."""
+        if actor not in self._told_to_stop:
+            self._told_to_stop.add(actor)
+            self._outbox.board.forget(actor)
+            self._outbox.post(actor, encoded)
+
+    def _advance_sends(self) -> None:
+        if self._outbox.advance():
             self._bury()
-
-    def _advance_messages(self) -> None:
-        done = {id(send) for _, send in tuple(self._message_sends) if self._is_done(send)}
-        self._message_sends = [entry for entry in self._message_sends if id(entry[1]) not in done]
-
-    def _advance_policies(self) -> None:
-        """Drops policy sends that are complete, and starts those that wait for their turn."""
-        for actor, send in tuple(self._policy_sends.items()):
-            if self._is_done(send):
-                self._policy_sends.pop(actor, None)
-        if self._draining or self._board.is_idle:
-            return
-        for actor in self._board.waiting():
-            if actor in self._policy_sends or actor in self._told_to_stop:
-                continue
-            update = self._board.offer(actor)
-            if update is None:
-                continue
-            try:
-                frame = self._board.frame(update)
-                self._policy_sends[actor] = self._endpoint.send(frame, self._ranks[actor], TAG_POLICY)
-            except PeerFailed:
-                self._bury()
-
-    def _is_done(self, request: Request) -> bool:
-        """Whether a send is over, be it because its receiver died."""
-        try:
-            return self._endpoint.is_done(request)
-        except PeerFailed:
-            self._bury()
-            return True
 
     def _bury(self) -> None:
         """Forgets the actors that have died: nothing waits for them any more."""
@@ -292,9 +252,4 @@ class RemoteLearner:
                 continue
             self._alive.discard(actor)
             self._dead.add(actor)
-            self._board.forget(actor)
-            # MPI may still look at their buffers, which the requests keep alive.
-            self._abandoned += [send for peer, send in self._message_sends if peer == actor]
-            self._message_sends = [entry for entry in self._message_sends if entry[0] != actor]
-            if actor in self._policy_sends:
-                self._abandoned.append(self._policy_sends.pop(actor))
+            self._outbox.forget(actor)

@@ -1,0 +1,100 @@
+"""Ranks that die or fail, for real: the others learn of it, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.ranks import Job, Outcome
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = str(Path(__file__).with_name("rank_endings.py"))
+
+
+def run(case: str, ranks: int, **environment: str) -> tuple[list[dict[str, Any]], Outcome]:
+    """What the ranks said, and how the job ended."""
+    with Job(ranks, [PROGRAM, case], limit_s=25, environment=environment) as job:
+        outcome = job.outcome()
+    lines = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
+    if {"fault_tolerant": False} in lines and "killed" in case:
+        pytest.skip("needs an MPI that survives dead ranks (Open MPI 5 with ULFM)")
+    return lines, outcome
+
+
+def the(lines: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """The one line that has ``key``."""
+    found = [line for line in lines if key in line]
+    assert len(found) == 1, lines
+    return found[0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_actor_disturbs_nobody(victim: int) -> None:
+    lines, outcome = run("killed_actor", 4, VICTIM=str(victim))
+    told = the(lines, "stop_s")
+    others = sorted({0, 1, 2} - {victim})
+    assert told["dead"] == [victim]
+    assert told["alive"] == others
+    assert told["before"][victim] > 0
+    assert told["after"][victim] == 0
+    assert all(told["after"][actor] > 0 for actor in others)
+    assert told["unfinished"] == [] and told["stop_s"] < 3
+    assert sorted(line["actor"] for line in lines if line.get("ended") == "stopped") == others
+    assert len([line for line in lines if "returned" in line]) == 3, outcome
+
+
+def test_only_actor_killed() -> None:
+    lines, _ = run("killed_actor", 2, VICTIM="0")
+    told = the(lines, "stop_s")
+    assert told["dead"] == [0] and told["alive"] == [] and told["unfinished"] == []
+    assert {"rank": 0, "returned": True} in lines
+
+
+def test_killed_before_a_word() -> None:
+    lines, _ = run("killed_before_hello", 3)
+    told = the(lines, "counts")
+    assert told["dead"] == [0] and told["unfinished"] == []
+    assert told["counts"][0] == 0 and told["counts"][1] > 0
+
+
+def test_killed_while_stopping() -> None:
+    lines, _ = run("killed_while_stopping", 3)
+    assert the(lines, "unfinished") == {"unfinished": [], "dead": [0]}
+
+
+def test_killed_learner_ends_every_actor() -> None:
+    lines, outcome = run("killed_learner", 4)
+    killed_s = the(lines, "killed_s")["killed_s"]
+    endings = {line["actor"]: line["ended"] for line in lines if "ended" in line}
+    assert sorted(endings) == [0, 1, 2], outcome
+    assert all("learner" in text and "gone" in text for text in endings.values())
+    assert max(line["closed_s"] for line in lines if "closed_s" in line) - killed_s < 5
+    assert outcome.seconds < 12
+
+
+def test_failing_learner_ends_the_job() -> None:
+    lines, outcome = run("failing_learner", 3)
+    assert outcome.code != 0
+    assert "the learner's own mistake" in outcome.errors
+    assert outcome.seconds < 10
+    assert all(line["ended"] == "stopped" for line in lines if "ended" in line)
+
+
+def test_failing_actor_leaves_the_others() -> None:
+    lines, outcome = run("failing_actor", 3)
+    assert "the actor's own mistake" in outcome.errors
+    told = the(lines, "counts")
+    assert told["alive"] == [1] and told["dead"] == []
+    assert the(lines, "unfinished") == {"unfinished": []}
+    assert outcome.seconds < 10
+
+
+def test_deaf_actor_is_ended_with_the_job() -> None:
+    lines, outcome = run("unfinished_abort", 2)
+    assert the(lines, "unfinished") == {"unfinished": [0]}
+    assert outcome.code == 3
+    assert outcome.seconds < 10
