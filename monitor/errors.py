@@ -1,0 +1,22 @@
+"""Named errors of the monitor: each message says what was wrong and what to do."""
+
+from __future__ import annotations
+
+
+class MonitorError(Exception):
+    """Base of every error that this package raises."""
+
+
+class PhaseError(MonitorError, KeyError):
+    """A phase is unknown, or two timers that are combined have different phases."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class StatisticsError(MonitorError, ValueError):
+    """A sample is too small, not finite or of the wrong shape for the statistic that was asked for."""
+
+
+class RecorderError(MonitorError):
+    """A metrics file cannot be written or is not a metrics file."""

@@ -1,0 +1,196 @@
+"""A run's measurements: ``metrics.jsonl``, one JSON object a line, and TensorBoard events, written lazily."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from monitor.errors import RecorderError
+from monitor.event_file import EventFile
+
+Metric = float | int | bool | str | None | np.generic
+Record = dict[str, float | int | bool | str | None]
+
+METRICS_FILE = "metrics.jsonl"
+STEP_KEY = "env_steps"
+TIME_KEY = "wall_time_s"
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Recorder:
+    """Appends measurements of a run to its directory.
+
+    Every record reaches ``metrics.jsonl`` as one whole line in one write, so a kill loses none of it. TensorBoard
+    events wait in memory until ``tensorboard_interval_s`` has passed, ``max_pending`` records wait, or ``close``: a
+    run of two seconds does not pay for importing TensorBoard while it trains.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        resume_env_steps: int | None = None,
+        tensorboard: bool = True,
+        tensorboard_interval_s: float = 10.0,
+        max_pending: int = 1024,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the files for appending.
+
+        Args:
+            directory: an existing run directory.
+            resume_env_steps: the checkpoint's step count when a run goes on: records after it are removed, because
+                the steps behind them are about to be done again.
+            tensorboard: whether to write event files as well.
+            tensorboard_interval_s: seconds between writes of events.
+            max_pending: most records that wait for such a write.
+            clock: Unix time in seconds.
+        Raises:
+            RecorderError: the directory cannot be written, or its metrics file is not one of ours.
+        """
+        self._path = directory / METRICS_FILE
+        self._directory = directory
+        self._clock = clock
+        self._tensorboard = tensorboard
+        self._interval_s = tensorboard_interval_s
+        self._max_pending = max_pending
+        self._purge_step = None if resume_env_steps is None else resume_env_steps + 1
+        self._pending: list[tuple[float, int, dict[str, float]]] = []
+        self._events: EventFile | None = None
+        self._flushed_s = clock()
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RecorderError(f"cannot write {self._path}: {error.strerror}; choose a writable directory") from error
+        self._closed = False
+        try:
+            _truncate(self._path, self._descriptor, resume_env_steps)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def record(self, env_steps: int, metrics: Mapping[str, Metric]) -> None:
+        """Append one record.
+
+        Args:
+            env_steps: how far the run is; not less than in the record before.
+            metrics: by name, ``group/name`` where grouped. NaN and infinities become the strings ``"nan"``, ``"inf"``
+                and ``"-inf"`` in the JSON, which has no such numbers; ``read_metrics`` turns them back.
+        Raises:
+            RecorderError: the recorder is closed, the disk is full, a value is no scalar or a name is reserved.
+        """
+        if self._closed:
+            raise RecorderError(f"{self._path} is closed; nothing can be recorded any more")
+        now_s = self._clock()
+        line: Record = {STEP_KEY: int(env_steps), TIME_KEY: round(now_s, 3)}
+        scalars: dict[str, float] = {}
+        for name, metric in metrics.items():
+            if name in (STEP_KEY, TIME_KEY):
+                raise RecorderError(f"{name!r} is set by the recorder itself; name the metric otherwise")
+            value = metric.item() if isinstance(metric, np.generic) else metric
+            if isinstance(value, int | float):
+                scalars[name] = float(value)
+                line[name] = value if isinstance(value, int) or math.isfinite(value) else str(value)
+            elif value is None or isinstance(value, str):
+                line[name] = value
+            else:
+                raise RecorderError(f"metric {name!r} is a {type(value).__name__}; needs a number, string or None")
+        self._append((json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode())
+        if self._tensorboard:
+            self._pending.append((now_s, int(env_steps), scalars))
+            if now_s - self._flushed_s >= self._interval_s or len(self._pending) >= self._max_pending:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting TensorBoard events now."""
+        self._flushed_s = self._clock()
+        if not self._pending:
+            return
+        if self._events is None:
+            self._events = EventFile(self._directory, purge_step=self._purge_step)
+        for wall_time_s, step, scalars in self._pending:
+            self._events.add_scalars(wall_time_s, step, scalars)
+        self._events.flush()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write what waits and close the files; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush()
+            if self._events is not None:
+                self._events.close()
+        finally:
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise RecorderError(f"cannot write {self._path}: {error.strerror}") from error
+        if written != len(line):
+            raise RecorderError(
+                f"cannot write {self._path}: only {written} of {len(line)} bytes fit; is the disk full?"
+            )
+
+
+def read_metrics(path: Path) -> Iterator[Record]:
+    """The records of a ``metrics.jsonl``, oldest first; a half-written last line is left out.
+
+    A string that names a non-finite number is returned as that number.
+    Raises: RecorderError: the file is missing or a whole line is not a record.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RecorderError(f"cannot read {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        record = _parse(path, number, line)
+        yield {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
+
+
+def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None:
+    """Cut off a half-written last line, and on resume the records after ``resume_env_steps``."""
+    size = os.fstat(descriptor).st_size
+    if not size:
+        return
+    content = path.read_bytes()
+    keep = content.rfind(b"\n") + 1
+    if resume_env_steps is not None:
+        start = 0
+        for number, line in enumerate(content[:keep].split(b"\n")[:-1], 1):
+            steps = _parse(path, number, line)[STEP_KEY]
+            if isinstance(steps, int) and steps > resume_env_steps:
+                keep = start
+                break
+            start += len(line) + 1
+    if keep < size:
+        os.ftruncate(descriptor, keep)
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RecorderError(f"{path}, line {number} is not JSON; move the file away to go on") from error
+    if not isinstance(record, dict) or STEP_KEY not in record:
+        raise RecorderError(f"{path}, line {number} has no {STEP_KEY!r}: not a metrics file; move it away to go on")
+    return record

@@ -1,0 +1,245 @@
+"""The recorder: valid lines whatever happens, and event files that TensorBoard's own reader reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor import Recorder, RecorderError, read_metrics
+from monitor.event_file import EventFile
+
+Point = tuple[int, float]
+
+
+def read_events(directory: Path) -> dict[str, list[Point]]:
+    """Scalars by tag, as TensorBoard itself accumulates them over all files of a directory, checksums checked."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
+
+
+def event_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("events.out.tfevents.*"))
+
+
+def strict_lines(path: Path) -> Iterator[dict[str, object]]:
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is not JSON")
+
+    for line in path.read_text().splitlines():
+        yield json.loads(line, parse_constant=refuse)
+
+
+def test_records_reach_both_files(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as recorder:
+        recorder.record(
+            100, {"return_mean": 1.5, "scheme": "int8", "time/env": np.float32(0.25), "episodes": np.int64(3)}
+        )
+        recorder.record(200, {"return_mean": 2.5, "scheme": "int8", "missing": None, "done": True})
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert first["env_steps"] == 100
+    assert (first["return_mean"], first["scheme"], first["time/env"], first["episodes"]) == (1.5, "int8", 0.25, 3)
+    assert isinstance(first["wall_time_s"], float)
+    assert second["missing"] is None
+    assert second["done"] is True
+    events = read_events(tmp_path)
+    assert events["return_mean"] == [(100, 1.5), (200, 2.5)]
+    assert events["time/env"] == [(100, 0.25)]
+    assert "scheme" not in events
+
+
+def test_non_finite_numbers_stay_valid_json_and_come_back(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as recorder:
+        recorder.record(1, {"a": math.nan, "b": math.inf, "c": np.float64("-inf")})
+    (raw,) = strict_lines(tmp_path / "metrics.jsonl")
+    assert (raw["a"], raw["b"], raw["c"]) == ("nan", "inf", "-inf")
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(record["a"])  # type: ignore[arg-type]
+    assert (record["b"], record["c"]) == (math.inf, -math.inf)
+    assert math.isnan(read_events(tmp_path)["a"][0][1])
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.text(min_size=1).filter(lambda name: name not in ("env_steps", "wall_time_s")),
+            st.floats(allow_nan=False) | st.integers(-(2**60), 2**60) | st.none(),
+        ),
+        max_size=5,
+    )
+)
+def test_any_record_survives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, float | None]]
+) -> None:
+    directory = tmp_path_factory.mktemp("run")
+    with Recorder(directory, tensorboard=False) as recorder:
+        for step, record in enumerate(records):
+            recorder.record(step, record)
+    read = list(read_metrics(directory / "metrics.jsonl"))
+    assert [record.pop("env_steps") for record in read] == list(range(len(records)))
+    for record in read:
+        record.pop("wall_time_s")
+    assert read == records
+
+
+def test_tensorboard_waits_for_its_interval(tmp_path: Path) -> None:
+    now_s = 1000.0
+    recorder = Recorder(tmp_path, clock=lambda: now_s)
+    recorder.record(1, {"x": 1.0})
+    now_s += 9.9
+    recorder.record(2, {"x": 2.0})
+    assert event_files(tmp_path) == []
+    now_s += 0.2
+    recorder.record(3, {"x": 3.0})
+    assert read_events(tmp_path)["x"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    recorder.record(4, {"x": 4.0})
+    assert len(read_events(tmp_path)["x"]) == 3
+    recorder.close()
+    assert len(read_events(tmp_path)["x"]) == 4
+    assert len(event_files(tmp_path)) == 1
+
+
+def test_what_waits_is_bounded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, max_pending=4, clock=lambda: 0.0)
+    for step in range(10):
+        recorder.record(step, {"x": 1.0})
+    assert len(read_events(tmp_path)["x"]) == 8
+    recorder.close()
+    assert len(read_events(tmp_path)["x"]) == 10
+
+
+def test_nothing_slow_is_imported_before_the_first_flush(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from monitor import Recorder
+        recorder = Recorder(Path({str(tmp_path)!r}))
+        recorder.record(1, {{"x": 1.0}})
+        print("tensorboard" in sys.modules)
+        recorder.close()
+        print("tensorboard" in sys.modules, "torch" in sys.modules, "tensorflow" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "False", "False"]
+
+
+def test_a_directory_without_records_gets_no_event_file(tmp_path: Path) -> None:
+    Recorder(tmp_path).close()
+    assert event_files(tmp_path) == []
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == []
+
+
+def test_a_half_written_line_is_cut_off_and_appending_goes_on(tmp_path: Path) -> None:
+    with Recorder(tmp_path, tensorboard=False) as recorder:
+        recorder.record(1, {"x": 1.0})
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"env_steps":2,"x":')
+    assert [record["env_steps"] for record in read_metrics(path)] == [1]
+    with Recorder(tmp_path, tensorboard=False) as recorder:
+        recorder.record(2, {"x": 2.0})
+    assert [record["x"] for record in read_metrics(path)] == [1.0, 2.0]
+    assert len(list(strict_lines(path))) == 2
+
+
+def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as recorder:
+        for step in (100, 200, 300, 400):
+            recorder.record(step, {"x": float(step)})
+    with Recorder(tmp_path, resume_env_steps=200) as recorder:
+        recorder.record(250, {"x": -250.0})
+        recorder.record(400, {"x": -400.0})
+    records = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [record["env_steps"] for record in records] == [100, 200, 250, 400]
+    assert read_events(tmp_path)["x"] == [(100, 100.0), (200, 200.0), (250, -250.0), (400, -400.0)]
+
+
+def test_lines_survive_a_kill(tmp_path: Path) -> None:
+    code = f"""
+        from pathlib import Path
+        from monitor import Recorder
+        recorder = Recorder(Path({str(tmp_path)!r}))
+        step = 0
+        while True:
+            recorder.record(step, {{"x": float(step)}})
+            print(step, flush=True)
+            step += 1
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        seen = -1
+        while seen < 200:
+            seen = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        seen = int((process.stdout.read().split() or [str(seen)])[-1])
+    steps = [record["env_steps"] for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps[: seen + 1] == list(range(seen + 1))
+
+
+def test_a_foreign_file_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("not json\n")
+    with pytest.raises(RecorderError, match="line 1 is not JSON"):
+        Recorder(tmp_path, resume_env_steps=0)
+    assert path.read_text() == "not json\n"
+    with pytest.raises(RecorderError, match="line 1 is not JSON"):
+        list(read_metrics(path))
+    path.write_text('{"x": 1}\n')
+    with pytest.raises(RecorderError, match="not a metrics file"):
+        list(read_metrics(path))
+
+
+def test_bad_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecorderError, match="cannot write"):
+        Recorder(tmp_path / "missing")
+    with pytest.raises(RecorderError, match="cannot read"):
+        list(read_metrics(tmp_path / "missing" / "metrics.jsonl"))
+    recorder = Recorder(tmp_path)
+    with pytest.raises(RecorderError, match="ndarray"):
+        recorder.record(1, {"x": np.zeros(2)})  # type: ignore[dict-item]
+    with pytest.raises(RecorderError, match="set by the recorder"):
+        recorder.record(1, {"env_steps": 5})
+    recorder.close()
+    recorder.close()
+    with pytest.raises(RecorderError, match="is closed"):
+        recorder.record(1, {"x": 1.0})
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    recorder = Recorder(tmp_path, tensorboard=False)
+    with pytest.raises(RecorderError, match="No space left"):
+        recorder.record(1, {"x": 1.0})
+    recorder.close()
+
+
+def test_a_flipped_byte_is_noticed_by_tensorboards_reader(tmp_path: Path) -> None:
+    """The checksums are real: the reader that accepts our files refuses a damaged one."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = EventFile(tmp_path)
+    events.add_scalars(1.0, 5, {"x": 2.0})
+    events.close()
+    events.close()
+    (path,) = event_files(tmp_path)
+    assert len(list(EventFileLoader(str(path)).Load())) == 2
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+    assert len(list(EventFileLoader(str(path)).Load())) == 1
