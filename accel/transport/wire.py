@@ -78,7 +78,7 @@ def decode_policy(frame: memoryview) -> PolicyFrame:
     start = _POLICY_HEADER.size + name_bytes
     if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
         raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
-    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode()
+    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
     return PolicyFrame(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)
 
 

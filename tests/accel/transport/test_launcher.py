@@ -1,0 +1,187 @@
+"""Launch detection from environments as launchers really set them, and the check against what MPI sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.errors import LaunchError
+from accel.transport import LaunchInfo, Role, Topology, detect_launch, mpirun_command, verify_world
+from tests.contracts.ranks import ROOT, need_mpirun
+
+NONE = LaunchInfo(0, 1, 0, "none")
+IN_SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_JOB_NUM_NODES": "2"}
+SLURM_TASK = {**IN_SLURM_JOB, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+
+ENVIRONMENTS = {
+    "plain shell": ({"HOME": "/root", "PATH": "/bin"}, NONE),
+    "Open MPI's mpirun": (
+        {
+            "OMPI_COMM_WORLD_RANK": "2",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "PMIX_RANK": "2",
+            "PMIX_NAMESPACE": "prterun-host-1@1",
+        },
+        LaunchInfo(2, 4, 1, "openmpi"),
+    ),
+    "mpirun -n 1": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, LaunchInfo(0, 1, 0, "openmpi")),
+    "MPICH's hydra": (
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"},
+        LaunchInfo(3, 4, 3, "pmi"),
+    ),
+    "MVAPICH": (
+        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "0"},
+        LaunchInfo(1, 2, 0, "mvapich"),
+    ),
+    "Cray PALS": ({"PMI_RANK": "9", "PMI_SIZE": "16", "PALS_LOCAL_RANKID": "1"}, LaunchInfo(9, 16, 1, "pmi")),
+    "Flux": (
+        {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1"},
+        LaunchInfo(1, 2, 1, "flux"),
+    ),
+    "srun": ({**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8"}, LaunchInfo(5, 8, 1, "slurm")),
+    "srun --mpi=pmix": (
+        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.77.0"},
+        LaunchInfo(5, 8, 1, "slurm"),
+    ),
+    "srun --mpi=pmi2": (
+        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "8", "PMI_RANK": "5", "PMI_SIZE": "8"},
+        LaunchInfo(5, 8, 1, "pmi"),
+    ),
+    "srun of fewer tasks than the job has": (
+        {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+        LaunchInfo(1, 2, 1, "slurm"),
+    ),
+    "srun -n 1": ({**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, NONE),
+    "sbatch script": ({**IN_SLURM_JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, NONE),
+    "sbatch script of a Slurm that names its batch step": (
+        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "8"},
+        NONE,
+    ),
+    "salloc shell": (IN_SLURM_JOB, NONE),
+    "salloc shell in an interactive step": (
+        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "4"},
+        NONE,
+    ),
+    "srun --pty bash": (
+        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "40123"},
+        NONE,
+    ),
+    "mpirun inside a Slurm job, whose daemons are a step": (
+        {
+            **SLURM_TASK,
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_PROCID": "1",
+            "OMPI_COMM_WORLD_RANK": "7",
+            "OMPI_COMM_WORLD_SIZE": "8",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+        },
+        LaunchInfo(7, 8, 3, "openmpi"),
+    ),
+    "a PMIx launcher that tells no size": (
+        {"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"},
+        LaunchInfo(1, None, 0, "pmix"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_detects(name: str) -> None:
+    environment, expected = ENVIRONMENTS[name]
+    info = detect_launch(environment)
+    assert info == expected
+    assert info.is_launched == (info.launcher != "none")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"PMI_RANK": "one", "PMI_SIZE": "4"},
+    ],
+)
+def test_nonsense_is_an_error(environment: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match="clean shell"):
+        detect_launch(environment)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"),
+    [("slurm", "--mpi=pmix"), ("openmpi", "--no-binary mpi4py"), ("pmi", "mpiexec"), ("flux", "mpiexec")],
+)
+def test_fewer_ranks_than_announced(launcher: str, remedy: str) -> None:
+    with pytest.raises(LaunchError, match=r"started 8 ranks, but Some MPI 1\.0 sees 1") as caught:
+        verify_world(LaunchInfo(3, 8, 0, launcher), 1, "Some MPI 1.0")
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("info", [NONE, LaunchInfo(3, 8, 0, "slurm"), LaunchInfo(1, None, 0, "pmix")])
+def test_as_many_ranks_as_announced(info: LaunchInfo) -> None:
+    verify_world(info, info.size or 5)
+
+
+@pytest.mark.mpi
+def test_a_launcher_that_mpi_does_not_see() -> None:
+    """For real: the variables of a two-rank launch around an MPI that was started alone."""
+    need_mpirun()
+    program = (
+        "from accel.errors import LaunchError\n"
+        "from accel.transport import detect_launch, join_world\n"
+        "try:\n    join_world(detect_launch())\n"
+        "except LaunchError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30, cwd=ROOT
+    )
+    assert "pmi started 2 ranks, but Open MPI" in done.stdout, done
+    assert "sees 1" in done.stdout
+
+
+@pytest.mark.mpi
+def test_mpirun_command_of_this_machine() -> None:
+    need_mpirun()
+    command = mpirun_command(3, hosts=["a:2", "b"], hostfile=Path("hosts.txt"), binding="core")
+    assert command[-2:] == ["-n", "3"]
+    assert Path(command[0]).name == "mpirun"
+    text = " ".join(command)
+    if "--oversubscribe" in command:
+        assert "--bind-to core" in text and "--host a:2,b" in text and "--hostfile hosts.txt" in text
+        assert ("--allow-run-as-root" in command) == (os.geteuid() == 0)
+
+
+def test_mpirun_that_does_not_run(tmp_path: Path) -> None:
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(LaunchError, match="does not run"):
+        mpirun_command(2, mpirun=broken)
+
+
+def test_mpich_command(tmp_path: Path) -> None:
+    hydra = tmp_path / "mpirun"
+    hydra.write_text("#!/bin/sh\necho 'HYDRA build details: Version: 4.2.3'\n")
+    hydra.chmod(0o755)
+    command = mpirun_command(2, mpirun=hydra, hosts=["a", "b"], binding="core")
+    assert command == [str(hydra), "-bind-to", "core", "-hosts", "a,b", "-n", "2"]
+
+
+def test_topology() -> None:
+    topology = Topology.single_learner(4)
+    assert [topology.role(rank) for rank in range(4)] == [Role.LEARNER, Role.ACTOR, Role.ACTOR, Role.ACTOR]
+    assert [topology.actor_index(rank) for rank in (1, 2, 3)] == [0, 1, 2]
+    assert topology.size == 4
+    with pytest.raises(LaunchError, match="learner, not an actor"):
+        topology.actor_index(0)
+    with pytest.raises(LaunchError, match="outside"):
+        topology.role(4)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_too_few_ranks(size: int) -> None:
+    with pytest.raises(LaunchError, match="too few ranks"):
+        Topology.single_learner(size)

@@ -1,0 +1,97 @@
+"""The policy board against a model written from its promises: what an actor ends up with, and what it cost."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from accel.transport.policies import PolicyBoard
+from accel.transport.wire import decode_policy
+
+ACTORS = 3
+SCHEMES = ("fp32", "int8", "prune(0.5)")
+actors = st.integers(0, ACTORS - 1)
+
+
+class Publications(RuleBasedStateMachine):
+    """Actors take offers at random moments; whatever they missed, an offer leaves them with the newest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.board = PolicyBoard(ACTORS)
+        self.version = 0
+        self.published: dict[str, bytes] = {}
+        self.wanted = dict.fromkeys(range(ACTORS), SCHEMES[0])
+        self.has: dict[int, tuple[int, str, bytes]] = {}
+        self.gone: set[int] = set()
+
+    @rule(payloads=st.tuples(*[st.sampled_from([b"a", b"b"])] * len(SCHEMES)), skips=st.integers(0, 2))
+    def publish(self, payloads: tuple[bytes, ...], skips: int) -> None:
+        self.version += skips
+        self.published = dict(zip(SCHEMES, payloads, strict=True))
+        self.board.publish(self.version, self.published)
+
+    @rule(actor=actors, scheme=st.sampled_from(SCHEMES))
+    def assign(self, actor: int, scheme: str) -> None:
+        self.board.assign(actor, scheme)
+        self.wanted[actor] = scheme
+
+    @rule(actor=actors)
+    def forget(self, actor: int) -> None:
+        self.board.forget(actor)
+        self.gone.add(actor)
+
+    @precondition(lambda self: self.published)
+    @rule(actor=actors)
+    def take(self, actor: int) -> None:
+        waits = self.board.has_offer(actor)
+        update = self.board.offer(actor)
+        assert waits == (update is not None)
+        if actor in self.gone:
+            assert update is None
+            return
+        if update is not None:
+            frame = decode_policy(memoryview(self.board.frame(update)))
+            assert frame == (update.version, update.scheme, update.payload)
+            before = self.has.get(actor)
+            if update.payload is None:
+                assert before is not None, "a notice about a policy that the actor never got"
+                assert before[1] == update.scheme
+            payload = before[2] if update.payload is None and before else update.payload
+            assert payload is not None
+            self.has[actor] = (update.version, update.scheme, payload)
+        scheme = self.wanted[actor]
+        assert self.has[actor] == (self.version, scheme, self.published[scheme])
+        assert self.board.offer(actor) is None
+
+    @invariant()
+    def idle_means_that_all_have_the_newest(self) -> None:
+        if self.board.is_idle and self.published:
+            for actor in set(range(ACTORS)) - self.gone:
+                scheme = self.wanted[actor]
+                assert self.has[actor] == (self.version, scheme, self.published[scheme])
+
+
+TestPublications = Publications.TestCase
+
+
+def test_equal_payloads_are_sent_once_and_other_schemes_in_full() -> None:
+    board = PolicyBoard(1)
+    sent = []
+    for version, payload in enumerate((b"a", b"a", b"b", b"b", b"a")):
+        board.publish(version, {"fp32": payload, "int8": b"same"})
+        update = board.offer(0)
+        assert update is not None
+        sent.append(update.payload)
+    assert sent == [b"a", None, b"b", None, b"a"]
+    board.assign(0, "int8")
+    update = board.offer(0)
+    assert update is not None and update.payload == b"same"
+
+
+def test_one_frame_serves_all_actors() -> None:
+    board = PolicyBoard(3)
+    board.publish(4, {"fp32": b"x" * 100})
+    frames = [board.frame(update) for update in map(board.offer, range(3)) if update is not None]
+    assert len(frames) == 3
+    assert frames[0] is frames[1] is frames[2]
