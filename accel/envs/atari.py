@@ -6,11 +6,12 @@ import inspect
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 from ale_py import ALEInterface, LoggerMode
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from accel.envs.base import Seed
+from accel.envs.base import Observations, Seed
 from accel.envs.lookup import creation_error
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
@@ -24,13 +25,28 @@ _DEFAULTS: dict[str, object] = {"repeat_action_probability": 0.0, "reward_clippi
 class AtariEnv(VectorisedEnv):
     """ALE's vector environment, which takes a seed per game."""
 
+    _shown: Observations
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """The newest frame that the policy sees of game 0, four times as large; see VectorEnvironment."""
+        frames = self._shown[0]
+        channels = len(frames) // self.spec.frame_stack
+        picture = np.broadcast_to(np.moveaxis(frames[-channels:], 0, 2), (*frames.shape[1:], 3))
+        return picture.repeat(4, axis=0).repeat(4, axis=1).astype(np.uint8, copy=False)
+
+    def _convert(self, observations: object) -> Observations:
+        self._shown = super()._convert(observations)
+        return self._shown
+
     def _reset_native(self, seed: Seed | None) -> object:
         seeds = None if seed is None else np.array(env_seeds(seed, self.num_envs))
         observations, _ = self._env.reset(seed=cast("int | None", seeds))
         return observations
 
 
-def make_atari(registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed) -> AtariEnv:
+def make_atari(
+    registration: Registration, num_envs: int, args: dict[str, object], *, seed: Seed, squash_actions: bool
+) -> AtariEnv:
     """ALE's vector environment.
 
     Its reset fills the older frames of the stack with zeros, after random no-ops and FIRE, so that a frame need be
@@ -41,6 +57,7 @@ def make_atari(registration: Registration, num_envs: int, args: dict[str, object
         num_envs: B.
         args: any argument of ``ale_py.vector_env.AtariVectorEnv`` but ``batch_size``.
         seed: of the first reset.
+        squash_actions: whether the actions of ``continuous`` arrive squashed to the bounds.
     Raises:
         EnvError: an argument that AtariVectorEnv does not have, or refuses.
     """
@@ -54,4 +71,11 @@ def make_atari(registration: Registration, num_envs: int, args: dict[str, object
     except Exception as error:
         raise creation_error("cannot be made", error, f"making it with arguments {args}") from error
     stack = int(cast(int, settings.get("stack_num", 4)))
-    return AtariEnv(cast(NativeEnv, env), seed=seed, frame_stack=stack, frame_fill="zero", implementation="atari")
+    return AtariEnv(
+        cast(NativeEnv, env),
+        seed=seed,
+        squash_actions=squash_actions,
+        frame_stack=stack,
+        frame_fill="zero",
+        implementation="atari",
+    )

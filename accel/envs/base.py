@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from accel.errors import EnvError
 from accel.spaces import EnvSpec
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -72,6 +73,15 @@ class VectorEnvironment(ABC):
     def final_observations(self) -> Observations:
         """[B, *observation_shape]; under ``same_step``, row i is valid where the latest step finished episode i."""
         raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """A picture of environment 0 as it is now, [height, width, 3], for environments made with ``render``.
+
+        Raises:
+            EnvError: the environment was made without, or cannot draw itself.
+            MissingExtraError: drawing needs a package that is not installed.
+        """
+        raise EnvError(f"this environment ({self.implementation}) draws no pictures: make it with render=True")
 
     @abstractmethod
     def close(self) -> None:

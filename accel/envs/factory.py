@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import gymnasium
@@ -14,6 +15,7 @@ from gymnasium.envs.registration import load_env_creator
 from accel.envs.base import Seed, VectorEnvironment
 from accel.envs.lookup import creation_error, find_registration, import_function
 from accel.envs.loop import EnvLoop, SingleEnv
+from accel.envs.mujoco_warnings import log_mujoco_warnings
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import AccelError, EnvError
 
@@ -31,12 +33,14 @@ def make_vector_env(
     wrappers: Sequence[str] = (),
     seed: Seed = 0,
     squash_actions: bool = False,
+    render: bool = False,
 ) -> VectorEnvironment:
     """B environments of one kind behind one interface.
 
     The gymnasium backend takes, in this order: ALE's C++ vector environment where an id registers it; the
     environment's own vector implementation where it registers one that takes ``env_args``; a loop over single ones.
-    Wrappers apply to single environments, so that with wrappers it is always the loop.
+    Wrappers apply to single environments, so that with wrappers it is always the loop, and an ``ALE/`` id is then the
+    plain emulator, without the C++ preprocessing and with the registration's own sticky actions.
 
     Args:
         id: a gymnasium id, or ``module:id`` to import a module that registers it first.
@@ -47,78 +51,95 @@ def make_vector_env(
             applied in this order.
         seed: the run's seed, or (the run's seed, the actor's rank).
         squash_actions: Box actions arrive as tanh(sample) rescaled to finite bounds.
+        render: make environments that ``VectorEnvironment.render`` can draw.
     Returns:
         The vector environment; call ``reset`` first.
     Raises:
         EnvError: unknown id, unsupported space, refused argument or wrapper.
         MissingExtraError: the environment's package is not installed; names the extra.
     """
-    args = dict(env_args or {})
+    request = _Request(num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions, render)
     if num_envs < 1:
         raise EnvError(f"num_envs is {num_envs}: at least one environment is needed")
-    if reserved := sorted(_RESERVED & args.keys()):
+    if reserved := sorted(_RESERVED & request.args.keys()):
         raise EnvError(f"environment arguments {reserved} are set by the pipeline's own options: leave them out")
     if backend == "envpool":
-        if wrappers:
-            raise EnvError("wrappers apply to single environments, and EnvPool has none: use backend gymnasium")
-        from accel.envs.envpool_backend import EnvPoolEnv
-
-        return EnvPoolEnv(id, num_envs, env_args=args, seed=seed, squash_actions=squash_actions)
+        return _make_envpool(id, request)
     if backend != "gymnasium":
         raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium or envpool")
     registration = find_registration(id)
     try:
-        return _make(registration, num_envs, args, wrappers, seed, squash_actions)
+        return _make(registration, request)
     except AccelError as error:
         raise type(error)(f"environment {id!r}: {error}") from error
 
 
-def _make(
-    registration: Registration,
-    num_envs: int,
-    args: dict[str, object],
-    wrappers: Sequence[str],
-    seed: Seed,
-    squash_actions: bool,
-) -> VectorEnvironment:
-    if wrappers or not _vector_accepts(registration, args):
-        return _make_loop(registration, num_envs, args, wrappers, seed, squash_actions)
-    if registration.vector_entry_point == _ATARI_VECTOR:
+@dataclass(frozen=True)
+class _Request:
+    num_envs: int
+    args: dict[str, object]
+    wrappers: tuple[str, ...]
+    seed: Seed
+    squash_actions: bool
+    render: bool
+
+
+def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
+    if request.wrappers or request.render:
+        what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
+        raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
+    from accel.envs.envpool_backend import EnvPoolEnv
+
+    return EnvPoolEnv(
+        id, request.num_envs, env_args=request.args, seed=request.seed, squash_actions=request.squash_actions
+    )
+
+
+def _make(registration: Registration, request: _Request) -> VectorEnvironment:
+    is_atari = registration.vector_entry_point == _ATARI_VECTOR
+    if request.wrappers or (request.render and not is_atari) or not _vector_accepts(registration, request.args):
+        return _make_loop(registration, request)
+    if is_atari:
         from accel.envs.atari import make_atari
 
-        return make_atari(registration, num_envs, args, seed=seed)
+        return make_atari(
+            registration, request.num_envs, request.args, seed=request.seed, squash_actions=request.squash_actions
+        )
     make_vec = cast(Callable[..., object], gymnasium.make_vec)
-    env = _created(lambda: make_vec(registration, num_envs, "vector_entry_point", **args), args)
-    return VectorisedEnv(cast(NativeEnv, env), seed=seed, squash_actions=squash_actions)
+    env = _created(lambda: make_vec(registration, request.num_envs, "vector_entry_point", **request.args), request.args)
+    return VectorisedEnv(cast(NativeEnv, env), seed=request.seed, squash_actions=request.squash_actions)
 
 
-def _make_loop(
-    registration: Registration,
-    num_envs: int,
-    args: dict[str, object],
-    wrappers: Sequence[str],
-    seed: Seed,
-    squash_actions: bool,
-) -> EnvLoop:
-    functions = [(name, import_function(name, "wrapper")) for name in wrappers]
-    limit = None
+def _make_loop(registration: Registration, request: _Request) -> EnvLoop:
+    functions = [(name, import_function(name, "wrapper")) for name in request.wrappers]
+    args, limit = dict(request.args), None
     if not functions and not registration.additional_wrappers:
         # The loop itself counts steps and never steps before a reset: no wrapper is needed for either.
         limit = _time_limit(args.pop("max_episode_steps", registration.max_episode_steps))
         args["max_episode_steps"] = -1
         registration = copy.copy(registration)
         registration.order_enforce = False
-
+    if request.render:
+        args["render_mode"] = "rgb_array"
     make = cast(Callable[..., object], gymnasium.make)
+    if isinstance(registration.entry_point, str):
+        _created(lambda: load_env_creator(cast(str, registration.entry_point)), {})
+    log_mujoco_warnings()
 
     def make_single() -> SingleEnv:
-        made = _created(lambda: make(registration, disable_env_checker=True, **args), args)
+        made = _created(lambda: make(registration, disable_env_checker=True, **args), request.args)
         env = cast(SingleEnv, made)
         for name, function in functions:
             env = _wrapped(env, name, function)
         return env
 
-    return EnvLoop(make_single, num_envs, seed=seed, squash_actions=squash_actions, max_episode_steps=limit)
+    return EnvLoop(
+        make_single,
+        request.num_envs,
+        seed=request.seed,
+        squash_actions=request.squash_actions,
+        max_episode_steps=limit,
+    )
 
 
 def _time_limit(value: object) -> int | None:

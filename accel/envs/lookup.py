@@ -12,9 +12,19 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
 
 from accel.errors import EnvError, MissingExtraError
+from accel.extras import install_command
 
-# Packages that an extra of ours installs: top-level module -> extra.
-EXTRAS = MappingProxyType({"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "envpool": "envpool"})
+# Top-level modules that an extra of ours installs.
+_MODULE_EXTRAS = MappingProxyType(
+    {
+        "ale_py": "atari",
+        "mujoco": "mujoco",
+        "imageio": "mujoco",
+        "Box2D": "box2d",
+        "envpool": "envpool",
+        "pygame": "video",
+    }
+)
 # Namespaces whose ids are registered by importing a module, which gymnasium does not do by itself.
 _NAMESPACE_MODULES = MappingProxyType({"ALE": "ale_py"})
 
@@ -74,18 +84,14 @@ def creation_error(what: str, error: BaseException, doing: str) -> EnvError | Mi
     cause: BaseException | None = error
     while cause is not None:
         missing = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
-        if missing in EXTRAS:
-            return missing_extra(what, missing)
+        if missing in _MODULE_EXTRAS:
+            install = install_command(_MODULE_EXTRAS[missing])
+            return MissingExtraError(f"{what}: {doing} needs the module {missing!r}: {install}")
         if isinstance(cause, ModuleNotFoundError) and missing:
             return EnvError(f"{what}: {doing} needs the module {missing!r}, which cannot be imported here ({error})")
         cause = cause.__cause__ or cause.__context__
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {first_line}")
-
-
-def missing_extra(what: str, module: str) -> MissingExtraError:
-    """The error that names the extra which installs ``module``."""
-    return MissingExtraError(f"{what} needs the package {module!r}: pip install 'accel-rl[{EXTRAS[module]}]'")
 
 
 def _latest(name: str) -> str:

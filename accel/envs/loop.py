@@ -8,10 +8,12 @@ from typing import cast
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium.wrappers import FrameStackObservation
 
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.lookup import creation_error
 from accel.envs.observations import ObservationLayout, observation_layout
 from accel.envs.seeding import env_seeds
 from accel.errors import EnvError
@@ -120,6 +122,18 @@ class EnvLoop(VectorEnvironment):
                 write(observation, row)
             i += 1
         return self._observations, rewards, terminated, truncated
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """What environment 0's own ``render`` gives; see VectorEnvironment."""
+        try:
+            picture = np.asarray(self._envs[0].render())
+        except Exception as error:
+            raise creation_error("no picture", error, "drawing the environment") from error
+        if picture.ndim != 3 or picture.shape[-1] != 3:
+            raise EnvError(
+                f"the environment draws {picture.dtype} {picture.shape}, not an RGB picture: make it with render"
+            )
+        return picture.astype(np.uint8, copy=False)
 
     def close(self) -> None:
         """Close every environment; more calls do nothing."""

@@ -113,6 +113,11 @@ class VectorisedEnv(VectorEnvironment):
         self, observations: object, infos: Mapping[str, object], finished: Flags, final: Observations
     ) -> object:
         """Store the finished episodes' last observations; reset where the environment leaves that to its user."""
+        if self._mode == AutoresetMode.SAME_STEP and "final_obs" not in infos:
+            raise EnvError(
+                f"the vector environment {self._env} declares SAME_STEP but gives no infos['final_obs'] for a finished "
+                "episode, so that truncated episodes cannot be bootstrapped: correct it, or use single environments"
+            )
         source = observations if self._mode == AutoresetMode.DISABLED else infos["final_obs"]
         for i in np.flatnonzero(finished):
             self._layout.write(select(self._layout.space, source, int(i)), final[i])

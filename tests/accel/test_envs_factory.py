@@ -13,7 +13,10 @@ import pytest
 
 from accel.envs import env_seeds, make_vector_env
 from accel.envs.base import VectorEnvironment
+from accel.envs.loop import EnvLoop
+from accel.envs.vectorised import VectorisedEnv
 from accel.errors import EnvError, MissingExtraError
+from tests.environments.closed_form import ClosedFormVectorEnv
 
 ROOT = Path(__file__).parents[2]
 CLOSED_FORM = "tests.environments:ClosedForm-v0"
@@ -62,6 +65,9 @@ def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
         ({"id": "CartPole-v1", "wrappers": [f"{HERE}:shift_rewards"]}, "loop"),
         ({"id": "Pendulum-v1", "env_args": {"g": 5.0}}, "loop"),
         ({"id": CLOSED_FORM}, "loop"),
+        ({"id": "tests.environments:ClosedFormNextStep-v0"}, "vector"),
+        # Arguments that only the single environment takes:
+        ({"id": "tests.environments:ClosedFormNextStep-v0", "env_args": {"box_actions": True}}, "loop"),
     ],
 )
 def test_the_fastest_exact_implementation_is_taken(options: dict[str, Any], implementation: str) -> None:
@@ -146,6 +152,7 @@ def test_bad_input_to_envpool() -> None:
         ({"id": "CartPole-v1", "env_args": {"gravitas": 3}}, "gravitas"),
         ({"id": "CartPole-v1", "env_args": {"batch_size": 1}}, "batch_size"),
         ({"id": "CartPole-v1", "wrappers": [f"{HERE}:fail"]}, "use backend gymnasium"),
+        ({"id": "CartPole-v1", "render": True}, "use backend gymnasium"),
         ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
     ):
         options_of_it: Any = options
@@ -246,9 +253,65 @@ def test_next_step_environments_have_no_final_observations() -> None:
         _ = make_vector_env("CartPole-v1", 1).final_observations
 
 
-def test_environments_that_disagree_are_refused() -> None:
-    from accel.envs.loop import EnvLoop
+def test_mujocos_warnings_are_logged_and_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mujoco", reason="needs the extra [mujoco]")
+    monkeypatch.chdir(tmp_path)
+    env: Any = make_vector_env("HalfCheetah-v5", 1)
+    env.reset()
+    single = env._envs[0].unwrapped
+    for _ in range(3):
+        single.set_state(np.full(9, 1e9), np.full(9, 1e12))
+        env.step(np.ones((1, 6), np.float32))
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert any(message.startswith("MuJoCo: ") for message in warned)
+    assert len(set(warned)) == len(warned)
+    assert not list(tmp_path.iterdir())
 
+
+def test_pictures_are_drawn_where_asked_for() -> None:
+    env = make_vector_env("tests.environments:ClosedFormNextStep-v0", 2, render=True)
+    assert env.implementation == "loop"
+    env.reset()
+    before = env.render()
+    env.step(np.zeros(2, np.int64))
+    assert before.shape == (6, 5, 3)
+    assert before.dtype == np.uint8
+    assert not np.array_equal(env.render(), before)
+    for undrawn in (make_vector_env(CLOSED_FORM, 1), make_vector_env("CartPole-v1", 1)):
+        undrawn.reset()
+        with pytest.raises(EnvError, match="render"):
+            undrawn.render()
+
+
+def test_atari_draws_what_the_policy_sees() -> None:
+    pytest.importorskip("ale_py", reason="needs the extra [atari]")
+    cases: list[tuple[dict[str, object], int]] = [({}, 1), ({"grayscale": False}, 3)]
+    for args, channels in cases:
+        env = make_vector_env("ALE/Pong-v5", 2, render=True, env_args=args)
+        env.reset()
+        observations, _, _, _ = env.step(np.zeros(2, np.int64))
+        picture = env.render()
+        assert picture.shape == (336, 336, 3)
+        np.testing.assert_array_equal(picture[::4, ::4, 0], observations[0, -channels])
+        np.testing.assert_array_equal(picture[3::4, 3::4, 2], observations[0, -1])
+        env.close()
+
+
+def test_a_same_step_environment_must_give_final_observations() -> None:
+    class Forgetful(ClosedFormVectorEnv):
+        def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+            return *super().step(actions)[:4], {}
+
+    env = VectorisedEnv(Forgetful(3, autoreset_mode="same_step"), seed=0)
+    env.reset()
+    with pytest.raises(EnvError, match="final_obs"):
+        for _ in range(5):
+            env.step(np.zeros(3, np.int64))
+
+
+def test_environments_that_disagree_are_refused() -> None:
     made: Any = iter([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")])
     with pytest.raises(EnvError, match="different spaces"):
         EnvLoop(lambda: next(made), 2, seed=0)

@@ -122,9 +122,11 @@ def atari(
 ATARI_CASES = {
     "ale": ("gymnasium", {}),
     "ale-lives": ("gymnasium", {"episodic_life": True}),
+    "ale-colour": ("gymnasium", {"grayscale": False}),
     "ale-two-frames": ("gymnasium", {"stack_num": 2, "noop_max": 1}),
     "ale-limit": ("gymnasium", {"max_num_frames_per_episode": 200}),
     "envpool": ("envpool", {}),
+    "envpool-colour": ("envpool", {"gray_scale": False}),
     "envpool-lives": ("envpool", {"episodic_life": True}),
     "envpool-limit": ("envpool", {"max_episode_steps": 50}),
 }
@@ -146,7 +148,9 @@ def test_a_frame_need_be_stored_only_once(case: str) -> None:
     env.close()
     done = played["terminated"] | played["truncated"]
     assert done.sum() >= 2
-    newest = played["observations"][:, :, -1]
+    stacks = played["observations"].reshape(301, 2, stack, -1, 84, 84)
+    assert stacks.shape[3] == (3 if "colour" in case else 1)
+    newest = stacks[:, :, -1]
     valid = valid_rows(played)
     for i in range(2):
         started = 0
@@ -155,7 +159,7 @@ def test_a_frame_need_be_stored_only_once(case: str) -> None:
                 started = t
             fill = newest[started, i] if spec.frame_fill == "repeat" else np.zeros_like(newest[0, 0])
             frames = [newest[k, i] if k >= started else fill for k in range(t - stack + 1, t + 1)]
-            np.testing.assert_array_equal(played["observations"][t, i], frames)
+            np.testing.assert_array_equal(stacks[t, i], frames)
 
 
 def test_ales_two_autoreset_modes_show_the_same_episodes() -> None:

@@ -244,19 +244,30 @@ def test_max_episode_steps_replaces_the_registered_limit(limit: int) -> None:
     check_same(ours, theirs, np.random.default_rng(2).integers(0, NUM_ACTIONS, (T, B)), offset=FIRST_ACTION)
 
 
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # Box2D's bindings, as they load
 @pytest.mark.parametrize(
-    ("name", "limit"),
-    [("CartPole-v1", 12), ("Pendulum-v1", 9), ("MountainCarContinuous-v0", 7), ("Blackjack-v1", None)],
+    ("name", "limit", "module"),
+    [
+        ("Pendulum-v1", 9, None),
+        ("MountainCarContinuous-v0", 7, None),
+        ("Blackjack-v1", None, None),
+        ("LunarLander-v3", 70, "Box2D"),
+        ("HalfCheetah-v5", 20, "mujoco"),
+    ],
 )
-def test_the_loop_equals_gymnasiums_own_on_real_environments(name: str, limit: int | None) -> None:
+def test_the_loop_equals_gymnasiums_own_on_real_environments(name: str, limit: int | None, module: str | None) -> None:
+    if module is not None:
+        pytest.importorskip(module, reason=f"needs the extra [{module.lower()}]")
+
     def make_single() -> Any:
         return gymnasium.make(name, disable_env_checker=True, max_episode_steps=limit)
 
-    ours = EnvLoop(make_single, 3, seed=SEED)
+    ours = make_vector_env(name, 3, seed=SEED, env_args={} if limit is None else {"max_episode_steps": limit})
+    assert ours.implementation == "loop"
     theirs = SyncVectorEnv([make_single] * 3)
     rng = np.random.default_rng(3)
-    shape = (80, 3, *ours.spec.action.shape)
-    actions = rng.integers(0, 2, shape) if ours.spec.action.kind == "categorical" else rng.uniform(-2, 2, shape)
+    shape = (150, 3, *ours.spec.action.shape)
+    actions = rng.integers(0, 2, shape) if ours.spec.action.kind == "categorical" else rng.uniform(-1, 1, shape)
     check_same(ours, theirs, actions)
 
 

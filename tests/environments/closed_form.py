@@ -83,9 +83,16 @@ def observe(kind: Kind, episode: int, t: int, stream: int) -> Any:
 class ClosedFormEnv(gymnasium.Env[Any, Any]):
     """One stream."""
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
-    def __init__(self, observation: Kind = "vector", autoreset_mode: str = "", box_actions: bool = False) -> None:
+    def __init__(
+        self,
+        observation: Kind = "vector",
+        autoreset_mode: str = "",
+        box_actions: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.render_mode = render_mode
         self.kind = observation
         self.observation_space = observation_space(observation)
         self.action_space = action_space(box_actions)
@@ -114,6 +121,10 @@ class ClosedFormEnv(gymnasium.Env[Any, Any]):
         result = reward(self.episode, self.t, value)
         terminated, truncated = (self.is_over and ending in (flag, "both") for flag in ("terminated", "truncated"))
         return observe(self.kind, self.episode, self.t, self.stream), result, terminated, truncated, {"t": self.t}
+
+    def render(self) -> Any:
+        """The picture that the image variant observes."""
+        return observe("image", self.episode, self.t, self.stream) if self.render_mode else None
 
 
 def action_space(box: bool) -> spaces.Space[Any]:
