@@ -13,7 +13,7 @@ from accel.errors import ConfigError
 from accel.networks.dense import Activation
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import CHOICES, NetworkText, parse_network
-from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN
+from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN, Torso
 from accel.spaces import EnvSpec
 
 
@@ -50,12 +50,12 @@ def build_network(
         if seed is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.manual_seed(seed)
-        torso = _make_torso(parsed, spec, activation)
+        torso, features = _make_torso(parsed, spec, activation)
         return PolicyNetwork(
             spec,
             torso,
-            _features(text, torso, spec),
-            value_torso=_make_torso(parsed, spec, activation) if separate_value_torso else None,
+            features,
+            value_torso=_make_torso(parsed, spec, activation)[0] if separate_value_torso else None,
             lstm_size=parsed.lstm_size,
             normalise_observations=normalise_observations,
             critic=critic,
@@ -109,21 +109,27 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
         )
 
 
-def _make_torso(text: NetworkText, spec: EnvSpec, activation: Activation) -> nn.Module:
+def _make_torso(text: NetworkText, spec: EnvSpec, activation: Activation) -> tuple[nn.Module, int]:
+    """The torso and F, its number of features."""
+    shape = spec.observation_shape
     if text.is_factory:
-        return _make_custom(text.torso, spec)
+        custom = _make_custom(text.torso, spec)
+        return custom, _probe(text.torso, custom, shape)
+    torso: Torso
     if text.torso == "mlp":
-        return MLPTorso(spec.observation_shape, int(text.sizes[0]), int(text.sizes[1]), activation)
-    if text.torso == "nature-cnn":
-        return NatureCNN(spec.observation_shape, text.sizes[0])
-    return ImpalaResNet(spec.observation_shape, text.sizes[0])
+        torso = MLPTorso(shape, int(text.sizes[0]), int(text.sizes[1]), activation)
+    elif text.torso == "nature-cnn":
+        torso = NatureCNN(shape, text.sizes[0])
+    else:
+        torso = ImpalaResNet(shape, text.sizes[0])
+    return torso, torso.features
 
 
 def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
     module_name, _, name = path.partition(":")
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ConfigError(
             f"network '{path}': cannot import '{module_name}' ({error}): put it on PYTHONPATH, or choose of {CHOICES}"
         ) from error
@@ -136,15 +142,15 @@ def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
     return torso
 
 
-def _features(text: str, torso: nn.Module, spec: EnvSpec) -> int:
-    """F, found out by running the torso on two observations of zeros."""
-    observations = torch.zeros(2, *spec.observation_shape)
+def _probe(path: str, torso: nn.Module, shape: tuple[int, ...]) -> int:
+    """F, found out by running the torso on two observations of zeros, which also settles lazy layers."""
+    observations = torch.zeros(2, *shape)
     try:
         with torch.no_grad():
             output: object = torso(observations)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"network '{text}' fails on observations {tuple(observations.shape)}: {error}") from error
+        raise ConfigError(f"network '{path}' fails on observations {tuple(observations.shape)}: {error}") from error
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != 2:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(f"network '{text}' must map {tuple(observations.shape)} to [2, features], it gave {got}")
+        raise ConfigError(f"network '{path}' must map {tuple(observations.shape)} to [2, features], it gave {got}")
     return output.shape[1]

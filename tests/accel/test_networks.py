@@ -1,0 +1,297 @@
+"""accel.networks: the learner's forward pass, the acting step, the LSTM's resets and where gradients go."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from accel.networks import PolicyNetwork, build_network, build_network_from_config
+from accel.networks.core import LSTMCore
+from accel.networks.dense import dense
+from accel.spaces import ActionSpec, EnvSpec
+
+DISCRETE = ActionSpec("categorical", (6,))
+MULTI = ActionSpec("multi_categorical", (2, 3))
+BOX = ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3)
+CARTPOLE = EnvSpec((4,), "float32", ActionSpec("categorical", (2,)))
+VECTOR = EnvSpec((5,), "float32", BOX)
+MATRIX = EnvSpec((2, 3), "float32", MULTI)
+IMAGE = EnvSpec((4, 40, 44), "uint8", DISCRETE)
+ATARI = EnvSpec((4, 84, 84), "uint8", DISCRETE)
+NETWORKS = [
+    ("mlp:32x2", CARTPOLE),
+    ("mlp:16x1", VECTOR),
+    ("mlp:8x3", MATRIX),
+    ("mlp:16x2", IMAGE),
+    ("mlp:32x2+lstm:8", VECTOR),
+    ("nature-cnn:0.25", IMAGE),
+    ("nature-cnn:0.25+lstm:8", IMAGE),
+    ("impala-resnet:0.25", IMAGE),
+    ("impala-resnet:0.25+lstm:8", IMAGE),
+]
+networks = pytest.mark.parametrize(("text", "spec"), NETWORKS, ids=[f"{t}-{s.observation_shape}" for t, s in NETWORKS])
+
+
+def _observations(spec: EnvSpec, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if spec.observation_dtype == "uint8":
+        return torch.randint(0, 256, (*shape, *spec.observation_shape), generator=generator, dtype=torch.uint8)
+    return 3.0 * torch.randn(*shape, *spec.observation_shape, generator=generator)
+
+
+def _first(length: int, batch: int) -> Tensor:
+    return torch.rand(length, batch, generator=torch.Generator().manual_seed(1)) < 0.3
+
+
+def _state(network: PolicyNetwork, batch: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    return tuple(torch.randn(batch, *shape, generator=generator) for shape in network.state_shapes)
+
+
+@networks
+def test_every_row_of_an_unroll_is_what_the_acting_step_gives(text: str, spec: EnvSpec) -> None:
+    network = build_network(text, spec, seed=0, normalise_observations=spec.observation_dtype == "float32")
+    if network.normaliser is not None:
+        network.normaliser.update(_observations(spec, 50) * 2.0 + 1.0)
+    for parameter in network.policy_head.parameters():
+        nn.init.normal_(parameter)
+    observations, first, state = _observations(spec, 5, 3), _first(5, 3), _state(network, 3)
+    with torch.no_grad():
+        output = network(observations, first, state)
+        acting = network.acting_module()
+        for t in range(5):
+            state = tuple(s * ~first[t].unsqueeze(1) for s in state)
+            params, *next_state = acting(observations[t], *state)
+            torch.testing.assert_close(params, output.params[t], rtol=1e-4, atol=1e-4)
+            state = tuple(next_state)
+    assert output.params.shape == (5, 3, spec.action.param_size) and output.values.shape == (5, 3)
+    assert len(acting.input_names) == len(acting.output_names) == 1 + len(network.state_shapes)
+    for final, stepped in zip(output.state, state, strict=True):
+        torch.testing.assert_close(final, stepped, rtol=1e-4, atol=1e-5)
+
+
+def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
+    """Gate by gate, step by step (Hochreiter and Schmidhuber 1997, in torch's gate order i, f, g, o)."""
+    lstm, (hidden, cell), outputs = core.lstm, state, []
+    for t in range(len(features)):
+        keep = (~first[t]).to(features).unsqueeze(1)
+        hidden, cell = hidden * keep, cell * keep
+        gates = features[t] @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + hidden @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
+        i, f, g, o = gates.chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return [torch.stack(outputs), hidden, cell]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=9)
+    )
+)
+def test_the_lstm_and_its_gradients_equal_the_definition_for_any_resets(rows: list[tuple[bool, ...]]) -> None:
+    first = torch.tensor(rows)
+    torch.manual_seed(0)
+    core = LSTMCore(3, 4).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    inputs = [torch.randn(*first.shape, 3), torch.randn(first.shape[1], 4), torch.randn(first.shape[1], 4)]
+    inputs = [x.double().requires_grad_() for x in inputs]
+    output, (hidden, cell) = core(inputs[0], first, (inputs[1], inputs[2]))
+    expected = _lstm_by_definition(core, inputs[0], first, (inputs[1], inputs[2]))
+    wanted = [*inputs, *core.parameters()]
+    gradients = []
+    for outputs in ([output, hidden, cell], expected):
+        weighted = sum((x * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in outputs)
+        gradients.append(torch.autograd.grad(weighted, wanted, allow_unused=True))
+    torch.testing.assert_close([output, hidden, cell], expected)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs)
+
+
+def test_an_lstm_that_ignored_resets_would_be_noticed() -> None:
+    core, first = LSTMCore(3, 4), _first(6, 5)
+    state = (torch.randn(5, 4), torch.randn(5, 4))
+    features = torch.randn(6, 5, 3)
+    output, _ = core(features, first, state)
+    unbroken, _ = core(features, torch.zeros_like(first), state)
+    assert first[0].any() and first[1:].any()
+    assert not torch.allclose(output, unbroken, atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("inputs", [3, 40], ids=["narrow-input", "wide-input"])
+def test_the_dense_call_and_its_gradients_equal_the_layers(activation: str, inputs: int) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b).double() for a, b in ((inputs, 16), (16, 16), (16, 7))]
+    x = torch.randn(9, inputs, dtype=torch.float64, requires_grad=True)
+    expected = x
+    for layer in layers:
+        expected = torch.tanh(layer(expected)) if activation == "tanh" else torch.relu(layer(expected))
+    weights, biases = tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers)
+    output = dense(x, weights, biases, activation)
+    torch.testing.assert_close(output, expected)
+    weight = torch.randn_like(output)
+    ours = torch.autograd.grad((output * weight).sum(), [x, *weights, *biases])
+    theirs = torch.autograd.grad((expected * weight).sum(), [x, *weights, *biases])
+    torch.testing.assert_close(ours, theirs)
+
+
+@networks
+def test_training_and_acting_agree_on_every_policy_gradient(text: str, spec: EnvSpec) -> None:
+    network = build_network(text, spec, seed=0)
+    observations, first = _observations(spec, 1, 4), torch.zeros(1, 4, dtype=torch.bool)
+    acting = network.acting_module()
+    parameters = list(acting.parameters())
+    weight = torch.randn(4, spec.action.param_size, generator=torch.Generator().manual_seed(0))
+    trained = network(observations, first, _state(network, 4)).params[0]
+    stepped = acting(observations[0], *_state(network, 4))[0]
+    ours = torch.autograd.grad((trained * weight).sum(), parameters)
+    theirs = torch.autograd.grad((stepped * weight).sum(), parameters)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def _reached(network: PolicyNetwork, loss: Tensor) -> set[str]:
+    network.zero_grad()
+    loss.backward(retain_graph=True)
+    return {name for name, p in network.named_parameters() if p.grad is not None and bool(p.grad.abs().any())}
+
+
+@pytest.mark.parametrize("critic", ["value", "action-value"])
+def test_separate_torsos_keep_both_losses_apart_and_a_shared_one_gets_both(critic: str) -> None:
+    for separate in (True, False):
+        network = build_network("mlp:8x2", CARTPOLE, critic=critic, separate_value_torso=separate, seed=0)
+        output = network(_observations(CARTPOLE, 3, 2), torch.zeros(3, 2, dtype=torch.bool))
+        policy = _reached(network, output.params.square().sum())
+        predictions = output.values if critic == "value" else output.action_values
+        value = _reached(network, predictions.square().sum())
+        assert policy | value == {name for name, _ in network.named_parameters()}
+        shared = {name for name, _ in network.named_parameters() if name.startswith("torso.")}
+        assert policy & value == (set() if separate else shared)
+        assert {name.split(".")[0] for name in policy} == {"torso", "policy_head"}
+
+
+def test_an_action_value_critic_gives_one_value_for_each_action_and_no_state_value() -> None:
+    network = build_network("mlp:8x1", CARTPOLE, critic="action-value")
+    output = network(_observations(CARTPOLE, 3, 2), torch.zeros(3, 2, dtype=torch.bool))
+    assert output.values is None and output.action_values.shape == (3, 2, 2)
+
+
+def test_the_acting_module_shares_parameters_and_leaves_the_critic_out() -> None:
+    network = build_network("mlp:8x2", VECTOR, separate_value_torso=True, normalise_observations=True, seed=0)
+    acting = network.acting_module()
+    own = dict(network.named_parameters())
+    assert all(own[name] is p for name, p in acting.named_parameters())
+    assert not [name for name in acting.state_dict() if name.startswith(("value", "critic"))]
+    observations = _observations(VECTOR, 4)
+    before = acting(observations)[0].detach()
+    with torch.no_grad():
+        network.policy_head.mean.bias += 1.0
+    torch.testing.assert_close(acting(observations)[0], before + torch.tensor([1.0, 1, 1, 0, 0, 0]))
+
+
+def test_gaussian_parameters_are_means_and_one_log_deviation_for_all_states() -> None:
+    network = build_network("mlp:8x2", VECTOR, initial_log_std=-0.5)
+    params = network(_observations(VECTOR, 3, 2), torch.zeros(3, 2, dtype=torch.bool)).params
+    assert torch.equal(params[..., 3:], torch.full((3, 2, 3), -0.5))
+    assert float(params[..., :3].detach().abs().max()) < 0.1
+
+
+def test_a_copy_of_the_network_is_independent_and_a_state_dict_restores_it() -> None:
+    network = build_network("mlp:8x2+lstm:4", VECTOR, normalise_observations=True, seed=0)
+    network.normaliser.update(_observations(VECTOR, 20))
+    other = build_network("mlp:8x2+lstm:4", VECTOR, normalise_observations=True, seed=1)
+    other.load_state_dict(copy.deepcopy(network).state_dict())
+    observations, first, state = _observations(VECTOR, 4, 2), _first(4, 2), _state(network, 2)
+    first_output, second_output = network(observations, first, state), other(observations, first, state)
+    assert torch.equal(first_output.params, second_output.params)
+    assert torch.equal(first_output.values, second_output.values)
+
+
+def test_initial_states_are_zeros_and_a_missing_state_is_an_error() -> None:
+    network = build_network("mlp:8x2+lstm:4", VECTOR)
+    assert [tuple(s.shape) for s in network.initial_state(3)] == [(3, 4), (3, 4)]
+    assert not any(s.any() for s in network.initial_state(3))
+    assert build_network("mlp:8x2", VECTOR).initial_state(3) == ()
+    with pytest.raises(ValueError, match="2 parts of recurrent state and got 0"):
+        network(_observations(VECTOR, 1, 3), torch.zeros(1, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "separate", "expected"),
+    [
+        ("mlp:64x2", CARTPOLE, False, (4 * 64 + 64) + (64 * 64 + 64) + (64 * 2 + 2) + (64 + 1)),
+        ("mlp:64x2", CARTPOLE, True, 2 * ((4 * 64 + 64) + (64 * 64 + 64)) + (64 * 2 + 2) + (64 + 1)),
+        ("mlp:256x3", VECTOR, False, (5 * 256 + 256) + 2 * (256 * 256 + 256) + (256 * 3 + 3) + 3 + (256 + 1)),
+        ("mlp:32x1+lstm:16", VECTOR, False, (5 * 32 + 32) + 4 * 16 * (32 + 16 + 2) + (16 * 3 + 3) + 3 + (16 + 1)),
+        ("nature-cnn", ATARI, False, 8_224 + 32_832 + 36_928 + 1_606_144 + 3_078 + 513),
+        ("nature-cnn:0.5", ATARI, False, 4_112 + 8_224 + 9_248 + (1_568 * 512 + 512) + 3_078 + 513),
+        ("impala-resnet", ATARI, False, (592 + 4 * 2_320) + (4_640 + 4 * 9_248) + 5 * 9_248 + 991_488 + 1_542 + 257),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_networks_have_the_published_parameter_count(text: str, spec: EnvSpec, separate: bool, expected: int) -> None:
+    network = build_network(text, spec, separate_value_torso=separate)
+    assert sum(p.numel() for p in network.parameters()) == expected
+
+
+def test_weights_start_orthogonal_with_the_gain_of_their_place() -> None:
+    network = build_network("mlp:16x2", EnvSpec((16,), "float32", DISCRETE), seed=0)
+    for weight in (network.torso.layers[0].weight, network.torso.layers[1].weight):
+        torch.testing.assert_close(weight @ weight.T, 2.0 * torch.eye(16), rtol=1e-4, atol=1e-4)
+    head = network.policy_head.weight
+    torch.testing.assert_close(head @ head.T, 1e-4 * torch.eye(6), rtol=1e-3, atol=1e-8)
+    assert network.critic_head.weight.detach().norm().item() == pytest.approx(1.0, abs=1e-5)
+    assert not any(p.any() for name, p in network.named_parameters() if name.endswith("bias"))
+
+
+def test_features_of_the_resnet_start_at_a_scale_that_trains() -> None:
+    network = build_network("impala-resnet", ATARI, seed=0)
+    with torch.no_grad():
+        features = network.torso(_observations(ATARI, 4).float() / 255.0)
+    assert 0.02 < math.sqrt(float(features.square().mean())) < 3.0
+
+
+def test_a_seed_decides_the_parameters_and_leaves_the_default_generator_alone() -> None:
+    state = torch.get_rng_state()
+    one, same, other = (build_network("mlp:8x2", CARTPOLE, seed=s).state_dict() for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["torso.layers.0.weight"], other["torso.layers.0.weight"])
+
+
+@pytest.mark.parametrize(("text", "separate"), [("mlp:8x2", True), ("mlp:8x2+lstm:4", False)])
+def test_a_run_configuration_builds_its_network(text: str, separate: bool) -> None:
+    config: dict[str, object] = {
+        "network": text, "corrector": "vtrace", "activation": "relu", "separate_value_torso": None,
+        "normalise_observations": True, "initial_log_std": -1,
+    }  # fmt: skip
+    network = build_network_from_config(config, VECTOR)
+    assert (network.value_torso is not None) == separate
+    assert network.normaliser is not None and network.critic == "value"
+    assert network.policy_head.log_std[0].item() == -1.0
+    assert build_network_from_config({**config, "corrector": "retrace"}, CARTPOLE).critic == "action-value"
+    assert build_network_from_config({**config, "separate_value_torso": False}, CARTPOLE).value_torso is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs on a machine with a CUDA device")
+@networks
+def test_cuda_gives_what_the_cpu_gives(text: str, spec: EnvSpec) -> None:
+    network = build_network(text, spec, seed=0)
+    observations, first, state = _observations(spec, 5, 3), _first(5, 3), _state(network, 3)
+    expected = network(observations, first, state)
+    network.to("cuda")
+    output = network(observations.cuda(), first.cuda(), tuple(s.cuda() for s in state))
+    torch.testing.assert_close(output.params.cpu(), expected.params, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(output.values.cpu(), expected.values, rtol=1e-2, atol=1e-2)
+    output.values.sum().backward()
+    with torch.autocast("cuda", torch.bfloat16):
+        half = network(observations.cuda(), first.cuda(), tuple(s.cuda() for s in state))
+    torch.testing.assert_close(half.values.float().cpu(), expected.values, rtol=0.1, atol=0.1)

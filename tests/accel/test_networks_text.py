@@ -1,0 +1,150 @@
+"""Network texts: parsing, printing, the user's own factories, and every refusal's message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.errors import ConfigError
+from accel.networks import build_network
+from accel.networks.text import NetworkText, parse_network
+from accel.spaces import ActionSpec, EnvSpec
+
+VECTOR = EnvSpec((5,), "float32", ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3))
+IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "canonical"),
+    [
+        ("mlp:64x2", NetworkText("mlp", (64.0, 2.0), None), "mlp:64x2"),
+        ("mlp", NetworkText("mlp", (256.0, 2.0), None), "mlp:256x2"),
+        ("nature-cnn", NetworkText("nature-cnn", (1.0,), None), "nature-cnn"),
+        ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), 256), "nature-cnn:0.5+lstm:256"),
+        (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), 128), "impala-resnet:2+lstm:128"),
+        ("my.own:torso+lstm:8", NetworkText("my.own:torso", (), 8), "my.own:torso+lstm:8"),
+    ],
+)
+def test_a_text_is_parsed_and_printed(text: str, expected: NetworkText, canonical: str) -> None:
+    assert parse_network(text) == expected
+    assert str(expected) == canonical
+    assert parse_network(canonical) == expected
+
+
+TORSOS = st.one_of(
+    st.builds(lambda w, d: NetworkText("mlp", (float(w), float(d)), None), st.integers(1, 99999), st.integers(1, 99)),
+    st.builds(
+        lambda name, quarters: NetworkText(name, (quarters / 4,), None),
+        st.sampled_from(["nature-cnn", "impala-resnet"]),
+        st.integers(1, 400),
+    ),
+    st.just(NetworkText("package.module:factory", (), None)),
+)
+
+
+@given(TORSOS, st.none() | st.integers(1, 9999))
+def test_printing_and_parsing_round_trip(torso: NetworkText, lstm_size: int | None) -> None:
+    network = NetworkText(torso.torso, torso.sizes, lstm_size)
+    assert parse_network(str(network)) == network
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "resnet", "resnet:2", "mlp:", "mlp:64", "mlp:0x2", "mlp:64x0", "mlp:64x2x1", "nature-cnn:0",
+        "nature-cnn:-1", "nature-cnn:nan", "impala-resnet:", "impala-resnet:big", "mlp:64x2+gru", "mlp:64x2+lstm:0",
+        "mlp:64x2+lstm:", "mlp:64x2+lstm+lstm", "+lstm:8", "a:b:c", "1a:b",
+    ],
+)  # fmt: skip
+def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"choices: mlp:WIDTHxDEPTH, nature-cnn.*impala-resnet.*lstm:SIZE"):
+        parse_network(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "options", "message"),
+    [
+        ("nature-cnn", VECTOR, {}, r"needs \(channels, height, width\) images.*use an mlp"),
+        ("impala-resnet+lstm:8", VECTOR, {}, r"needs \(channels, height, width\) images.*use an mlp"),
+        ("nature-cnn", EnvSpec((3, 20, 20), "uint8", IMAGE.action), {}, "at least 36 x 36, not 20 x 20"),
+        ("mlp:8x1", VECTOR, {"critic": "action-value"}, "needs one discrete action, not gaussian.*vtrace"),
+        ("mlp:8x1+lstm:4", VECTOR, {"separate_value_torso": True}, "leave separate_value_torso off"),
+        ("nature-cnn", IMAGE, {"normalise_observations": True}, "uint8 ones are scaled.*switch it off"),
+        ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH.*mlp:WIDTH"),
+        ("accel.spaces:missing", VECTOR, {}, "module 'accel.spaces' has no function 'missing'"),
+        ("accel.spaces:__name__", VECTOR, {}, "module 'accel.spaces' has no function '__name__'"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(text: str, spec: EnvSpec, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_network(text, spec, **options)
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def good(spec):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(12), nn.Tanh())
+
+def views(spec):
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(spec.observation_shape[0], 4, 8, 4)
+        def forward(self, images):
+            assert images.dtype == torch.float32 and float(images.max()) <= 1.0
+            return self.convolution(images).view(len(images), -1)
+    return Views()
+
+def wrong_shape(spec):
+    return nn.Identity()
+
+def wrong_input(spec):
+    return nn.Linear(999, 3)
+
+def no_module(spec):
+    return lambda x: x
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_networks.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_networks"
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+@pytest.mark.parametrize(("name", "spec"), [("good", VECTOR), ("good", IMAGE), ("views", IMAGE)])
+@pytest.mark.parametrize(("core", "separate"), [("", False), ("", True), ("+lstm:4", False)])
+def test_the_users_own_torso_is_built_into_a_network(
+    factories: str, name: str, spec: EnvSpec, core: str, separate: bool
+) -> None:
+    network = build_network(f"{factories}:{name}{core}", spec, separate_value_torso=separate, seed=0)
+    assert all(p.numel() for p in network.parameters())
+    observations = torch.ones(3, 2, *spec.observation_shape, dtype=getattr(torch, spec.observation_dtype))
+    output = network(observations, torch.zeros(3, 2, dtype=torch.bool), network.initial_state(2))
+    assert output.params.shape == (3, 2, spec.action.param_size)
+    (output.params.square().sum() + output.values.sum()).backward()
+    assert all(p.grad is not None for p in network.parameters())
+    same = build_network(f"{factories}:{name}{core}", spec, separate_value_torso=separate, seed=0)
+    pairs = zip(network.parameters(), same.parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wrong_shape", r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4, 40, 44\)"),
+        ("wrong_input", r"fails on observations \(2, 4, 40, 44\)"),
+        ("no_module", "returned function, not a torch.nn.Module"),
+    ],
+)
+def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_network(f"{factories}:{name}", IMAGE)
