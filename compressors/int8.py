@@ -49,7 +49,7 @@ class Int8Encoder(Encoder):
         self._weight_codes = WEIGHT_INT8
         self._per_channel = False
         integer = IntegerGraph(graph, self._codes, self._per_channel)
-        self._layers = integer.layers
+        self.layers = integer.layers
         self._floats = integer.floats
         self._measured = integer.measured
         self._observer = RangeObserver(graph, integer.measured)
@@ -58,7 +58,7 @@ class Int8Encoder(Encoder):
         self._payload = _lay_out(integer, graph)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
-        largest = max((graph.parameters[layer.weight].size for layer in self._layers), default=0)
+        largest = max((graph.parameters[layer.weight].size for layer in self.layers), default=0)
         self._scratch = np.empty(largest, dtype=np.float32)
 
     @property
@@ -84,7 +84,7 @@ class Int8Encoder(Encoder):
                 f"int8 has no range for {len(missing)} activations; calibrate it on real observations first, and "
                 "publish fp32 until then"
             )
-        for layer in self._layers:
+        for layer in self.layers:
             self._encode_layer(layer, parameters)
         for name in self._floats:
             self._payload.views[name][...] = parameters[name]

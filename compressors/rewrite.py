@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from compressors.base import Array
+from compressors.recurrence import unroll_one_step
+from compressors.rewriting import Draft, rename_readers
 from compressors.wiring import Wiring, int_attribute, is_plain_gemm
-
-
-@dataclass
-class Draft:
-    """A graph under rewriting: the actor's nodes, the prologue's, and what is known of values."""
-
-    nodes: list[NodeProto]
-    prologue: list[NodeProto]
-    constants: dict[str, Array]
-    outputs: list[str]
-    ranks: dict[str, int]
-    uint8_inputs: frozenset[str]
-    leaf_names: frozenset[str]
-
-    def wiring(self) -> Wiring:
-        """Producers and consumers as they are now."""
-        return Wiring(self.nodes, self.outputs)
-
-    def is_parameter(self, name: str) -> bool:
-        """Whether a value is known at each refresh: a leaf, or made by the prologue."""
-        return name in self.leaf_names or any(name in node.output for node in self.prologue)
-
-    def replace(self, removed: Sequence[NodeProto], node: NodeProto) -> None:
-        """Put a node in the place of the last of the removed ones."""
-        position = max(index for index, old in enumerate(self.nodes) if any(old is r for r in removed))
-        self.nodes[position] = node
-        self.nodes = [old for old in self.nodes if not any(old is r for r in removed)]
 
 
 def simplify(draft: Draft) -> None:
@@ -44,6 +17,7 @@ def simplify(draft: Draft) -> None:
     _bypass_identities(draft)
     _dequantise_images(draft)
     _matmul_to_gemm(draft)
+    unroll_one_step(draft)
     _merge_heads(draft)
     _drop_unused(draft)
 
@@ -52,7 +26,7 @@ def _bypass_identities(draft: Draft) -> None:
     for node in list(draft.nodes):
         if node.op_type == "Identity" and node.output[0] not in draft.outputs:
             draft.nodes.remove(node)
-            _rename_readers(draft.nodes, node.output[0], node.input[0])
+            rename_readers(draft.nodes, node.output[0], node.input[0])
 
 
 def _dequantise_images(draft: Draft) -> None:
@@ -174,10 +148,3 @@ def _drop_unused(draft: Draft) -> None:
             kept.insert(0, node)
             needed |= {name for name in node.input if name}
     draft.nodes = kept
-
-
-def _rename_readers(nodes: Sequence[NodeProto], old: str, new: str) -> None:
-    for node in nodes:
-        for index, name in enumerate(node.input):
-            if name == old:
-                node.input[index] = new

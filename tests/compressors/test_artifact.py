@@ -1,0 +1,199 @@
+"""The artifact's byte format: round trips, and nothing but ArtifactError for damage of any kind."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.errors import ArtifactError
+from compressors.runtime import PolicySession
+from tests.compressors.policies import CASES
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_SPECS = st.lists(
+    st.builds(
+        TensorSpec,
+        st.text(min_size=1),
+        st.sampled_from(["float32", "uint8", "int64"]),
+        st.lists(st.none() | st.integers(1, 2**20), max_size=4).map(tuple),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda spec: spec.name,
+).map(tuple)
+_ARTIFACTS = st.builds(
+    CompressedPolicy,
+    scheme=st.text(min_size=1),
+    version=st.integers(0, 2**63 - 1),
+    inputs=_SPECS,
+    outputs=_SPECS,
+    metadata=st.dictionaries(st.text(), _JSON, max_size=3),
+    cpu_features=st.lists(st.text(), max_size=2).map(tuple),
+    model=st.binary(min_size=1, max_size=200),
+    optimisation=st.sampled_from(["none", "basic", "all"]),
+)
+
+
+@pytest.fixture(scope="module")
+def artifact() -> CompressedPolicy:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    return case.bind("int8", module).refresh(module, version=7)
+
+
+@given(_ARTIFACTS)
+def test_round_trip(artifact: CompressedPolicy) -> None:
+    restored = CompressedPolicy.from_bytes(artifact.to_bytes())
+    assert restored == artifact
+    assert restored.to_bytes() == artifact.to_bytes()
+    assert restored.digest == artifact.digest
+
+
+@given(_ARTIFACTS, st.integers(0, 2**63 - 1))
+def test_another_version_is_the_same_payload(artifact: CompressedPolicy, version: int) -> None:
+    artifact.to_bytes()
+    other = artifact.with_version(version)
+    assert other.version == version
+    assert other.same_payload(artifact) and other.digest == artifact.digest
+    assert CompressedPolicy.from_bytes(other.to_bytes()) == other
+
+
+def test_other_weights_are_another_payload() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    plan = case.bind("fp32", module)
+    first = plan.refresh(module, version=1)
+    assert plan.refresh(module, version=2).same_payload(first)
+    module.head.bias.data[0] += 1e-3
+    changed = plan.refresh(module, version=3)
+    assert not changed.same_payload(first) and changed.digest != first.digest
+
+
+def test_every_single_damage_is_an_error(artifact: CompressedPolicy) -> None:
+    """Flipped bits, cut ends, doubled pieces, swapped and zeroed regions: more than 10 000 damaged inputs."""
+    whole = artifact.to_bytes()
+    rng = np.random.default_rng(0)
+    damaged = 0
+    for _ in range(13_000):
+        broken = _damage(bytearray(whole), rng)
+        if broken == whole:
+            continue
+        damaged += 1
+        with pytest.raises(ArtifactError):
+            CompressedPolicy.from_bytes(broken)
+    assert damaged >= 10_000
+
+
+def _damage(data: bytearray, rng: np.random.Generator) -> bytes:
+    # half of the damage hits the first kilobyte, where the structure is
+    where = int(rng.integers(0, 1000 if rng.random() < 0.5 else len(data)))
+    length = int(rng.integers(1, 64))
+    kind = int(rng.integers(0, 7))
+    if kind == 0:
+        data[where] ^= 1 << int(rng.integers(0, 8))
+    elif kind == 1:
+        data[where : where + length] = rng.bytes(length)
+    elif kind == 2:
+        del data[where:]
+    elif kind == 3:
+        del data[where : where + length]
+    elif kind == 4:
+        data[where:where] = data[where : where + length]
+    elif kind == 5:
+        data[where : where + length] = bytes(length)
+    else:
+        other = int(rng.integers(0, len(data) - length))
+        data[where : where + length] = data[other : other + length]
+    return bytes(data)
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_an_error(noise: bytes) -> None:
+    with pytest.raises(ArtifactError):
+        CompressedPolicy.from_bytes(noise)
+
+
+_HEADER = {
+    "scheme": "int8",
+    "inputs": [{"name": "x", "dtype": "float32", "shape": [None, 3]}],
+    "outputs": [{"name": "y", "dtype": "float32", "shape": [None, 3]}],
+    "metadata": {},
+    "cpu_features": [],
+    "optimisation": "none",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scheme": 3},
+        {"scheme": ""},
+        {"inputs": []},
+        {"inputs": "x"},
+        {"inputs": [{"name": "x", "dtype": "float32"}]},
+        {"inputs": [{"name": "x", "dtype": "object", "shape": []}]},
+        {"inputs": [{"name": "x", "dtype": [], "shape": []}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [0]}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [True]}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [2.5]}]},
+        {"outputs": [_HEADER["outputs"][0], _HEADER["outputs"][0]]},
+        {"metadata": []},
+        {"cpu_features": [1]},
+        {"cpu_features": "vnni"},
+        {"optimisation": "some"},
+        {"optimisation": ["none"]},
+        {"extra": 1},
+        {"version": 1},
+    ],
+    ids=str,
+)
+def test_a_wrong_header_is_an_error_even_with_a_right_checksum(change: dict[str, object]) -> None:
+    with pytest.raises(ArtifactError, match="not a policy artifact"):
+        CompressedPolicy.from_bytes(_sealed(json.dumps({**_HEADER, **change}).encode()))
+
+
+@pytest.mark.parametrize("header", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"scheme": NaN}'], ids=range(6))
+def test_a_header_that_is_no_object_is_an_error(header: bytes) -> None:
+    with pytest.raises(ArtifactError, match="not a policy artifact"):
+        CompressedPolicy.from_bytes(_sealed(header))
+
+
+def test_the_sealed_header_itself_is_accepted() -> None:
+    assert CompressedPolicy.from_bytes(_sealed(json.dumps(_HEADER).encode())).scheme == "int8"
+
+
+def test_another_format_version_is_named() -> None:
+    with pytest.raises(ArtifactError, match="format version 9 is not"):
+        CompressedPolicy.from_bytes(_sealed(json.dumps(_HEADER).encode(), format_version=9))
+
+
+def _sealed(header: bytes, model: bytes = b"model", format_version: int = 1) -> bytes:
+    prefix = struct.pack("<8sHHIQqI", b"\x89ACCELPY", format_version, 0, len(header), len(model), 1, zlib.crc32(model))
+    return prefix + struct.pack("<I", zlib.crc32(header, zlib.crc32(prefix))) + header + model
+
+
+def test_a_model_that_is_no_onnx_is_an_error_on_loading(artifact: CompressedPolicy) -> None:
+    broken = CompressedPolicy.from_bytes(_sealed(json.dumps(_HEADER).encode(), model=b"\x00" * 64))
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        PolicySession(broken, batch=1)
+
+
+def test_metadata_that_is_no_json_is_an_error(artifact: CompressedPolicy) -> None:
+    broken = CompressedPolicy("fp32", 0, artifact.inputs, artifact.outputs, {"x": float("nan")}, (), b"m")
+    with pytest.raises(ArtifactError, match="plain JSON"):
+        broken.to_bytes()

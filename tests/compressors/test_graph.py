@@ -1,0 +1,139 @@
+"""The exported graph follows the module's weights at every refresh, exactly; what cannot be followed is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compressors.errors import GraphError, WeightsError
+from compressors.float import Float32
+from compressors.graph import export_policy
+from compressors.inspection import operators
+from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refresh_is_exact_for_any_weights_and_batch(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("fp32", module)
+    for seed, rows in ((1, 1), (2, 3), (3, 8)):
+        randomise(module, seed)
+        inputs = case.inputs(rows, seed)
+        found = run_artifact(plan.refresh(module, version=seed), inputs)
+        for array, wanted in zip(found, run_module(module, inputs), strict=True):
+            np.testing.assert_allclose(array, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_the_comparison_notices_weights_of_another_policy() -> None:
+    case = CASES["tanh-mlp"]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    inputs = case.inputs(4)
+    before = run_artifact(artifact, inputs)[0]
+    randomise(module, seed=1)
+    assert np.abs(before - run_module(module, inputs)[0]).max() > 0.1
+
+
+def test_equal_weights_are_not_merged() -> None:
+    """Biases all start at zero; after training they differ."""
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    nn.init.zeros_(module.torso[0].bias)
+    nn.init.zeros_(module.torso[2].bias)
+    plan = case.bind("fp32", module)
+    module.torso[0].bias.data += 1.0
+    inputs = case.inputs(4)
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
+
+
+def test_binding_leaves_the_module_alone() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    case.bind("fp32", module).refresh(module, version=1)
+    assert module.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_the_mlp_is_fused_to_one_node_a_layer() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    found = operators(case.bind("fp32", module).refresh(module, version=1))
+    assert found == {"Sub": 1, "Mul": 1, "Clip": 1, "FusedGemm": 2, "Gemm": 1}
+
+
+class _Baked(MLP):
+    """A weight that reaches the graph as a Python number."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(observations) * float(self.head.bias[0])
+
+
+class _FixedBatch(MLP):
+    """A batch written into the graph."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        rows = int(observations.shape[0])
+        return (
+            super()
+            .forward(observations.reshape(rows, 11)[: 2 if rows == 2 else rows])
+            .reshape(2 if rows == 2 else rows, 6)
+        )
+
+
+class _Untraceable(MLP):
+    """An operation without an ONNX counterpart."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return torch.linalg.svdvals(super().forward(observations))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(_Baked, "does not follow"), (_FixedBatch, "does not follow|batch"), (_Untraceable, "cannot be exported")],
+    ids=["baked weight", "baked batch", "unknown operator"],
+)
+def test_what_cannot_be_refreshed_is_refused(make: type[nn.Module], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        Case(make, {"observations": (11,)}).bind("fp32", make())
+
+
+def test_wrong_number_of_output_names_is_refused() -> None:
+    case = CASES["lstm"]
+    with pytest.raises(GraphError, match="returns 3 tensors"):
+        export_policy(case.make(), case.examples(), ["params"])
+
+
+def test_another_module_is_refused_by_name() -> None:
+    case = CASES["tanh-mlp"]
+    plan = case.bind("fp32", case.make())
+    with pytest.raises(WeightsError, match="log_std"):
+        plan.refresh(MLP(gaussian=False), version=1)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(scheme: str, value: float) -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    plan = case.bind(scheme, module)
+    for tensor in (module.torso[0].weight, module.torso[2].bias):
+        kept = tensor.data[3].clone()
+        tensor.data[3] = value
+        with pytest.raises(WeightsError, match="torso"):
+            plan.refresh(module, version=1)
+        tensor.data[3] = kept
+    plan.refresh(module, version=2)
+
+
+def test_a_compressor_can_be_used_by_its_class() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    plan = Float32().bind(module, case.examples(), output_names=case.outputs, metadata={"env": "x"})
+    artifact = plan.refresh(module, version=5)
+    assert (artifact.scheme, artifact.version, artifact.metadata) == ("fp32", 5, {"env": "x"})
+    assert [spec.shape for spec in (*artifact.inputs, *artifact.outputs)] == [(None, 11), (None, 6)]

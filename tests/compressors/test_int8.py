@@ -1,0 +1,276 @@
+"""Static int8: codes equal to onnxruntime's quantizer's, outputs to integer arithmetic, kernels really used."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import CalibrationMethod, QuantType
+from onnxruntime.quantization.calibrate import TensorsData
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+from torch import Tensor, nn
+
+from compressors.artifact import CompressedPolicy
+from compressors.errors import CalibrationError, UnsupportedLayerError
+from compressors.graph import OPSET, export_policy
+from compressors.inspection import float_kernels, integer_kernels, operators
+from compressors.ranges import Range
+from compressors.state import read_state
+from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
+
+KERNELS = {
+    "tanh-mlp": {"QGemm": 3},
+    "relu-mlp": {"QGemm": 3},
+    "deep-relu-mlp": {"QGemm": 5},
+    "nature-cnn": {"QLinearConv": 3, "QGemm": 2},
+    "resnet": {"QLinearConv": 10, "QLinearAdd": 4, "QGemm": 2},
+    "lstm-cell": {"QGemm": 4},
+    "lstm": {"QGemm": 3},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_layer_runs_in_integer_kernels(name: str) -> None:
+    case = CASES[name]
+    module = case.make()
+    artifact = case.bind("int8", module).refresh(module, version=1)
+    assert integer_kernels(artifact) == KERNELS[name]
+    assert not float_kernels(artifact)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_stay_close_for_any_weights(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("int8", module)
+    for seed in (1, 2):
+        randomise(module, seed)
+        inputs = case.inputs(64, seed)
+        plan.refresh(module, version=1)
+        for _ in range(80):
+            plan.calibrate(inputs)
+        found = run_artifact(plan.refresh(module, version=seed), inputs)
+        for array, wanted in zip(found, run_module(module, inputs), strict=True):
+            assert relative_error(array, wanted) < (0.08 if name == "resnet" else 0.04)
+
+
+def test_pixels_reach_the_first_convolution_as_they_are() -> None:
+    case = CASES["nature-cnn"]
+    module = case.make()
+    found = operators(case.bind("int8", module).refresh(module, version=1))
+    assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
+
+
+def test_pooling_runs_channels_last() -> None:
+    case = CASES["resnet"]
+    module = case.make()
+    found = operators(case.bind("int8", module).refresh(module, version=1))
+    assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
+
+
+def _initializers(artifact: CompressedPolicy) -> dict[str, NDArray[np.generic]]:
+    graph = onnx.load_from_string(artifact.model).graph
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+def _oracle(case: Case, module: nn.Module, ranges: dict[str, Range]) -> dict[str, NDArray[np.generic]]:
+    """Initializers of the same float graph quantised by onnxruntime's QDQQuantizer at the same ranges."""
+    graph = export_policy(module, case.examples(), case.outputs)
+    arrays = {**graph.constants, **graph.read(read_state(module, graph.leaves))}
+    values = [
+        helper.make_tensor_value_info(s.name, helper.np_dtype_to_tensor_dtype(np.dtype(s.dtype)), ["b", *s.shape[1:]])
+        for s in (*graph.inputs, *graph.outputs)
+    ]
+    count = len(graph.inputs)
+    initializers = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in arrays.items()]
+    body = helper.make_graph(graph.nodes, "float", values[:count], values[count:], initializer=initializers)
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    model = onnx.shape_inference.infer_shapes(model)
+    every = {value.name: Range(-1.0, 1.0) for value in (*model.graph.value_info, *model.graph.output, *values)}
+    every.update(ranges)
+    data = TensorsData(CalibrationMethod.MinMax, {k: (np.float32(r.low), np.float32(r.high)) for k, r in every.items()})
+    quantizer = QDQQuantizer(
+        model,
+        per_channel=False,
+        reduce_range=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QUInt8,
+        tensors_range=data,
+        nodes_to_quantize=[],
+        nodes_to_exclude=[],
+        op_types_to_quantize=["Gemm", "Conv"],
+        extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
+    )
+    quantised = quantizer.quantize_model()
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in quantised.graph.initializer}
+
+
+def _compare_with_oracle(case: Case, module: nn.Module) -> int:
+    """Compare every scale, zero point and code; returns how many layers were compared."""
+    plan = case.bind("int8", module)
+    found = _initializers(plan.refresh(module, version=1))
+    encoder = plan.encoder
+    wanted = _oracle(case, module, dict(encoder.ranges))
+    for layer in encoder.layers:
+        stem, weight = layer.stem, layer.weight
+        np.testing.assert_array_equal(found[f"{stem}:codes"], wanted[f"{weight}_quantized"])
+        np.testing.assert_array_equal(found[f"{stem}:scale"], wanted[f"{weight}_scale"])
+        assert found[f"{stem}:zero"] == wanted[f"{weight}_zero_point"] == 0
+        np.testing.assert_array_equal(found[layer.bias_codes], wanted[f"{layer.bias}_quantized"])
+    for name in encoder.ranges:
+        np.testing.assert_array_equal(found[f"{name}:scale"], wanted[f"{name}_scale"])
+        np.testing.assert_array_equal(found[f"{name}:zero"], wanted[f"{name}_zero_point"])
+    return len(encoder.layers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp"])
+def test_codes_are_those_of_onnxruntimes_quantizer(name: str, seed: int) -> None:
+    assert _compare_with_oracle(CASES[name], randomise(CASES[name].make(), seed)) == 3
+
+
+def test_codes_of_trained_weights_are_those_of_onnxruntimes_quantizer() -> None:
+    """Weights after a few steps of regression: heavy tails, biases far from zero."""
+    module = MLP(nn.ReLU, gaussian=False)
+    optimiser = torch.optim.Adam(module.parameters(), lr=0.03)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        x = torch.randn(64, 11, generator=generator)
+        loss = (module(x) - torch.stack([x[:, 0] ** 2, 5 * x[:, 1].sign(), x.sum(1)], 1)).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert _compare_with_oracle(CASES["relu-mlp"], module) == 3
+
+
+def _zero_layer(module: MLP) -> None:
+    module.torso[2].weight.data.zero_()
+
+
+def _zero_bias(module: MLP) -> None:
+    module.torso[0].bias.data.zero_()
+
+
+def _huge_bias(module: MLP) -> None:
+    """At s_x·s_w the bias would need more than 32 bits."""
+    module.torso[2].weight.data *= 1e-9
+    module.torso[2].bias.data.fill_(50.0)
+
+
+def _extreme_weights(module: MLP) -> None:
+    """±max|w| itself, exact halves of the scale, and denormal neighbours."""
+    weight = module.torso[2].weight.data
+    weight[0], weight[1] = 127.0, -127.0
+    weight[2] = torch.arange(32) + 0.5
+    weight[3] = 1e-40
+
+
+def _dead_units(module: MLP) -> None:
+    """A layer whose every activation is zero has an empty range."""
+    module.torso[0].weight.data.zero_()
+    module.torso[0].bias.data.fill_(-1.0)
+
+
+@pytest.mark.parametrize(
+    "spoil", [_zero_layer, _zero_bias, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
+)
+def test_corner_cases_are_those_of_onnxruntimes_quantizer(spoil) -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    spoil(module)
+    _compare_with_oracle(case, module)
+    inputs = case.inputs(16)
+    found = run_artifact(case.bind("int8", module).refresh(module, version=1), inputs)[0]
+    wanted = run_module(module, inputs)[0]
+    assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
+
+
+def test_the_comparison_with_the_oracle_can_fail() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("int8", module)
+    found = _initializers(plan.refresh(module, version=1))
+    module.torso[0].weight.data[0, 0] += 0.1
+    wanted = _oracle(case, module, dict(plan.encoder.ranges))
+    layer = plan.encoder.layers[0]
+    assert (found[f"{layer.stem}:codes"] != wanted[f"{layer.weight}_quantized"]).any()
+
+
+def test_outputs_are_those_of_integer_arithmetic() -> None:
+    """A ReLU network from the definition: q = round(x/s) + z, 32-bit sums, requantised with saturation."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=5)
+    plan = case.bind("int8", module)
+    artifact = plan.refresh(module, version=1)
+    numbers, layers = _initializers(artifact), plan.encoder.layers
+    inputs = case.inputs(32, seed=9)
+    with torch.no_grad():
+        x = module.normaliser(torch.from_numpy(inputs["observations"])).numpy()
+    codes = _quantise(x, numbers, layers[0].activation)
+    for index, layer in enumerate(layers):
+        weight = numbers[f"{layer.stem}:codes"].astype(np.int64)
+        sums = (codes - int(numbers[f"{layer.activation}:zero"])) @ weight.T + numbers[layer.bias_codes]
+        real = sums * np.float64(numbers[f"{layer.activation}:scale"]) * np.float64(numbers[f"{layer.stem}:scale"])
+        if index < 2:
+            codes = _quantise(real, numbers, layers[index + 1].activation)
+    found = run_artifact(artifact, inputs)[0]
+    # an intermediate value on the edge between two codes may fall either way
+    step = float(numbers[f"{layers[-1].activation}:scale"] * np.abs(module.head.weight.detach().numpy()).max())
+    assert np.abs(found - real).max() <= 1.5 * step
+    assert np.mean(np.abs(found - real)) < 0.02 * step
+
+
+def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.int64]:
+    scale, zero = np.float64(numbers[f"{name}:scale"]), int(numbers[f"{name}:zero"])
+    return np.clip(np.rint(values / scale) + zero, 0, 255).astype(np.int64)
+
+
+def test_without_calibration_refreshing_says_what_to_do() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    from compressors.int8 import Int8
+
+    plan = Int8().bind(module, case.examples(), output_names=case.outputs)
+    with pytest.raises(CalibrationError, match="publish fp32 until then"):
+        plan.refresh(module, version=1)
+    plan.calibrate(case.inputs(32))
+    plan.refresh(module, version=1)
+
+
+class _Gated(nn.Module):
+    """A recurrence without an integer kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(11, 8)
+        self.memory = nn.GRU(8, 8)
+
+    def forward(self, observations: Tensor, state_0: Tensor) -> tuple[Tensor, Tensor]:
+        _, h = self.memory(self.encoder(observations)[None], state_0[None])
+        return h[0] * 2.0, h[0]
+
+
+class _Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.upsample = nn.ConvTranspose2d(2, 4, 3)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.upsample(observations.float()).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("case", "layer"),
+    [
+        (Case(_Gated, {"observations": (11,), "state_0": (8,)}, ("params", "next")), "memory"),
+        (Case(_Transposed, {"observations": (2, 6, 6)}), "upsample"),
+    ],
+    ids=["gru", "transposed convolution"],
+)
+def test_a_layer_without_integer_kernel_is_named(case: Case, layer: str) -> None:
+    with pytest.raises(UnsupportedLayerError, match=f"'{layer}' cannot be quantised.*use fp16 or fp32"):
+        case.bind("int8", case.make())
+    case.bind("fp32", case.make())
