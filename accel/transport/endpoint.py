@@ -7,8 +7,6 @@ from typing import Protocol
 from accel.errors import TransportError
 from accel.transport.base import Bytes
 
-Buffer = bytearray | Bytes
-
 
 class PeerFailed(TransportError):  # noqa: N818
     """A rank that an operation concerns has died; ``Endpoint.failed_ranks`` says which."""
@@ -29,7 +27,7 @@ class Incoming(Protocol):
     tag: int
     nbytes: int
 
-    def receive(self, buffer: Buffer) -> Request:
+    def receive(self, buffer: Bytes) -> Request:
         """Starts receiving into ``buffer`` [at least nbytes], which must stay alive and untouched until done."""
         ...
 
@@ -43,7 +41,7 @@ class Endpoint(Protocol):
     any_source: int
     any_tag: int
 
-    def send(self, buffer: Buffer, rank: int, tag: int) -> Request:
+    def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
         """Starts sending; done when the receiver has matched *and* the buffer is free, so nothing piles up unseen.
 
         Raises PeerFailed or TransportError, like every method here.

@@ -47,7 +47,7 @@ class _Hub:
     inbox: list[tuple[int, Json]] = field(default_factory=list)
     alive: set[int] = field(default_factory=set)
     pool: UnrollPool | None = None
-    welcome: bytearray | None = None
+    welcome: bytes | None = None
     stopping: bool = False
     abort_text: str | None = None
 

@@ -17,7 +17,8 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
 from accel.errors import TransportError  # noqa: E402
-from accel.transport.endpoint import Buffer, PeerFailed, Request  # noqa: E402
+from accel.transport.base import Bytes  # noqa: E402
+from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
 from accel.transport.launcher import LaunchInfo, verify_world  # noqa: E402
 
 
@@ -33,7 +34,7 @@ class MpiIncoming:
         self.tag = tag
         self.nbytes = nbytes
 
-    def receive(self, buffer: Buffer) -> Request:
+    def receive(self, buffer: Bytes) -> Request:
         """Starts receiving into ``buffer``."""
         try:
             return self._message.Irecv([buffer, self.nbytes, MPI.BYTE])
@@ -56,7 +57,7 @@ class MpiEndpoint:
         self.size = comm.Get_size()
         self.fault_tolerant = _has_ulfm()
 
-    def send(self, buffer: Buffer, rank: int, tag: int) -> Request:
+    def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
         """Synchronous-mode send: a small one would otherwise count as done while it still queues at the receiver."""
         try:
             return self._comm.Issend([buffer, MPI.BYTE], rank, tag)

@@ -24,7 +24,7 @@ class Outbox:
         """Whether nothing is under way."""
         return not self._messages and not self._policies
 
-    def post(self, actor: int, encoded: bytearray) -> None:
+    def post(self, actor: int, encoded: bytes) -> None:
         """Starts sending a message; ``advance`` tells should the actor be dead."""
         try:
             self._messages.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))

@@ -33,7 +33,7 @@ class PolicyBoard:
     _sent_scheme: dict[int, str] = field(default_factory=dict)
     _waiting: set[int] = field(default_factory=set)
     _gone: set[int] = field(default_factory=set)
-    _frames: dict[tuple[str, bool], bytearray] = field(default_factory=dict)
+    _frames: dict[tuple[str, bool], bytes] = field(default_factory=dict)
 
     def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
         """Makes ``policies`` the newest for every actor. Raises TransportError: one missing, version going down."""
@@ -94,7 +94,7 @@ class PolicyBoard:
         self._sent_scheme[actor] = scheme
         return PolicyUpdate(self.version, scheme, None if known else content.payload)
 
-    def frame(self, update: PolicyUpdate) -> bytearray:
+    def frame(self, update: PolicyUpdate) -> bytes:
         """The message for an update just offered, built once for all actors that get the same."""
         key = (update.scheme, update.payload is None)
         if key not in self._frames:

@@ -51,6 +51,7 @@ class RemoteActor:
         self._lent: set[int] = set()
         self._sends: deque[tuple[Request, Bytes]] = deque()
         self._reports: deque[Request] = deque()
+        self._scratch: Bytes = np.empty(0, np.uint8)
         self._receipt: tuple[int, Request, Bytes] | None = None
         self._welcome: Json | None = None
         self._update: PolicyUpdate | None = None
@@ -175,7 +176,7 @@ class RemoteActor:
             self._reap_reports()
         self._reports.append(self._guarded_send(encoded, TAG_MESSAGE))
 
-    def _guarded_send(self, buffer: bytearray | Bytes, tag: int) -> Request:
+    def _guarded_send(self, buffer: bytes | Bytes, tag: int) -> Request:
         if self._learner_gone:
             raise self._learner_failed(None)
         try:
@@ -213,10 +214,16 @@ class RemoteActor:
                 incoming = self._endpoint.probe(self._learner, self._endpoint.any_tag)
                 if incoming is None:
                     return
-                buffer = np.empty(incoming.nbytes, np.uint8)
+                buffer = self._scratch_of(incoming.nbytes)
                 self._receipt = (incoming.tag, incoming.receive(buffer), buffer)
             except PeerFailed as error:
                 raise self._learner_failed(error) from error
+
+    def _scratch_of(self, nbytes: int) -> Bytes:
+        """Where the one message under way is received: reused, for a fresh page costs more than its bytes."""
+        if nbytes > self._scratch.nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch[:nbytes]
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:

@@ -128,7 +128,7 @@ class RemoteLearner:
         if not self._ended:
             self.stop(_CLOSE_TIMEOUT_S)
 
-    def _end(self, encoded: bytearray, timeout_s: float) -> frozenset[int]:
+    def _end(self, encoded: bytes, timeout_s: float) -> frozenset[int]:
         self._ended = True
         atexit.unregister(self.close)
         self._start_draining()
@@ -233,7 +233,7 @@ class RemoteLearner:
         else:
             raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
 
-    def _tell_to_stop(self, actor: int, encoded: bytearray) -> None:
+    def _tell_to_stop(self, actor: int, encoded: bytes) -> None:
         """The last message that an actor gets."""
         if actor not in self._told_to_stop:
             self._told_to_stop.add(actor)

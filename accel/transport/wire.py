@@ -31,10 +31,10 @@ class PolicyFrame(NamedTuple):
     payload: bytes | None
 
 
-def encode_message(kind: str, body: Json) -> bytearray:
+def encode_message(kind: str, body: Json) -> bytes:
     """JSON (UTF-8) of one control message. Raises TransportError when it is too long or not JSON."""
     try:
-        encoded = bytearray(json.dumps({"kind": kind, "body": body}, allow_nan=False).encode())
+        encoded = json.dumps({"kind": kind, "body": body}, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise TransportError(f"a {kind} message must be plain JSON: {error}") from error
     if len(encoded) > MAX_MESSAGE_BYTES:
@@ -42,7 +42,7 @@ def encode_message(kind: str, body: Json) -> bytearray:
     return encoded
 
 
-def decode_message(buffer: bytes | bytearray | memoryview) -> tuple[str, Json]:
+def decode_message(buffer: bytes | memoryview) -> tuple[str, Json]:
     """(kind, body) of ``encode_message``. Raises TransportError for anything else."""
     try:
         value = json.loads(bytes(buffer))
@@ -56,18 +56,13 @@ def decode_message(buffer: bytes | bytearray | memoryview) -> tuple[str, Json]:
     return kind, cast(Json, body)
 
 
-def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytearray:
+def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytes:
     """One policy message; without ``payload`` a version notice."""
     name = scheme.encode()
     header = _POLICY_HEADER.pack(
         _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
     )
-    frame = bytearray(len(header) + len(name) + len(payload or b""))
-    frame[: len(header)] = header
-    frame[len(header) : len(header) + len(name)] = name
-    if payload is not None:
-        frame[len(header) + len(name) :] = payload
-    return frame
+    return b"".join((header, name, payload or b""))
 
 
 def decode_policy(frame: memoryview) -> PolicyFrame:

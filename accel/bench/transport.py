@@ -1,0 +1,223 @@
+"""How long unrolls and policies travel between one actor and the learner, and how fast they can follow one another.
+
+Both ends are on one machine, so one monotonic clock stamps both ends of a journey; nothing is halved. Over MPI they are
+two ranks, started with mpirun unless the caller is a rank already; locally they are two threads.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from accel.errors import LaunchError, TransportError
+from accel.transport import (
+    ActorTransport,
+    LearnerTransport,
+    LocalTransport,
+    Stopped,
+    Topology,
+    connect,
+    detect_launch,
+    join_world,
+    mpirun_command,
+)
+from accel.transport.remote_learner import RemoteLearner
+
+Row = dict[str, str | int | float]
+Samples = dict[str, list[float]]
+
+_STAMPS = struct.Struct("<qq")
+_TIMEOUT_S = 30.0
+_JOB_TIMEOUT_S = 120.0
+_WARM_UP = 5
+_IDLE_CALLS = 100
+_STREAMED = 8
+
+
+def bench_transport(
+    sizes: Sequence[int] = (65536, 1 << 20), repeats: int = 50, carriers: Sequence[str] = ("local", "mpi")
+) -> list[Row]:
+    """Times journeys of several sizes over several carriers, one actor and one learner on this machine.
+
+    Args:
+        sizes: bytes of an unroll and of a policy, each at least 16.
+        repeats: journeys timed for each size, after five that are not.
+        carriers: ``local`` (threads of this process) and ``mpi`` (ranks). Within a launch of two ranks every rank calls
+            this, for ``mpi`` alone; the learner gets the rows, the actor none.
+    Returns:
+        Flat rows: ``carrier``, ``direction``, ``bytes``; ``us``, ``us_low``, ``us_high`` (median, 10th and 90th
+        percentile, microseconds) and ``mb_per_s`` (bytes / median). Directions: ``policy`` from publish() to the
+        actor's hands, ``unroll`` from push() to the learner's, ``round trip`` both, ``unroll stream`` between two
+        arrivals when the actor only pushes, ``idle receive`` and ``idle pump`` one call with nothing pending (0 bytes).
+    Raises:
+        LaunchError: no mpirun, or its job failed. TransportError: a size too small, an unknown carrier.
+    """
+    if min(sizes) < _STAMPS.size:
+        raise TransportError(f"sizes must be at least {_STAMPS.size} bytes, got {min(sizes)}")
+    plays: dict[str, Callable[[Sequence[int], int], list[Row]]] = {"local": _play_local, "mpi": _play_mpi}
+    unknown = sorted(set(carriers) - set(plays))
+    if unknown:
+        raise TransportError(f"unknown carriers {unknown}; there are {sorted(plays)}")
+    return [{"carrier": carrier, **row} for carrier in carriers for row in plays[carrier](sizes, repeats)]
+
+
+def _play_local(sizes: Sequence[int], repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for size in sizes:
+        transport = LocalTransport(1, threaded=True)
+        actor = threading.Thread(target=_act, args=(transport.actor(0),))
+        actor.start()
+        try:
+            rows += _learn(transport.learner, size, repeats)
+        finally:
+            transport.learner.close()
+            actor.join(_TIMEOUT_S)
+    return rows
+
+
+def _play_mpi(sizes: Sequence[int], repeats: int) -> list[Row]:
+    if detect_launch().is_launched:
+        return _play_rank(sizes, repeats)
+    program = [sys.executable, "-m", "accel.bench.transport", json.dumps({"sizes": list(sizes), "repeats": repeats})]
+    try:
+        done = subprocess.run(
+            [*mpirun_command(2), *program],
+            capture_output=True,
+            text=True,
+            timeout=_JOB_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"the benchmark's two ranks did not end within {_JOB_TIMEOUT_S:g} s") from error
+    if done.returncode != 0:
+        raise LaunchError(f"the benchmark's two ranks failed:\n{done.stderr.strip()}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _play_rank(sizes: Sequence[int], repeats: int) -> list[Row]:
+    endpoint = join_world(detect_launch())
+    topology = Topology.single_learner(endpoint.size)
+    if endpoint.size != 2:
+        raise LaunchError(f"the transport benchmark takes two ranks, not {endpoint.size}")
+    rows: list[Row] = []
+    for size in sizes:
+        transport = connect(endpoint, topology)
+        try:
+            if isinstance(transport, RemoteLearner):
+                rows += _learn(transport, size, repeats)
+            else:
+                _act(transport)
+        finally:
+            transport.close()
+    return rows
+
+
+def _learn(transport: LearnerTransport, size: int, repeats: int) -> list[Row]:
+    """The learner's side: idle calls, then journeys there and back, then a stream of unrolls."""
+    transport.welcome({"bytes": size, "journeys": repeats + _WARM_UP})
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while not transport.messages():
+        time.sleep(1e-3)
+        if time.monotonic() > deadline_s:
+            raise TransportError(f"the actor did not answer within {_TIMEOUT_S:g} s")
+    transport.configure(size)
+    time.sleep(0.01)
+    samples: Samples = {
+        "idle receive": _time_calls(transport.receive),
+        "idle pump": _time_calls(transport.pump),
+        **_journeys(transport, size, repeats),
+        "unroll stream": _stream(transport, repeats),
+    }
+    transport.stop()
+    return [_row(direction, 0 if "idle" in direction else size, times_us) for direction, times_us in samples.items()]
+
+
+def _journeys(transport: LearnerTransport, size: int, repeats: int) -> Samples:
+    samples: Samples = {"policy": [], "unroll": [], "round trip": []}
+    payload = bytearray(size)
+    for number in range(-_WARM_UP, repeats):
+        _STAMPS.pack_into(payload, 0, number, 0)  # Never twice the same: that would send a notice only.
+        encoded = bytes(payload)
+        published_ns = time.monotonic_ns()
+        transport.publish(number + _WARM_UP, {"fp32": encoded})
+        arrival = transport.receive(_TIMEOUT_S)
+        arrived_ns = time.monotonic_ns()
+        if arrival is None:
+            raise TransportError(f"no unroll came back within {_TIMEOUT_S:g} s")
+        got_policy_ns, pushed_ns = _STAMPS.unpack_from(arrival.buffer.data)
+        transport.release(arrival)
+        if number >= 0:
+            samples["policy"].append((got_policy_ns - published_ns) / 1e3)
+            samples["unroll"].append((arrived_ns - pushed_ns) / 1e3)
+            samples["round trip"].append((arrived_ns - published_ns) / 1e3)
+    return samples
+
+
+def _stream(transport: LearnerTransport, repeats: int) -> list[float]:
+    """Microseconds an unroll, averaged over a few at a time."""
+    times_us: list[float] = []
+    for number in range(-1, repeats):
+        began_ns = time.monotonic_ns()
+        for _ in range(_STREAMED):
+            arrival = transport.receive(_TIMEOUT_S)
+            if arrival is None:
+                raise TransportError(f"the stream of unrolls dried up for {_TIMEOUT_S:g} s")
+            transport.release(arrival)
+        if number >= 0:
+            times_us.append((time.monotonic_ns() - began_ns) / 1e3 / _STREAMED)
+    return times_us
+
+
+def _act(transport: ActorTransport) -> None:
+    """The actor's side: an unroll back for every policy, then unrolls until told to stop."""
+    config = transport.welcome(_TIMEOUT_S)
+    transport.hello({})
+    transport.configure(int(str(config["bytes"])))
+    try:
+        for _ in range(int(str(config["journeys"]))):
+            buffer = transport.acquire()
+            transport.wait_policy(_TIMEOUT_S)
+            got_policy_ns = time.monotonic_ns()
+            _STAMPS.pack_into(buffer.data, 0, got_policy_ns, time.monotonic_ns())
+            transport.push(buffer)
+            transport.pump()
+        while True:
+            transport.push(transport.acquire())
+    except Stopped:
+        pass
+    finally:
+        transport.close()
+
+
+def _time_calls(call: Callable[[], object]) -> list[float]:
+    times_us: list[float] = []
+    for _ in range(_IDLE_CALLS):
+        began_ns = time.perf_counter_ns()
+        call()
+        times_us.append((time.perf_counter_ns() - began_ns) / 1e3)
+    return times_us
+
+
+def _row(direction: str, size: int, times_us: Sequence[float]) -> Row:
+    low, middle, high = (float(value) for value in np.percentile(times_us, (10, 50, 90)))
+    speed = {"mb_per_s": size / middle}
+    return {"direction": direction, "bytes": size, "us": middle, "us_low": low, "us_high": high, **speed}
+
+
+def _main() -> None:
+    """A rank of the job that ``bench_transport`` starts: rows as lines of JSON."""
+    options = json.loads(sys.argv[1])
+    for row in _play_rank(options["sizes"], options["repeats"]):
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    _main()
