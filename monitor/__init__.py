@@ -11,7 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monitor.errors import MonitorError, PhaseError, RecorderError, StatisticsError
+    from monitor.divergence import Divergences, divergences
+    from monitor.errors import MismatchError, MonitorError, PhaseError, RecorderError, StatisticsError
+    from monitor.mismatch import (
+        Alarm,
+        FactoredMismatch,
+        Mismatch,
+        effective_horizon,
+        factor_mismatch,
+        measure_mismatch,
+        trace_retention,
+    )
     from monitor.recorder import Recorder, read_metrics
     from monitor.statistics import (
         Interval,
@@ -25,8 +35,13 @@ if TYPE_CHECKING:
     from monitor.timers import CudaPhaseTimer, PhaseTimer, PhaseTimes
 
 _HOMES = {
+    "Alarm": "mismatch",
     "CudaPhaseTimer": "timers",
+    "Divergences": "divergence",
+    "FactoredMismatch": "mismatch",
     "Interval": "statistics",
+    "Mismatch": "mismatch",
+    "MismatchError": "errors",
     "MonitorError": "errors",
     "PhaseError": "errors",
     "PhaseTimer": "timers",
@@ -35,17 +50,27 @@ _HOMES = {
     "RecorderError": "errors",
     "StatisticsError": "errors",
     "bootstrap_interval": "statistics",
+    "divergences": "divergence",
+    "effective_horizon": "mismatch",
+    "factor_mismatch": "mismatch",
     "interquartile_mean": "statistics",
     "mean_interval": "statistics",
+    "measure_mismatch": "mismatch",
     "quantiles": "statistics",
     "read_metrics": "recorder",
     "student_t_quantile": "statistics",
+    "trace_retention": "mismatch",
     "wilson_interval": "statistics",
 }
 
 __all__ = [
+    "Alarm",
     "CudaPhaseTimer",
+    "Divergences",
+    "FactoredMismatch",
     "Interval",
+    "Mismatch",
+    "MismatchError",
     "MonitorError",
     "PhaseError",
     "PhaseTimer",
@@ -54,11 +79,16 @@ __all__ = [
     "RecorderError",
     "StatisticsError",
     "bootstrap_interval",
+    "divergences",
+    "effective_horizon",
+    "factor_mismatch",
     "interquartile_mean",
     "mean_interval",
+    "measure_mismatch",
     "quantiles",
     "read_metrics",
     "student_t_quantile",
+    "trace_retention",
     "wilson_interval",
 ]
 

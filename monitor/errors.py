@@ -20,3 +20,7 @@ class StatisticsError(MonitorError, ValueError):
 
 class RecorderError(MonitorError):
     """A metrics file cannot be written or is not a metrics file."""
+
+
+class MismatchError(MonitorError, ValueError):
+    """An argument of a mismatch measurement has the wrong shape, kind or range."""

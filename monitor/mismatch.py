@@ -1,0 +1,277 @@
+"""Numbers of mismatch between the policy that learns and the compressed, stale policy that acted; and when they alarm.
+
+    π_θ/μ = (π_θ/π_v) · (π_v/μ) :  staleness × compression,  v being the version that acted
+
+Every number answers one question about the valid rows of an unroll. Divergences are closed forms of the recorded
+distribution parameters (``monitor.divergence``), not of sampled weights: a handful of samples from μ never visits what
+only π does, so that sampled weights look best just when nothing is left of them. What only a sample can tell comes from
+the recorded log-probabilities: a mean weight, whose expectation is exactly 1 whatever the policies are, measures the
+records themselves (a wrong μ, a missing mask, a different scaling), and the trace is a product along a path.
+
+Source: effective size of an importance sample, Kong 1992, 1/(1 + χ²) per sample; alarm levels, those in use for
+reduced-precision rollouts of language models (verl's rollout correction).
+Deviations: the effective size is taken per state in closed form and then averaged, with 0 where χ² is infinite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from monitor.divergence import ActionLayout, Bools, Floats, divergences
+from monitor.errors import MismatchError
+
+ESS_ALARM = 0.3
+"""Below this mean effective sample size, most of a batch carries no information about π."""
+KL_ALARM = 0.1
+"""Nats. Above this divergence, one policy's steps are off-policy for the other."""
+MEAN_WEIGHT_ALARM = (0.5, 2.0)
+"""A mean weight outside contradicts E_μ[π/μ] = 1: the recorded log-probabilities are not those of the actor."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One number of mismatch that is outside its level; ``str`` gives the sentence for a log."""
+
+    quantity: str
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.quantity} is {self.value:.3g}, outside [{self.low:g}, {self.high:g}]"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How far μ was from π on the valid rows of one or more unrolls.
+
+    Attributes:
+        states: how many valid rows were measured.
+        kl: mean KL(π‖μ), nats, closed form.
+        chi2: mean χ²(π‖μ), closed form; infinite as soon as one state's is.
+        chi2_infinite: share of states whose χ² is infinite, in [0, 1].
+        ess: mean over states of 1/(1 + χ²), in [0, 1]; infinite χ² counts 0.
+        greedy_agreement: share of states in which both policies' most likely action is the same, in [0, 1].
+        mean_weight: mean of π/μ over the actions taken; 1 in expectation.
+        mean_log_weight: mean of log π/μ over the actions taken, nats; −KL(μ‖π) in expectation. The total's is the sum
+            of staleness's and compression's.
+        clipped: share of the weights above ``clip_rho``, in [0, 1].
+        retention: mean product of the trace's weights min(c̄, π/μ) over the effective horizon; 1 on-policy.
+    """
+
+    states: int
+    kl: float
+    chi2: float
+    chi2_infinite: float
+    ess: float
+    greedy_agreement: float
+    mean_weight: float
+    mean_log_weight: float
+    clipped: float
+    retention: float
+
+    @property
+    def effective_share(self) -> float:
+        """ESS × retention: what a valid step is worth; times valid steps a second, it is effective experience."""
+        return self.ess * self.retention
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """The numbers outside their levels; one that is not a number always is."""
+        low, high = MEAN_WEIGHT_ALARM
+        levels = {
+            "ess": (ESS_ALARM, 1.0),
+            "kl": (-KL_ALARM, KL_ALARM),
+            "mean_log_weight": (-KL_ALARM, KL_ALARM),
+            "mean_weight": (low, high),
+        }
+        values: dict[str, float] = {name: getattr(self, name) for name in levels}
+        return tuple(
+            Alarm(name, values[name], *levels[name])
+            for name in levels
+            if not levels[name][0] <= values[name] <= levels[name][1]
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Every number by name, ``effective_share`` included."""
+        return asdict(self) | {"effective_share": self.effective_share}
+
+
+@dataclass(frozen=True)
+class FactoredMismatch:
+    """The mismatch of one batch, whole and by cause.
+
+    Attributes:
+        total: π_θ against μ; what a corrector corrects.
+        staleness: π_θ against π_v; what fresher policies would cure.
+        compression: π_v against μ; what a finer scheme would cure.
+    """
+
+    total: Mismatch
+    staleness: Mismatch
+    compression: Mismatch
+
+
+def measure_mismatch(
+    action: ActionLayout,
+    target_params: Floats,
+    behaviour_params: Floats,
+    log_rhos: Floats,
+    *,
+    valid: Bools | None = None,
+    ends: Bools | None = None,
+    horizon: int | None = None,
+    clip_rho: float | None = 1.0,
+    clip_c: float | None = 1.0,
+) -> Mismatch:
+    """Measure π against μ on the valid rows of an unroll; memory stays within a few copies of the arguments.
+
+    Args:
+        action: the action space; any object with ``kind`` and ``sizes``.
+        target_params: [T, B, P] distribution parameters of π.
+        behaviour_params: [T, B, P] recorded distribution parameters of μ.
+        log_rhos: [T, B] nats; log π(a_t) − log μ(a_t) of the actions taken.
+        valid: [T, B] bool; rows that are False are left out whatever they hold. None: every row counts.
+        ends: [T, B] bool; rows that ended an episode, at which a trace stops. None: no episode ended.
+        horizon: effective horizon of the trace in steps, ≥ 1, see ``effective_horizon``. None: the unroll's length.
+        clip_rho: ρ̄ of the share of clipped weights, or None.
+        clip_c: c̄ of the trace, or None, with which retention is unbounded. λ is left out: it is chosen, not suffered.
+    Raises:
+        MismatchError: a shape or option is wrong, or no row is valid.
+    """
+    _check(log_rhos, {"target_params": target_params, "behaviour_params": behaviour_params}, valid, ends)
+    rows = np.ones(log_rhos.shape, np.bool_) if valid is None else valid
+    if not rows.any():
+        raise MismatchError("no row is valid, needs at least one state to measure")
+    measured = divergences(action, target_params[rows], behaviour_params[rows])
+    taken = log_rhos[rows].astype(np.float64)
+    with np.errstate(over="ignore"):
+        mean_weight = float(np.exp(taken).mean())
+    return Mismatch(
+        states=len(taken),
+        kl=_mean(measured.kl),
+        chi2=_mean(measured.chi2),
+        chi2_infinite=_mean(np.isinf(measured.log1p_chi2)),
+        ess=_mean(measured.ess),
+        greedy_agreement=_mean(measured.greedy_agrees),
+        mean_weight=mean_weight,
+        mean_log_weight=_mean(taken),
+        clipped=0.0 if clip_rho is None else _mean(taken > np.log(clip_rho)),
+        retention=trace_retention(log_rhos, valid=rows, ends=ends, horizon=horizon, clip_c=clip_c),
+    )
+
+
+def factor_mismatch(
+    action: ActionLayout,
+    target_params: Floats,
+    version_params: Floats,
+    behaviour_params: Floats,
+    log_rhos: Floats,
+    compression_log_rhos: Floats,
+    *,
+    valid: Bools | None = None,
+    ends: Bools | None = None,
+    horizon: int | None = None,
+    clip_rho: float | None = 1.0,
+    clip_c: float | None = 1.0,
+) -> FactoredMismatch:
+    """Measure staleness and compression apart. States and actions are μ's in all three.
+
+    Args:
+        action: the action space; any object with ``kind`` and ``sizes``.
+        target_params: [T, B, P] of π_θ, the learner's policy now.
+        version_params: [T, B, P] of π_v, the uncompressed policy of the version that acted in each row.
+        behaviour_params: [T, B, P] recorded, of μ, what that version's compressed policy really gave.
+        log_rhos: [T, B] nats; log π_θ(a_t) − log μ(a_t).
+        compression_log_rhos: [T, B] nats; log π_v(a_t) − log μ(a_t).
+        valid, ends, horizon, clip_rho, clip_c: as ``measure_mismatch``.
+    Raises:
+        MismatchError: a shape or option is wrong, or no row is valid.
+    """
+    _check(log_rhos, {"version_params": version_params}, valid, ends)
+    if compression_log_rhos.shape != log_rhos.shape:
+        raise MismatchError(
+            f"compression_log_rhos has shape {compression_log_rhos.shape}, needs {log_rhos.shape}, [T, B] of log_rhos"
+        )
+    with np.errstate(invalid="ignore"):
+        staleness_log_rhos = log_rhos - compression_log_rhos
+
+    def measure(target: Floats, behaviour: Floats, weights: Floats) -> Mismatch:
+        return measure_mismatch(
+            action,
+            target,
+            behaviour,
+            weights,
+            valid=valid,
+            ends=ends,
+            horizon=horizon,
+            clip_rho=clip_rho,
+            clip_c=clip_c,
+        )
+
+    return FactoredMismatch(
+        total=measure(target_params, behaviour_params, log_rhos),
+        staleness=measure(target_params, version_params, staleness_log_rhos),
+        compression=measure(version_params, behaviour_params, compression_log_rhos),
+    )
+
+
+def effective_horizon(discount: float, lambda_: float, unroll_length: int) -> int:
+    """Steps that a trace is meant to reach: 1/(1 − γλ), rounded, at least 1 and at most the unroll's length."""
+    forgetting = 1.0 - discount * lambda_
+    return unroll_length if forgetting * unroll_length <= 1.0 else max(1, round(1.0 / forgetting))
+
+
+def trace_retention(
+    log_rhos: Floats,
+    *,
+    valid: Bools | None = None,
+    ends: Bools | None = None,
+    horizon: int | None = None,
+    clip_c: float | None = 1.0,
+) -> float:
+    """Mean over valid rows s of Π_{s ≤ i < e} min(c̄, ρ_i), sampled along the paths that μ took.
+
+    e is ``horizon`` steps after s, or sooner where the episode, its valid rows or the unroll end: there the trace has
+    nothing left to carry. Arguments as in ``measure_mismatch``.
+
+    Returns:
+        In [0, 1] for c̄ ≤ 1; NaN when no row is valid.
+    Raises:
+        MismatchError: a shape is wrong, or ``horizon`` or ``clip_c`` is not positive.
+    """
+    _check(log_rhos, {}, valid, ends)
+    length, batch = log_rhos.shape
+    horizon = length if horizon is None else horizon
+    if horizon < 1 or (clip_c is not None and not clip_c > 0.0):
+        raise MismatchError(f"horizon is {horizon} and clip_c is {clip_c}, need a positive number (clip_c may be None)")
+    rows = np.ones(log_rhos.shape, np.bool_) if valid is None else valid
+    # A weight below e^-800 is zero in any product, and unlike −∞ it can be subtracted again.
+    log_c = np.where(rows, np.clip(log_rhos, -800.0, None if clip_c is None else np.log(clip_c)), 0.0)
+    before = np.zeros((length + 1, batch))
+    np.cumsum(log_c, axis=0, out=before[1:])
+    steps = np.arange(length)[:, None]
+    stop = np.where(rows, length, steps)
+    if ends is not None:
+        stop = np.where(rows & ends, steps + 1, stop)
+    stop = np.minimum.accumulate(stop[::-1], axis=0)[::-1]
+    stop = np.minimum(stop, steps + horizon)
+    with np.errstate(over="ignore"):
+        products = np.exp(np.take_along_axis(before, stop, 0) - before[:-1])
+    return float(products[rows].mean()) if rows.any() else float("nan")
+
+
+def _mean(values: Floats | Bools) -> float:
+    return float(np.mean(values, dtype=np.float64))
+
+
+def _check(log_rhos: Floats, params: dict[str, Floats], valid: Bools | None, ends: Bools | None) -> None:
+    if log_rhos.ndim != 2 or not log_rhos.size:
+        raise MismatchError(f"log_rhos has shape {log_rhos.shape}, needs [T, B] with T >= 1 and B >= 1")
+    for name, mask in (("valid", valid), ("ends", ends)):
+        if mask is not None and (mask.shape != log_rhos.shape or mask.dtype != np.bool_):
+            raise MismatchError(f"{name} is {mask.dtype} {mask.shape}, needs bool {log_rhos.shape}, [T, B] of log_rhos")
+    for name, array in params.items():
+        if array.ndim != 3 or array.shape[:2] != log_rhos.shape:
+            raise MismatchError(f"{name} has shape {array.shape}, needs {(*log_rhos.shape, 'P')}, [T, B] of log_rhos")
