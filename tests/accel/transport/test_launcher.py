@@ -11,6 +11,7 @@ import pytest
 
 from accel.errors import LaunchError
 from accel.transport import LaunchInfo, Role, Topology, detect_launch, mpirun_command, verify_world
+from accel.transport.launcher import verify_library
 from tests.contracts.ranks import ROOT, need_mpirun
 
 NONE = LaunchInfo(0, 1, 0, "none")
@@ -124,6 +125,13 @@ def test_as_many_ranks_as_announced(info: LaunchInfo) -> None:
     verify_world(info, info.size or 5)
 
 
+def test_a_library_that_would_end_the_process() -> None:
+    verify_library(LaunchInfo(0, 2, 0, "openmpi"), "Open MPI 5.0.11")
+    verify_library(NONE, "MPICH 5.0.2")
+    with pytest.raises(LaunchError, match="--no-binary mpi4py"):
+        verify_library(LaunchInfo(0, 2, 0, "openmpi"), "MPICH 5.0.2")
+
+
 @pytest.mark.mpi
 def test_a_launcher_that_mpi_does_not_see() -> None:
     """For real: the variables of a two-rank launch around an MPI that was started alone."""
@@ -136,7 +144,12 @@ def test_a_launcher_that_mpi_does_not_see() -> None:
     )
     environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30, cwd=ROOT
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
     )
     assert "pmi started 2 ranks, but Open MPI" in done.stdout, done
     assert "sees 1" in done.stdout
