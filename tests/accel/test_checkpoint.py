@@ -1,0 +1,466 @@
+"""Checkpoints: exact, checked, atomic under real kills."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from accel.checkpoint import (
+    CheckpointState,
+    CheckpointStore,
+    config_digest,
+    load_checkpoint,
+    load_generators,
+    load_optimizer,
+    pack_generators,
+    pack_optimizer,
+    save_checkpoint,
+)
+from accel.errors import CheckpointError
+from accel.rundir import RunDirectory
+from accel.state_tree import flatten, unflatten
+
+
+def state(env_steps: int = 100, size: int = 4, **counters: Any) -> CheckpointState:
+    return CheckpointState({"weight": torch.full((size,), float(env_steps))}, {}, {"env_steps": env_steps, **counters})
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_identical(a: object, b: object) -> None:
+    """Equal in type, structure and every bit."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert bits(a) == bits(b)
+    elif isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray)
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    elif isinstance(a, dict):
+        assert isinstance(b, dict)
+        assert list(a) == list(b)
+        assert [type(key) for key in a] == [type(key) for key in b]
+        for key in a:
+            assert_identical(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert isinstance(b, list | tuple)
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_identical(x, y)
+    elif isinstance(a, float):
+        assert np.float64(a).tobytes() == np.float64(b).tobytes()
+    else:
+        assert a == b
+
+
+TENSORS = {
+    "float32": torch.tensor([1.5, -0.0, math.nan, math.inf, 1e-45]),
+    "float64": torch.tensor([[1 / 3, 5e-324], [1e308, -1.0]], dtype=torch.float64),
+    "bfloat16": torch.tensor([1 / 3, -0.0, math.nan], dtype=torch.bfloat16),
+    "float16": torch.tensor([1 / 3], dtype=torch.float16),
+    "scalar": torch.tensor(7.25),
+    "count": torch.tensor(2**60, dtype=torch.int64),
+    "empty": torch.zeros(0, 3),
+    "bool": torch.tensor([True, False]),
+    "uint8": torch.arange(256, dtype=torch.int64).to(torch.uint8),
+    "int8": torch.tensor([-128, 127], dtype=torch.int8),
+    "transposed": torch.arange(6.0).reshape(2, 3).t(),
+    "parameter": torch.nn.Parameter(torch.ones(2)).detach(),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_come_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+    tensor = TENSORS[name]
+    save_checkpoint(tmp_path / "c", CheckpointState({name: tensor}, {}, {"env_steps": 0}))
+    loaded = load_checkpoint(tmp_path / "c")
+    assert_identical(loaded.tensors[name], tensor.contiguous())
+
+
+def test_shared_storage_and_parameters_are_no_obstacle(tmp_path: Path) -> None:
+    base = torch.arange(10.0)
+    tied = {"a": base, "b": base, "tail": base[5:], "p": torch.nn.Parameter(base)}
+    save_checkpoint(tmp_path / "c", CheckpointState(tied, {}, {"env_steps": 0}))
+    loaded = load_checkpoint(tmp_path / "c").tensors
+    for name, tensor in tied.items():
+        assert bits(loaded[name]) == bits(tensor.detach().clone())
+
+
+trees = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(list(TENSORS.values())).map(lambda t: t.contiguous())
+    | st.sampled_from([np.arange(3, dtype=np.uint32), np.array(2.5), np.zeros((0, 2), np.int16), np.array([True])]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.sampled_from(["$tensor", "$float", "a.b"]), inner, max_size=3)
+        | st.dictionaries(st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees)
+def test_any_tree_survives_flattening_through_json(tree: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(flatten(tree, tensors, "root"), allow_nan=False)
+    back = unflatten(json.loads(text), tensors)
+    if isinstance(tree, float) and math.isnan(tree):
+        assert isinstance(back, float)
+        assert math.isnan(back)
+    else:
+        assert_identical(normalise_nan(back), normalise_nan(tree))
+
+
+def normalise_nan(tree: Any) -> Any:
+    """Python's NaNs keep their meaning, not their sign and payload."""
+    if isinstance(tree, dict):
+        return {key: normalise_nan(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(normalise_nan(value) for value in tree)
+    return math.nan if isinstance(tree, float) and math.isnan(tree) else tree
+
+
+def test_flattening_takes_a_copy() -> None:
+    tensor, array, tensors = torch.ones(3), np.ones(3), {}
+    flatten({"t": tensor, "a": array}, tensors, "root")
+    tensor.zero_()
+    array[:] = 0
+    assert all(copy.sum() == 3 for copy in tensors.values())
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", {(1, 2): 3}, {True: 1}, {None: 1}])
+def test_what_cannot_be_held_is_refused_by_place(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"counters\.odd"):
+        save_checkpoint(tmp_path / "c", state(odd=value))
+    assert list(tmp_path.iterdir()) == []
+
+
+OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "adam fused amsgrad": lambda p: torch.optim.Adam(p, 1e-2, fused=True, amsgrad=True),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2, alpha=0.9, centered=True, momentum=0.5, foreach=True),
+    "sgd": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
+    "two groups": lambda p: torch.optim.Adam([{"params": p[:1], "lr": 1.0}, {"params": p[1:]}], torch.tensor(1e-2)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_bit_for_bit_from_any_update(tmp_path: Path, name: str) -> None:
+    def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+        return module, OPTIMIZERS[name](list(module.parameters()))
+
+    def update(module: torch.nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+        optimizer.zero_grad()
+        module(torch.randn(8, 5, generator=generator)).square().sum().backward()
+        optimizer.step()
+
+    module, optimizer = build()
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        update(module, optimizer, generator)
+    path = tmp_path / "c"
+    packed = CheckpointState(
+        module.state_dict(), pack_optimizer(optimizer), {"env_steps": 3, "rng": pack_generators(batches=generator)}
+    )
+    save_checkpoint(path, packed)
+    for _ in range(3):
+        update(module, optimizer, generator)
+
+    resumed, its_optimizer = build()
+    its_generator = torch.Generator()
+    loaded = load_checkpoint(path)
+    resumed.load_state_dict(loaded.tensors)
+    load_optimizer(its_optimizer, loaded.optimizer)
+    load_generators(loaded.counters["rng"], batches=its_generator)  # type: ignore[arg-type]
+    for _ in range(3):
+        update(resumed, its_optimizer, its_generator)
+    assert_identical(dict(resumed.state_dict()), dict(module.state_dict()))
+    assert_identical(pack_optimizer(its_optimizer), pack_optimizer(optimizer))
+    assert_identical(its_generator.get_state(), generator.get_state())
+
+
+def test_a_foreign_optimizer_is_refused_and_left_as_it_was() -> None:
+    def adam(*sizes: int) -> torch.optim.Optimizer:
+        parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+        optimizer = torch.optim.Adam(parameters, 0.1)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    optimizer = adam(3, 4)
+    before = pack_optimizer(optimizer)
+    with pytest.raises(CheckpointError, match="RMSprop, not Adam"):
+        load_optimizer(optimizer, pack_optimizer(torch.optim.RMSprop([torch.nn.Parameter(torch.ones(3))])))
+    with pytest.raises(CheckpointError, match=r"exp_avg of shape \(5,\) for parameter 1"):
+        load_optimizer(optimizer, pack_optimizer(adam(3, 5)))
+    with pytest.raises(CheckpointError, match="another network"):
+        load_optimizer(optimizer, pack_optimizer(adam(3)))
+    with pytest.raises(CheckpointError, match="another network"):
+        load_optimizer(optimizer, pack_optimizer(adam(3, 4, 5)))
+    with pytest.raises(CheckpointError, match="None, not Adam"):
+        load_optimizer(optimizer, {})
+    with pytest.raises(CheckpointError, match="incomplete"):
+        load_optimizer(optimizer, {"kind": "Adam"})
+    assert_identical(pack_optimizer(optimizer), before)
+
+
+@pytest.mark.parametrize(
+    "kind", [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
+)
+def test_numpy_generators_go_on_where_they_were(tmp_path: Path, kind: type[np.random.BitGenerator]) -> None:
+    generator = np.random.Generator(kind(5))
+    generator.integers(10, size=7, dtype=np.int32)
+    save_checkpoint(tmp_path / "c", state(rng=pack_generators(env=generator)))
+    expected = generator.normal(size=5), generator.integers(10, size=3, dtype=np.int32), torch.rand(3)
+    other = np.random.Generator(kind(6))
+    torch.rand(17)
+    load_generators(load_checkpoint(tmp_path / "c").counters["rng"], env=other)  # type: ignore[arg-type]
+    actual = other.normal(size=5), other.integers(10, size=3, dtype=np.int32), torch.rand(3)
+    assert [a.tolist() for a in actual] == [e.tolist() for e in expected]
+
+
+def test_generators_that_do_not_fit_are_refused() -> None:
+    packed = pack_generators(env=np.random.default_rng(0))
+    with pytest.raises(CheckpointError, match=r"holds the generators \['env'\], not \['other'\]"):
+        load_generators(packed, other=np.random.default_rng(0))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_generators(packed, env=np.random.Generator(np.random.MT19937(0)))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_generators(packed, env=torch.Generator())
+    with pytest.raises(CheckpointError, match=r"holds the generators \[\]"):
+        load_generators({}, env=torch.Generator())
+
+
+def test_nothing_in_the_file_is_pickled(tmp_path: Path) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
+    save_checkpoint(tmp_path / "c", CheckpointState({"w": torch.ones(3)}, pack_optimizer(optimizer), {"env_steps": 1}))
+    with safe_open(tmp_path / "c", framework="pt") as file:
+        assert json.loads(file.metadata()["document"])["counters"] == {"env_steps": 1}
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, state(100, 3, text="x"))
+    content = path.read_bytes()
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path)
+    path.write_bytes(content)
+    assert load_checkpoint(path).env_steps == 100
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, state())
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path)
+
+
+def test_foreign_files_are_refused_in_clear_words(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        load_checkpoint(path)
+    with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+        load_checkpoint(tmp_path)
+    path.write_bytes(b"PK\x03\x04 something pickled by someone else")
+    with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+        load_checkpoint(path)
+    save_file({"w": torch.ones(2)}, path)
+    with pytest.raises(CheckpointError, match="no checkpoint of a run"):
+        load_checkpoint(path)
+    save_file({"w": torch.ones(2)}, path, {"format": "accel-checkpoint", "version": "99"})
+    with pytest.raises(CheckpointError, match=r"format 99, this version of accel reads 1: go on with the version"):
+        load_checkpoint(path)
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    digest = config_digest({"env": "CartPole-v1", "network": "mlp:64x2"})
+    assert digest == config_digest({"network": "mlp:64x2", "env": "CartPole-v1"})
+    save_checkpoint(tmp_path / "c", CheckpointState({}, {}, {"env_steps": 1}, digest))
+    assert load_checkpoint(tmp_path / "c", digest=digest).config_digest == digest
+    assert load_checkpoint(tmp_path / "c").config_digest == digest
+    with pytest.raises(CheckpointError, match="belongs to another configuration"):
+        load_checkpoint(tmp_path / "c", digest=config_digest({"env": "Acrobot-v1", "network": "mlp:64x2"}))
+
+
+@pytest.mark.parametrize("counters", [{}, {"env_steps": -1}, {"env_steps": 1.5}, {"env_steps": True}])
+def test_a_checkpoint_needs_a_step_count(tmp_path: Path, counters: Any) -> None:
+    with pytest.raises(CheckpointError, match="needs a step count"):
+        CheckpointStore(tmp_path).save(CheckpointState({}, {}, counters))
+
+
+def test_the_store_keeps_the_newest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    assert store.latest() is None
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        store.load_latest()
+    for steps in (5, 100, 10**13):
+        path = store.save(state(steps))
+        assert store.latest() == path
+    (tmp_path / "checkpoints" / "step-99999999999999.safetensors.bak").touch()
+    (tmp_path / "checkpoints" / ".step-99999999999999.safetensors.1.partial").touch()
+    assert [path.name for path in store.paths()] == ["step-000000000100.safetensors", "step-10000000000000.safetensors"]
+    assert store.load_latest().env_steps == 10**13
+    with pytest.raises(CheckpointError, match="at least one"):
+        CheckpointStore(tmp_path, keep=0)
+
+
+def test_saving_again_at_the_same_step_replaces(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(state(5, restart=0))
+    store.save(state(5, restart=1))
+    assert store.load_latest().counters["restart"] == 1
+    assert len(store.paths()) == 1
+
+
+def test_a_resumed_run_that_starts_further_back_keeps_what_it_just_wrote(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for steps in (50, 60):
+        store.save(state(steps))
+    assert store.save(state(10)).exists()
+
+
+def test_a_damaged_newest_checkpoint_names_the_one_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(state(1))
+    store.save(state(2)).write_bytes(b"damaged")
+    with pytest.raises(
+        CheckpointError, match=r"delete it to go on from the one before, step-000000000001\.safetensors"
+    ):
+        store.load_latest()
+
+
+def test_a_run_directory_saves_and_loads(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "run") as run:
+        with pytest.raises(CheckpointError, match="no checkpoint yet"):
+            run.load_checkpoint()
+        for steps in (1, 2, 3):
+            run.save_checkpoint(state(steps), keep=2)
+        assert run.load_checkpoint().env_steps == 3
+        assert len(list(run.checkpoints.iterdir())) == 2
+
+
+SAVER = """
+    import os, signal, sys
+    from pathlib import Path
+    import torch
+    from accel.checkpoint import CheckpointState, CheckpointStore
+
+    torch.set_num_threads(1)
+    store = CheckpointStore(Path(sys.argv[1]), keep=2)
+    def save(steps):
+        store.save(CheckpointState({"w": torch.full((int(sys.argv[2]),), float(steps))}, {}, {"env_steps": steps}))
+"""
+
+
+def spawn(code: str, *arguments: object) -> subprocess.Popen[str]:
+    program = textwrap.dedent(SAVER) + textwrap.dedent(code)
+    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+def assert_resumable(directory: Path, at_least: int) -> None:
+    loaded = CheckpointStore(directory).load_latest()
+    assert loaded.env_steps >= at_least
+    assert torch.all(loaded.tensors["w"] == float(loaded.env_steps))
+
+
+def test_a_kill_at_each_file_system_event_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
+    """Every save forks first, and the fork kills itself at its n-th event, until one n is beyond the last event."""
+    code = """
+        seen = wanted = 0
+        def audit(name, arguments):
+            global seen
+            if wanted and (name.startswith("os.") or name in ("open", "pathlib.Path.glob")):
+                seen += 1
+                if seen == wanted:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(audit)
+        save(0)
+        for steps in range(1, 100):
+            child = os.fork()
+            if not child:
+                wanted = steps
+                save(steps)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            print(os.WIFSIGNALED(status), store.load_latest().env_steps, flush=True)
+            if not os.WIFSIGNALED(status):
+                break
+    """
+    with spawn(code, tmp_path, 1000) as process:
+        outcomes = [line.split() for line in process.communicate()[0].splitlines()]
+    assert process.returncode == 0
+    killed = [int(latest) for signaled, latest in outcomes if signaled == "True"]
+    assert len(killed) >= 4
+    assert outcomes[-1] == ["False", str(len(outcomes))]
+    # Each kill left the last good one or, after the rename, the one being written; both happen.
+    assert all(latest in (steps, *range(steps)) for steps, latest in enumerate(killed, 1))
+    assert killed[0] == 0
+    assert killed[-1] == len(killed)
+    assert_resumable(tmp_path, len(outcomes))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_kills_at_random_moments_leave_a_valid_checkpoint(tmp_path: Path) -> None:
+    """A child saves without end and tells each finished save through a pipe, until it is killed."""
+    code = """
+        import random, time
+        save(1)
+        for kill in range(40):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if not child:
+                steps = store.load_latest().env_steps
+                while True:
+                    steps += 1
+                    save(steps)
+                    os.write(writer, steps.to_bytes(8, "little"))
+            os.close(writer)
+            finished = int.from_bytes(os.read(reader, 8), "little")
+            time.sleep(random.Random(kill).uniform(0, 0.02))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            while word := os.read(reader, 8):
+                finished = int.from_bytes(word, "little")
+            os.close(reader)
+            loaded = store.load_latest()
+            intact = bool(torch.all(loaded.tensors["w"] == float(loaded.env_steps)))
+            print(int(intact and loaded.env_steps - finished in (0, 1)), len(store.paths()), flush=True)
+    """
+    with spawn(code, tmp_path, 200_000) as process:
+        outcomes = [line.split() for line in process.communicate()[0].splitlines()]
+    assert process.returncode == 0
+    assert [intact for intact, _ in outcomes] == ["1"] * 40
+    assert max(int(count) for _, count in outcomes) <= 3
