@@ -25,7 +25,7 @@ def backward_recursion(increments: Tensor, decays: Tensor) -> Tensor:
 
     Args:
         increments: [T, B] float32 or float64, no gradient; a_t above. A CPU tensor is overwritten with the solution.
-        decays: [T, B], same dtype and device; b_t above. Its last row is multiplied by zero.
+        decays: [T, B], same dtype and device; b_t above. Its last row is never read.
     Returns:
         [T, B] of the same dtype and device, which may be ``increments`` itself.
     """
@@ -58,7 +58,7 @@ def doubling_scan(increments: Tensor, decays: Tensor) -> Tensor:
     buffers = increments.new_zeros((2, 2, length + padding, batch), dtype=torch.float64)
     sums, products = buffers[0], buffers[1]
     sums[0, :length] = increments
-    products[0, :length] = decays
+    products[0, : length - 1] = decays[:-1]
     largest = torch.finfo(torch.float64).max
     old, shift = 0, 1
     while shift < length:

@@ -87,7 +87,8 @@ def retrace(
         rhos = log_rhos.exp()
         increments = one_step_errors(rewards, discounts, values, bootstrap_value, q_taken, cut, cut_values)
         traces = zero_rows(clipped(rhos, clip_c) * lambda_, invalid)
-        decays = torch.cat((traces[1:], torch.zeros_like(traces[:1]))).mul_(discounts)
+        # c_{t+1}; what wraps round into the last row is never read there.
+        decays = traces.roll(-1, 0).mul_(discounts)
         q_targets = backward_recursion(zero_rows(increments, invalid), zero_rows(decays, invalid, cut)).add_(q_taken)
         pg_advantages = (q_targets - values).mul_(clipped(rhos, clip_pg_rho))
         return RetraceReturns(q_targets, zero_rows(pg_advantages, invalid))

@@ -95,6 +95,14 @@ def test_keeps_dtype_and_decays_whatever_the_strides(path: Path) -> None:
 
 
 @PATHS
+def test_the_last_decay_is_never_read(path: Path) -> None:
+    increments, decays = drawn(6, 2, seed=3)
+    expected = path(increments.clone(), decays)
+    decays[-1] = float("nan")
+    assert torch.equal(path(increments, decays), expected)
+
+
+@PATHS
 def test_passes_not_a_number_on_without_a_warning(path: Path) -> None:
     increments, decays = drawn(6, 2, seed=3)
     increments[4, 0] = float("nan")

@@ -122,6 +122,13 @@ def test_a_tail_wider_than_root_two_makes_chi2_infinite_and_counts_nothing() -> 
     assert moments[2] > 2 * moments[1] > 4 * moments[0]
 
 
+def test_gaussian_greedy_actions_agree_within_half_a_deviation_in_every_component() -> None:
+    behaviour = np.array([[1.0, 2.0, np.log(0.1), np.log(10.0)]])
+    target = behaviour + np.array([[0.04, 4.0, 0, 0], [0.06, 0.0, 0, 0], [0.0, -6.0, 0, 0]])
+    agrees = divergences(Layout("gaussian", (2,)), target, np.tile(behaviour, (3, 1))).greedy_agrees
+    assert agrees.tolist() == [True, False, False]
+
+
 def test_impossible_actions() -> None:
     """What neither can do says nothing; what only π can do leaves no finite weight; what only μ can do is wasted."""
     inf = np.inf
