@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,6 +17,23 @@ if TYPE_CHECKING:
 Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
 State = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class PlanStatistics:
+    """What a plan has seen so far.
+
+    Attributes:
+        calibrations: how often activation ranges were measured; 0 for schemes without.
+        drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
+            than 5 % of its width.
+        changed_codes: share of integer weight codes that the last refresh changed, in [0, 1]; None before the second
+            refresh, and for schemes without integer codes.
+    """
+
+    calibrations: int = 0
+    drifted_activations: int = 0
+    changed_codes: float | None = None
 
 
 class Plan(Protocol):
@@ -40,6 +58,35 @@ class Plan(Protocol):
         Raises:
             CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
         """
+        ...
+
+    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
+        """Calibrate only if some activation leaves its range on recent inputs; returns how many do. A few rows will do.
+
+        Raises:
+            CalibrationError: as for ``calibrate``.
+        """
+        ...
+
+    def rechoose(self, module: torch.nn.Module) -> None:
+        """Choose pruned channels and low-rank bases anew for the present weights; off the critical path, on a schedule.
+
+        Raises:
+            WeightsError: as for ``refresh``.
+        """
+        ...
+
+    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """One step of a distilled student towards the module on real [N, *shape] inputs, off the critical path.
+
+        Returns:
+            The divergence before the step, in its own unit; None for schemes without a student.
+        """
+        ...
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """What the plan has seen so far."""
         ...
 
 

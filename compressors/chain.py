@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compressors.artifact import CompressedPolicy, Json, Optimisation
-from compressors.base import Array, Compressor, Plan, State
+from compressors.base import Array, Compressor, Plan, PlanStatistics, State
 from compressors.errors import SchemeError
 from compressors.graph import PolicyGraph, export_policy
 from compressors.scheme import MethodText, Scheme
-from compressors.state import read_state
+from compressors.state import read_gradients, read_state
 
 if TYPE_CHECKING:
     import torch
@@ -28,21 +28,25 @@ class Encoder(ABC):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """The serialised model; raises WeightsError when a parameter is not finite."""
 
-    def calibrate(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> None:  # noqa: B027
-        """Take recent inputs into the activation ranges; a format without ranges has nothing to do."""
+    def calibrate(
+        self, parameters: Mapping[str, Array], inputs: Mapping[str, Array], only_on_drift: bool = False
+    ) -> int:
+        """Take recent inputs into the activation ranges; returns how many activations had left theirs."""
+        return 0
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return PlanStatistics()
 
 
-class Format(ABC):
-    """How numbers are stored and multiplied: ``fp32``, ``int8``…; also a Compressor by itself."""
+class Method(ABC):
+    """One part of a scheme; also a Compressor by itself."""
 
     @property
     @abstractmethod
     def method(self) -> MethodText:
         """Name and arguments in the scheme."""
-
-    @abstractmethod
-    def encoder(self, graph: PolicyGraph, calibration: Mapping[str, Array] | None) -> Encoder:
-        """Lay out the model of a graph. Raises UnsupportedLayerError, CalibrationError."""
 
     @property
     def scheme(self) -> str:
@@ -59,11 +63,45 @@ class Format(ABC):
         metadata: Mapping[str, Json] | None = None,
     ) -> Plan:
         """See ``Compressor.bind``."""
-        pipeline = Pipeline(Scheme((self.method,)), self)
-        return pipeline.bind(module, example_inputs, calibration, output_names=output_names, metadata=metadata)
+        whole = compose(Scheme((self.method,)), [self])
+        return whole.bind(module, example_inputs, calibration, output_names=output_names, metadata=metadata)
 
 
-Method = Format
+class Format(Method):
+    """How numbers are stored and multiplied: ``fp32``, ``int8``…"""
+
+    @abstractmethod
+    def encoder(self, graph: PolicyGraph) -> Encoder:
+        """Lay out the model of a graph. Raises UnsupportedLayerError."""
+
+
+class Reduction(Method):
+    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
+
+    @abstractmethod
+    def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
+        """Build the smaller module. Raises UnsupportedLayerError."""
+
+
+class BoundReduction(ABC):
+    """A policy's smaller module, and how its numbers follow from the policy's.
+
+    Attributes:
+        module: the smaller module, exported once; its own weights do not matter.
+    """
+
+    module: torch.nn.Module
+
+    @abstractmethod
+    def project(self, state: State) -> State:
+        """The smaller module's parameters and buffers for those of the policy; fast."""
+
+    def rechoose(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction chooses
+        """Choose again for the policy's present numbers and, where there are any, their gradients."""
+
+    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.train_step``."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -71,6 +109,7 @@ class Pipeline:
     """A whole scheme as one Compressor."""
 
     parsed: Scheme
+    reductions: tuple[Reduction, ...]
     format: Format
 
     @property
@@ -88,33 +127,64 @@ class Pipeline:
         metadata: Mapping[str, Json] | None = None,
     ) -> Plan:
         """See ``Compressor.bind``."""
-        graph = export_policy(module, example_inputs, output_names)
-        parameters = graph.read(read_state(module, graph.leaves))
-        encoder = self.format.encoder(graph, None)
+        smaller, bound = module, []
+        for reduction in self.reductions:
+            bound.append(reduction.reduce(smaller, example_inputs))
+            smaller = bound[-1].module
+        graph = export_policy(smaller, example_inputs, output_names)
+        plan = PipelinePlan(self.scheme, tuple(bound), graph, self.format.encoder(graph), dict(metadata or {}))
+        plan.load(module)
         if calibration is not None:
-            encoder.calibrate(parameters, calibration)
-        return PipelinePlan(self.scheme, graph, encoder, parameters, dict(metadata or {}))
+            plan.calibrate(calibration)
+        return plan
 
 
-@dataclass
 class PipelinePlan:
-    """A bound pipeline."""
+    """A bound pipeline.
 
-    scheme: str
-    graph: PolicyGraph
-    encoder: Encoder
-    _parameters: Mapping[str, Array]
-    metadata: Mapping[str, Json] = field(default_factory=dict)
+    Attributes:
+        graph: what was exported.
+        encoder: the bound format.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        reductions: tuple[BoundReduction, ...],
+        graph: PolicyGraph,
+        encoder: Encoder,
+        metadata: Mapping[str, Json],
+    ) -> None:
+        self._scheme = scheme
+        self._reductions = reductions
+        self._metadata = metadata
+        self._parameters: Mapping[str, Array] = {}
+        self.graph = graph
+        self.encoder = encoder
+
+    @property
+    def scheme(self) -> str:
+        """See ``Plan.scheme``."""
+        return self._scheme
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return self.encoder.statistics
+
+    def load(self, module: torch.nn.Module) -> None:
+        """Take the module's present weights for calibration, without an artifact."""
+        self._parameters = self.graph.read(self._state(module))
 
     def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
         """See ``Plan.refresh``."""
-        self._parameters = self.graph.read(self._state(module))
+        self.load(module)
         return CompressedPolicy(
-            scheme=self.scheme,
+            scheme=self._scheme,
             version=version,
             inputs=self.graph.inputs,
             outputs=self.graph.outputs,
-            metadata=self.metadata,
+            metadata=self._metadata,
             cpu_features=self.encoder.cpu_features,
             model=self.encoder.encode(self._parameters),
             optimisation=self.encoder.optimisation,
@@ -124,17 +194,52 @@ class PipelinePlan:
         """See ``Plan.calibrate``; activations are those of the weights last refreshed."""
         self.encoder.calibrate(self._parameters, inputs)
 
+    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
+        """See ``Plan.recalibrate_on_drift``."""
+        return self.encoder.calibrate(self._parameters, inputs, only_on_drift=True)
+
+    def rechoose(self, module: torch.nn.Module) -> None:
+        """See ``Plan.rechoose``."""
+        if not self._reductions:
+            return
+        state: State = read_state(module)
+        gradients: State = read_gradients(module)
+        for reduction in self._reductions:
+            reduction.rechoose(state, gradients)
+            state, gradients = reduction.project(state), {}
+        self._parameters = self.graph.read(state)
+
+    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.train_step``."""
+        losses = [reduction.train_step(module, inputs) for reduction in self._reductions]
+        return next((loss for loss in losses if loss is not None), None)
+
     def _state(self, module: torch.nn.Module) -> State:
-        return read_state(module, self.graph.leaves)
+        if not self._reductions:
+            return read_state(module, self.graph.leaves)
+        state: State = read_state(module)
+        for reduction in self._reductions:
+            state = reduction.project(state)
+        return state
 
 
 def compose(scheme: Scheme, methods: Sequence[Method]) -> Compressor:
-    """Chain methods in the scheme's order.
+    """Chain methods in the scheme's order; without a format the numbers stay ``fp32``.
 
     Raises:
-        SchemeError: more than one format.
+        SchemeError: more than one format, one that is not last, or a ``distill`` that is not first.
     """
+    from compressors.float import Float32
+
+    reductions = [method for method in methods if isinstance(method, Reduction)]
     formats = [method for method in methods if isinstance(method, Format)]
-    if len(formats) != 1:
-        raise SchemeError(f"scheme {str(scheme)!r} has {len(formats)} number formats; it needs exactly one, at its end")
-    return Pipeline(scheme, formats[0])
+    if len(formats) > 1:
+        raise SchemeError(f"scheme {str(scheme)!r} has {len(formats)} number formats; keep one, at its end")
+    if formats and methods[-1] is not formats[0]:
+        raise SchemeError(f"in scheme {str(scheme)!r} {formats[0].scheme!r} must come last")
+    names = [reduction.method.name for reduction in reductions]
+    if "distill" in names[1:]:
+        raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
+    if len(set(names)) < len(names):
+        raise SchemeError(f"scheme {str(scheme)!r} has a method twice")
+    return Pipeline(scheme, tuple(reductions), formats[0] if formats else Float32())

@@ -28,7 +28,7 @@ class Float32(Format):
         """``fp32``."""
         return MethodText("fp32")
 
-    def encoder(self, graph: PolicyGraph, calibration: Mapping[str, Array] | None) -> Encoder:
+    def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``."""
         return Float32Encoder(graph)
 

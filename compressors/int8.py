@@ -4,77 +4,121 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
-from compressors.base import Array, FloatArray
+from compressors.base import Array, PlanStatistics
 from compressors.chain import Encoder, Format
-from compressors.errors import CalibrationError, SchemeError, WeightsError
+from compressors.cpu import ARM, VNNI, cpu_features
+from compressors.errors import CalibrationError, SchemeError
 from compressors.graph import OPSET, PolicyGraph
 from compressors.integer import IntegerGraph, IntegerLayer
 from compressors.optimise import rearranged_nodes
 from compressors.payload import Payload, Slot
-from compressors.quantise import (
-    UINT8,
-    WEIGHT_INT8,
-    activation_parameters,
-    bias_codes,
-    quantise_into,
-    scales_for_bias,
-    weight_scales,
-)
+from compressors.quantise import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
 from compressors.ranges import Range, RangeObserver
 from compressors.scheme import MethodText
+from compressors.weights import CodeWriter, as_float
+
+Variant = Literal["u8s8", "reduce_range", "s8s8"]
+_VARIANTS: tuple[Variant, ...] = get_args(Variant)
+_PER_CHANNEL = "per_channel"
+_CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 
 
 @dataclass(frozen=True)
 class Int8(Format):
-    """Static int8: unsigned activations, signed symmetric weights."""
+    """Static int8.
+
+    Attributes:
+        per_channel: a scale for each output of a layer, instead of one for its whole weight.
+        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM; ``reduce_range``:
+            the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations, faster on ARM. None: what
+            suits the CPU.
+        cpu: features of the CPU that will act; this machine's when None.
+    """
+
+    per_channel: bool = False
+    variant: Variant | None = None
+    cpu: frozenset[str] | None = None
 
     @property
     def method(self) -> MethodText:
         """``int8`` with its options."""
-        return MethodText("int8")
+        options = [_PER_CHANNEL] if self.per_channel else []
+        if self.variant is not None:
+            options.append(self.variant)
+        return MethodText("int8", tuple(options))
 
-    def encoder(self, graph: PolicyGraph, calibration: Mapping[str, Array] | None) -> Encoder:
+    def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``."""
-        return Int8Encoder(graph)
+        if self.variant is not None:
+            return Int8Encoder(graph, self.variant, self.per_channel)
+        features = cpu_features() if self.cpu is None else self.cpu
+        if VNNI in features:
+            return Int8Encoder(graph, "u8s8", self.per_channel, (VNNI,))
+        return Int8Encoder(graph, "s8s8" if ARM in features else "reduce_range", self.per_channel)
 
 
 class Int8Encoder(Encoder):
-    """Requantises weights at each refresh, at scales that follow the running ranges of activations."""
+    """Requantises weights at each refresh, at scales that follow the running ranges of activations.
 
-    def __init__(self, graph: PolicyGraph) -> None:
-        self._codes = UINT8
-        self._weight_codes = WEIGHT_INT8
-        self._per_channel = False
-        integer = IntegerGraph(graph, self._codes, self._per_channel)
+    Attributes:
+        layers: those with integer weights.
+        variant: the one in use.
+        per_channel: whether weights have a scale for each output.
+    """
+
+    def __init__(
+        self, graph: PolicyGraph, variant: Variant, per_channel: bool, cpu_features: tuple[str, ...] = ()
+    ) -> None:
+        self.cpu_features = cpu_features
+        self.variant = variant
+        self.per_channel = per_channel
+        self._codes, weight_codes = _CODES[variant]
+        integer = IntegerGraph(graph, self._codes, per_channel)
         self.layers = integer.layers
         self._floats = integer.floats
         self._measured = integer.measured
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
+        self._calibrations = self._drifted = 0
         self._payload = _lay_out(integer, graph)
+        self._writer = CodeWriter(weight_codes, [graph.parameters[layer.weight].size for layer in self.layers])
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
-        largest = max((graph.parameters[layer.weight].size for layer in self.layers), default=0)
-        self._scratch = np.empty(largest, dtype=np.float32)
 
     @property
     def ranges(self) -> Mapping[str, Range]:
         """The running ranges by activation."""
         return dict(self._ranges)
 
-    def calibrate(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> None:
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return PlanStatistics(self._calibrations, self._drifted, self._writer.changed)
+
+    def activation(self, name: str) -> tuple[np.float32, int]:
+        """(scale, zero point) in use for an activation."""
+        return self._scales[name], int(self._payload.views[f"{name}:zero"])
+
+    def calibrate(
+        self, parameters: Mapping[str, Array], inputs: Mapping[str, Array], only_on_drift: bool = False
+    ) -> int:
         """See ``Encoder.calibrate``."""
         seen = self._observer.measure(parameters, inputs)
+        drifted = sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in seen.items())
+        self._drifted += drifted
+        if self._ranges and only_on_drift and not drifted:
+            return 0
+        self._calibrations += 1
         for name, now in seen.items():
-            before = self._ranges.get(name)
-            self._ranges[name] = now if before is None else before.after(now)
-            self._set_activation(
-                name, *activation_parameters(self._ranges[name].low, self._ranges[name].high, self._codes)
-            )
+            kept = self._ranges[name].after(now) if name in self._ranges else now
+            self._ranges[name] = kept
+            self._set_activation(name, *activation_parameters(kept.low, kept.high, self._codes))
+        return drifted
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
@@ -84,33 +128,46 @@ class Int8Encoder(Encoder):
                 f"int8 has no range for {len(missing)} activations; calibrate it on real observations first, and "
                 "publish fp32 until then"
             )
+        self._writer.begin()
         for layer in self.layers:
             self._encode_layer(layer, parameters)
         for name in self._floats:
             self._payload.views[name][...] = parameters[name]
+        self._writer.end()
         return self._payload.to_bytes()
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
-        weight: FloatArray = parameters[layer.weight].astype(np.float32, copy=False)
-        axis = layer.channel_axis if self._per_channel else None
-        scales = weight_scales(weight, self._weight_codes, axis)
-        if not np.isfinite(scales).all():
-            raise WeightsError(f"weight of {layer.name!r} is not finite; do not publish a policy that has diverged")
-        views = self._payload.views
-        if layer.bias:
-            bias: FloatArray = parameters[layer.bias].astype(np.float32, copy=False)
-            if not np.isfinite(bias).all():
-                raise WeightsError(f"bias of {layer.name!r} is not finite; do not publish a policy that has diverged")
-            scales = scales_for_bias(scales, self._scales[layer.activation], bias)
-            views[layer.bias_codes][...] = bias_codes(bias, self._scales[layer.activation], scales)
-        scratch = self._scratch[: weight.size].reshape(weight.shape)
-        quantise_into(views[f"{layer.stem}:codes"], weight, scales, axis, scratch)
-        views[f"{layer.stem}:scale"][...] = scales
+        axis = layer.channel_axis if self.per_channel else None
+        views, stem = self._payload.views, layer.stem
+        weight = parameters[layer.weight]
+        bias = as_float(layer.bias, parameters) if layer.bias else None
+        input_scale = self._scales[layer.activation]
+        scales = self._writer.write(
+            layer.name, weight, axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
+        )
+        views[f"{stem}:scale"][...] = scales
+        if bias is not None:
+            views[layer.bias_codes][...] = bias_codes(bias, input_scale, scales)
 
     def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
         self._scales[name] = scale
         self._payload.views[f"{name}:scale"][...] = scale
         self._payload.views[f"{name}:zero"][...] = zero
+
+
+def make_int8(arguments: tuple[str, ...], cpu: frozenset[str]) -> Int8:
+    """The ``int8`` method; options are ``per_channel`` and one of the variants.
+
+    Raises:
+        SchemeError: an unknown option, or two variants.
+    """
+    variants = [name for name in _VARIANTS if name in arguments]
+    unknown = [name for name in arguments if name not in (*_VARIANTS, _PER_CHANNEL)]
+    if unknown or len(variants) > 1 or len(set(arguments)) < len(arguments):
+        raise SchemeError(
+            f"int8({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once"
+        )
+    return Int8(_PER_CHANNEL in arguments, variants[0] if variants else None, cpu)
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
@@ -122,10 +179,3 @@ def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
         nodes = rearranged_nodes(payload) or integer.nodes
         return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     return payload
-
-
-def make_int8(arguments: tuple[str, ...], cpu: frozenset[str]) -> Int8:
-    """The ``int8`` method."""
-    if arguments:
-        raise SchemeError(f"int8 takes no arguments, but got {', '.join(arguments)}")
-    return Int8()

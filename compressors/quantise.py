@@ -41,6 +41,7 @@ class IntegerType:
 UINT8 = IntegerType(np.dtype(np.uint8), 0, 255)
 INT8 = IntegerType(np.dtype(np.int8), -128, 127)
 WEIGHT_INT8 = IntegerType(np.dtype(np.int8), -127, 127)
+# 7 bits: sums of two U8·S8 products fit 16 bits, which AVX2 without VNNI needs
 WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
 
 

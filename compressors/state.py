@@ -31,6 +31,12 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
+def read_gradients(module: torch.nn.Module) -> dict[str, Array]:
+    """Gradients by parameter name, of those parameters that have one."""
+    found = {name: p.grad.detach() for name, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
+    return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+
 def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield name, parameter.detach()

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
-from onnxruntime.quantization import CalibrationMethod, QuantType
-from onnxruntime.quantization.calibrate import TensorsData
-from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import Tensor, nn
 
-from compressors.artifact import CompressedPolicy
 from compressors.errors import CalibrationError, UnsupportedLayerError
-from compressors.graph import OPSET, export_policy
 from compressors.inspection import float_kernels, integer_kernels, operators
-from compressors.ranges import Range
-from compressors.state import read_state
+from tests.compressors.oracle import initializers, quantised_by_onnxruntime
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 KERNELS = {
@@ -36,7 +28,7 @@ KERNELS = {
 def test_every_layer_runs_in_integer_kernels(name: str) -> None:
     case = CASES[name]
     module = case.make()
-    artifact = case.bind("int8", module).refresh(module, version=1)
+    artifact = case.bind("int8(u8s8)", module).refresh(module, version=1)
     assert integer_kernels(artifact) == KERNELS[name]
     assert not float_kernels(artifact)
 
@@ -45,7 +37,7 @@ def test_every_layer_runs_in_integer_kernels(name: str) -> None:
 def test_outputs_stay_close_for_any_weights(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8", module)
+    plan = case.bind("int8(u8s8)", module)
     for seed in (1, 2):
         randomise(module, seed)
         inputs = case.inputs(64, seed)
@@ -60,60 +52,23 @@ def test_outputs_stay_close_for_any_weights(name: str) -> None:
 def test_pixels_reach_the_first_convolution_as_they_are() -> None:
     case = CASES["nature-cnn"]
     module = case.make()
-    found = operators(case.bind("int8", module).refresh(module, version=1))
+    found = operators(case.bind("int8(u8s8)", module).refresh(module, version=1))
     assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
 
 
 def test_pooling_runs_channels_last() -> None:
     case = CASES["resnet"]
     module = case.make()
-    found = operators(case.bind("int8", module).refresh(module, version=1))
+    found = operators(case.bind("int8(u8s8)", module).refresh(module, version=1))
     assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
-
-
-def _initializers(artifact: CompressedPolicy) -> dict[str, NDArray[np.generic]]:
-    graph = onnx.load_from_string(artifact.model).graph
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-
-
-def _oracle(case: Case, module: nn.Module, ranges: dict[str, Range]) -> dict[str, NDArray[np.generic]]:
-    """Initializers of the same float graph quantised by onnxruntime's QDQQuantizer at the same ranges."""
-    graph = export_policy(module, case.examples(), case.outputs)
-    arrays = {**graph.constants, **graph.read(read_state(module, graph.leaves))}
-    values = [
-        helper.make_tensor_value_info(s.name, helper.np_dtype_to_tensor_dtype(np.dtype(s.dtype)), ["b", *s.shape[1:]])
-        for s in (*graph.inputs, *graph.outputs)
-    ]
-    count = len(graph.inputs)
-    initializers = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in arrays.items()]
-    body = helper.make_graph(graph.nodes, "float", values[:count], values[count:], initializer=initializers)
-    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-    model = onnx.shape_inference.infer_shapes(model)
-    every = {value.name: Range(-1.0, 1.0) for value in (*model.graph.value_info, *model.graph.output, *values)}
-    every.update(ranges)
-    data = TensorsData(CalibrationMethod.MinMax, {k: (np.float32(r.low), np.float32(r.high)) for k, r in every.items()})
-    quantizer = QDQQuantizer(
-        model,
-        per_channel=False,
-        reduce_range=False,
-        weight_qType=QuantType.QInt8,
-        activation_qType=QuantType.QUInt8,
-        tensors_range=data,
-        nodes_to_quantize=[],
-        nodes_to_exclude=[],
-        op_types_to_quantize=["Gemm", "Conv"],
-        extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
-    )
-    quantised = quantizer.quantize_model()
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in quantised.graph.initializer}
 
 
 def _compare_with_oracle(case: Case, module: nn.Module) -> int:
     """Compare every scale, zero point and code; returns how many layers were compared."""
-    plan = case.bind("int8", module)
-    found = _initializers(plan.refresh(module, version=1))
+    plan = case.bind("int8(u8s8)", module)
+    found = initializers(plan.refresh(module, version=1).model)
     encoder = plan.encoder
-    wanted = _oracle(case, module, dict(encoder.ranges))
+    wanted = quantised_by_onnxruntime(case, module, encoder)
     for layer in encoder.layers:
         stem, weight = layer.stem, layer.weight
         np.testing.assert_array_equal(found[f"{stem}:codes"], wanted[f"{weight}_quantized"])
@@ -183,7 +138,7 @@ def test_corner_cases_are_those_of_onnxruntimes_quantizer(spoil) -> None:
     spoil(module)
     _compare_with_oracle(case, module)
     inputs = case.inputs(16)
-    found = run_artifact(case.bind("int8", module).refresh(module, version=1), inputs)[0]
+    found = run_artifact(case.bind("int8(u8s8)", module).refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
     assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
 
@@ -191,10 +146,10 @@ def test_corner_cases_are_those_of_onnxruntimes_quantizer(spoil) -> None:
 def test_the_comparison_with_the_oracle_can_fail() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8", module)
-    found = _initializers(plan.refresh(module, version=1))
+    plan = case.bind("int8(u8s8)", module)
+    found = initializers(plan.refresh(module, version=1).model)
     module.torso[0].weight.data[0, 0] += 0.1
-    wanted = _oracle(case, module, dict(plan.encoder.ranges))
+    wanted = quantised_by_onnxruntime(case, module, plan.encoder)
     layer = plan.encoder.layers[0]
     assert (found[f"{layer.stem}:codes"] != wanted[f"{layer.weight}_quantized"]).any()
 
@@ -203,9 +158,9 @@ def test_outputs_are_those_of_integer_arithmetic() -> None:
     """A ReLU network from the definition: q = round(x/s) + z, 32-bit sums, requantised with saturation."""
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=5)
-    plan = case.bind("int8", module)
+    plan = case.bind("int8(u8s8)", module)
     artifact = plan.refresh(module, version=1)
-    numbers, layers = _initializers(artifact), plan.encoder.layers
+    numbers, layers = initializers(artifact.model), plan.encoder.layers
     inputs = case.inputs(32, seed=9)
     with torch.no_grad():
         x = module.normaliser(torch.from_numpy(inputs["observations"])).numpy()
@@ -272,5 +227,5 @@ class _Transposed(nn.Module):
 )
 def test_a_layer_without_integer_kernel_is_named(case: Case, layer: str) -> None:
     with pytest.raises(UnsupportedLayerError, match=f"'{layer}' cannot be quantised.*use fp16 or fp32"):
-        case.bind("int8", case.make())
+        case.bind("int8(u8s8)", case.make())
     case.bind("fp32", case.make())

@@ -1,0 +1,82 @@
+"""Write weights as integer codes at each refresh, and count how many codes changed since the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressors.base import Array, FloatArray
+from compressors.errors import WeightsError
+from compressors.quantise import IntegerType, quantise_into, scales_for_bias, weight_scales
+
+
+class CodeWriter:
+    """Quantises one weight after the other into a model's bytes; reuses its working memory.
+
+    Attributes:
+        changed: share of codes that the last refresh changed, None before the second.
+    """
+
+    def __init__(self, codes: IntegerType, sizes: Sequence[int]) -> None:
+        """Make room for weights of up to the given numbers of elements."""
+        self.changed: float | None = None
+        self._codes = codes
+        self._total = sum(sizes)
+        self._scratch = np.empty(max(sizes, default=0), dtype=np.float32)
+        self._new = np.empty(max(sizes, default=0), dtype=codes.dtype)
+        self._different = 0
+        self._refreshes = 0
+
+    def begin(self) -> None:
+        """Start a refresh."""
+        self._different = 0
+
+    def end(self) -> None:
+        """Finish a refresh."""
+        if self._refreshes and self._total:
+            self.changed = self._different / self._total
+        self._refreshes += 1
+
+    def write(
+        self,
+        name: str,
+        weight: Array,
+        axis: int | None,
+        target: Array,
+        *,
+        bias: FloatArray | None = None,
+        input_scale: np.float32 | None = None,
+    ) -> NDArray[np.float32]:
+        """Write a weight's symmetric codes.
+
+        Args:
+            name: the layer's, for messages.
+            weight: any shape.
+            axis: the axis with a scale each; None: one scale for all.
+            target: where the codes go, of the weight's shape.
+            bias: the layer's bias, for which scales are widened if it would not fit 32 bits.
+            input_scale: of the layer's input, given together with ``bias``.
+        Returns:
+            The scales, [] or [channels].
+        Raises:
+            WeightsError: a weight or bias is not finite.
+        """
+        values: FloatArray = weight.astype(np.float32, copy=False)
+        scales = weight_scales(values, self._codes, axis)
+        if not np.isfinite(scales).all() or (bias is not None and not np.isfinite(bias).all()):
+            raise WeightsError(f"layer {name!r} has a weight or bias that is not finite; do not publish it")
+        if bias is not None and input_scale is not None:
+            scales = scales_for_bias(scales, input_scale, bias)
+        scratch = self._scratch[: values.size].reshape(values.shape)
+        new = self._new[: values.size].reshape(values.shape)
+        quantise_into(new, values, scales, axis, scratch)
+        self._different += int(np.count_nonzero(new != target))
+        target[...] = new
+        return scales
+
+
+def as_float(name: str, parameters: Mapping[str, Array]) -> FloatArray:
+    """A parameter in single precision."""
+    return parameters[name].astype(np.float32, copy=False)

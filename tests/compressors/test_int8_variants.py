@@ -1,0 +1,127 @@
+"""int8 per channel, with 7-bit weights and with signed activations; which one suits a CPU; what a plan counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from compressors.cpu import ARM, AVX2, VNNI
+from compressors.errors import SchemeError
+from compressors.inspection import float_kernels, integer_kernels
+from compressors.scheme import make_compressor
+from tests.compressors.oracle import initializers, quantised_by_onnxruntime
+from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+
+VARIANTS = ["int8(u8s8)", "int8(reduce_range)", "int8(s8s8)"]
+VARIANTS += [text.replace("(", "(per_channel,") for text in VARIANTS]
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "nature-cnn", "resnet", "lstm"])
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_every_variant_stays_close_in_integer_kernels(scheme: str, name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=1)
+    artifact = case.bind(scheme, module).refresh(module, version=1)
+    assert artifact.scheme == scheme
+    assert integer_kernels(artifact) and not float_kernels(artifact)
+    inputs = case.inputs(128, seed=1)
+    limit = (2.0 if "reduce_range" in scheme else 1.0) * {"resnet": 0.08, "nature-cnn": 0.05}.get(name, 0.03)
+    for array, wanted in zip(run_artifact(artifact, inputs), run_module(module, inputs), strict=True):
+        assert relative_error(array, wanted) < limit
+
+
+@pytest.mark.parametrize("scheme", ["int8(reduce_range)", "int8(s8s8)", "int8(per_channel,u8s8)"])
+@pytest.mark.parametrize("zero_channel", [False, True], ids=["all channels", "one channel all zero"])
+def test_codes_are_those_of_onnxruntimes_quantizer(scheme: str, zero_channel: bool) -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=2)
+    if zero_channel:
+        module.torso[2].weight.data[5] = 0.0
+    plan = case.bind(scheme, module)
+    found = initializers(plan.refresh(module, version=1).model)
+    wanted = quantised_by_onnxruntime(case, module, plan.encoder)
+    for layer in plan.encoder.layers:
+        for part, theirs in (("codes", "quantized"), ("scale", "scale"), ("zero", "zero_point")):
+            np.testing.assert_array_equal(found[f"{layer.stem}:{part}"], wanted[f"{layer.weight}_{theirs}"])
+        np.testing.assert_array_equal(found[layer.bias_codes], wanted[f"{layer.bias}_quantized"])
+    for name in plan.encoder.ranges:
+        np.testing.assert_array_equal(found[f"{name}:zero"], wanted[f"{name}_zero_point"])
+        np.testing.assert_array_equal(found[f"{name}:scale"], wanted[f"{name}_scale"])
+
+
+def test_a_scale_for_each_channel_is_more_exact_where_channels_differ() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    module.torso[2].weight.data *= torch.logspace(-3, 0, 32)[:, None]
+    module.head.weight.data *= torch.logspace(3, 0, 32)[None]
+    inputs = case.inputs(128, seed=1)
+    wanted = run_module(module, inputs)[0]
+    errors = {}
+    for scheme in ("int8(u8s8)", "int8(per_channel,u8s8)"):
+        found = run_artifact(case.bind(scheme, module).refresh(module, version=1), inputs)[0]
+        errors[scheme] = relative_error(found, wanted)
+    assert errors["int8(per_channel,u8s8)"] < 0.75 * errors["int8(u8s8)"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "variant", "needed"),
+    [
+        ({VNNI, AVX2}, "u8s8", (VNNI,)),
+        ({AVX2}, "reduce_range", ()),
+        (set(), "reduce_range", ()),
+        ({ARM}, "s8s8", ()),
+    ],
+    ids=["vnni", "avx2", "old x86", "arm"],
+)
+def test_the_variant_follows_the_acting_cpu(cpu: set[str], variant: str, needed: tuple[str, ...]) -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    compressor = make_compressor("int8", cpu=cpu)
+    plan = compressor.bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
+    artifact = plan.refresh(module, version=1)
+    assert (plan.encoder.variant, artifact.cpu_features, artifact.scheme) == (variant, needed, "int8")
+
+
+@pytest.mark.parametrize("text", ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)"])
+def test_options_that_contradict_are_refused(text: str) -> None:
+    with pytest.raises(SchemeError, match="options are per_channel and one of u8s8, reduce_range, s8s8"):
+        make_compressor(text)
+
+
+def test_changed_codes_are_counted() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("int8(u8s8)", module)
+    plan.refresh(module, version=1)
+    assert plan.statistics.changed_codes is None
+    plan.refresh(module, version=2)
+    assert plan.statistics.changed_codes == 0.0
+    weight = module.torso[0].weight.data
+    at = (weight.abs() < weight.abs().max() / 2).nonzero()[:3]
+    for row, column in at:
+        weight[row, column] += 3.0 * weight.abs().max() / 127.0
+    plan.refresh(module, version=3)
+    total = sum(p.numel() for name, p in module.named_parameters() if name.endswith("weight"))
+    assert plan.statistics.changed_codes == pytest.approx(3 / total)
+
+
+def test_drift_is_counted_and_widens_the_ranges() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("int8(u8s8)", module)
+    quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
+    module.normaliser.var.fill_(1.0)
+    loud["observations"] = loud["observations"] * 3.0
+    assert plan.recalibrate_on_drift({k: v * np.float32(0.5) for k, v in quiet.items()}) == 0
+    assert plan.statistics.calibrations == 1
+    error_before = _error(case, module, plan, loud)
+    drifted = plan.recalibrate_on_drift(loud)
+    assert drifted == plan.statistics.drifted_activations > 0
+    assert plan.statistics.calibrations == 2
+    assert _error(case, module, plan, loud) < 0.5 * error_before
+    assert plan.recalibrate_on_drift(loud) == 0
+
+
+def _error(case, module, plan, inputs) -> float:
+    return relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], run_module(module, inputs)[0])
