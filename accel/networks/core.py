@@ -1,4 +1,4 @@
-"""The recurrent core: an LSTM over time that forgets at every ``first`` row, in one fused call."""
+"""The recurrent core: an LSTM over time that forgets at every ``first`` row, in one call however many there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from accel.networks import dense
 from accel.networks.initialisation import orthogonal_lstm
+from accel.networks.recurrence import unroll_lstm
 
 
 class LSTMCore(nn.Module):
@@ -39,7 +41,9 @@ class LSTMCore(nn.Module):
             keep = torch.logical_not(first[0]).to(hidden).unsqueeze(1)
             hidden, cell = hidden * keep, cell * keep
         if host[1:].any():
-            return self._episodes(features, host, hidden, cell)
+            if dense.suits(features):
+                return self._unrolled(features, first, hidden, cell)
+            return self._packed(features, host, hidden, cell)
         output, (hidden, cell) = self.lstm(features, (hidden.unsqueeze(0), cell.unsqueeze(0)))
         return output, (hidden.squeeze(0), cell.squeeze(0))
 
@@ -49,10 +53,19 @@ class LSTMCore(nn.Module):
         _, (hidden, cell) = self.lstm(features.unsqueeze(0), (hidden.unsqueeze(0), cell.unsqueeze(0)))
         return hidden.squeeze(0), cell.squeeze(0)
 
-    def _episodes(
+    def _unrolled(
+        self, features: Tensor, first: Tensor, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Row by row on a CPU, where autograd's packed sequences take time that grows with the square of T."""
+        w_input, w_hidden, b_input, b_hidden = self.lstm.parameters()
+        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        output, *state = unroll_lstm(features, keep, (hidden, cell), (w_input, w_hidden, b_input, b_hidden))
+        return output, tuple(state)
+
+    def _packed(
         self, features: Tensor, first: npt.NDArray[np.bool_], hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Every episode (piece) as a sequence of its own, packed: one call however many resets there are."""
+        """Every episode, or piece of one, as a sequence of its own, for cuDNN."""
         length, batch = first.shape
         packing = _Packing(first)
         device = features.device
@@ -61,11 +74,15 @@ class LSTMCore(nn.Module):
         carried = torch.from_numpy(packing.carried).to(device)
         last = torch.from_numpy(packing.last).to(device)
         # Sequences that do not start at row 0 start from zero: they take the row of zeros appended to the state.
-        initial = tuple(torch.cat((s, s.new_zeros(1, self.size)))[carried].unsqueeze(0) for s in (hidden, cell))
-        packed = PackedSequence(features.reshape(length * batch, -1)[rows], torch.from_numpy(packing.batch_sizes))
+        initial = tuple(
+            torch.cat((s, s.new_zeros(1, self.size))).index_select(0, carried).unsqueeze(0) for s in (hidden, cell)
+        )
+        packed = PackedSequence(
+            features.reshape(length * batch, -1).index_select(0, rows), torch.from_numpy(packing.batch_sizes)
+        )
         output, (hidden, cell) = self.lstm(packed, initial)
-        unpacked = output.data[places].view(length, batch, self.size)
-        return unpacked, (hidden[0, last], cell[0, last])
+        unpacked = output.data.index_select(0, places).view(length, batch, self.size)
+        return unpacked, (hidden[0].index_select(0, last), cell[0].index_select(0, last))
 
 
 class _Packing:

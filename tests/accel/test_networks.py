@@ -7,12 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from accel.networks import PolicyNetwork, build_network, build_network_from_config
-from accel.networks.core import LSTMCore
 from accel.networks.dense import dense
 from accel.spaces import ActionSpec, EnvSpec
 
@@ -74,56 +71,6 @@ def test_every_row_of_an_unroll_is_what_the_acting_step_gives(text: str, spec: E
     assert len(acting.input_names) == len(acting.output_names) == 1 + len(network.state_shapes)
     for final, stepped in zip(output.state, state, strict=True):
         torch.testing.assert_close(final, stepped, rtol=1e-4, atol=1e-5)
-
-
-def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gate by gate, step by step (Hochreiter and Schmidhuber 1997, in torch's gate order i, f, g, o)."""
-    lstm, (hidden, cell), outputs = core.lstm, state, []
-    for t in range(len(features)):
-        keep = (~first[t]).to(features).unsqueeze(1)
-        hidden, cell = hidden * keep, cell * keep
-        gates = features[t] @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + hidden @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
-        i, f, g, o = gates.chunk(4, 1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        hidden = o.sigmoid() * cell.tanh()
-        outputs.append(hidden)
-    return [torch.stack(outputs), hidden, cell]
-
-
-@settings(max_examples=60)
-@given(
-    st.integers(1, 7).flatmap(
-        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=9)
-    )
-)
-def test_the_lstm_and_its_gradients_equal_the_definition_for_any_resets(rows: list[tuple[bool, ...]]) -> None:
-    first = torch.tensor(rows)
-    torch.manual_seed(0)
-    core = LSTMCore(3, 4).double()
-    for parameter in core.parameters():
-        nn.init.normal_(parameter, std=0.7)
-    inputs = [torch.randn(*first.shape, 3), torch.randn(first.shape[1], 4), torch.randn(first.shape[1], 4)]
-    inputs = [x.double().requires_grad_() for x in inputs]
-    output, (hidden, cell) = core(inputs[0], first, (inputs[1], inputs[2]))
-    expected = _lstm_by_definition(core, inputs[0], first, (inputs[1], inputs[2]))
-    wanted = [*inputs, *core.parameters()]
-    gradients = []
-    for outputs in ([output, hidden, cell], expected):
-        weighted = sum((x * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in outputs)
-        gradients.append(torch.autograd.grad(weighted, wanted, allow_unused=True))
-    torch.testing.assert_close([output, hidden, cell], expected)
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs)
-
-
-def test_an_lstm_that_ignored_resets_would_be_noticed() -> None:
-    core, first = LSTMCore(3, 4), _first(6, 5)
-    state = (torch.randn(5, 4), torch.randn(5, 4))
-    features = torch.randn(6, 5, 3)
-    output, _ = core(features, first, state)
-    unbroken, _ = core(features, torch.zeros_like(first), state)
-    assert first[0].any() and first[1:].any()
-    assert not torch.allclose(output, unbroken, atol=1e-3)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

@@ -1,0 +1,75 @@
+"""The LSTM core: resets and gradients against the recurrence written from its definition."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from accel.networks.core import LSTMCore
+from accel.networks.recurrence import unroll_lstm
+
+
+def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
+    """Gate by gate, step by step (Hochreiter and Schmidhuber 1997, in torch's gate order i, f, g, o)."""
+    lstm, (hidden, cell), outputs = core.lstm, state, []
+    for t in range(len(features)):
+        keep = (~first[t]).to(features).unsqueeze(1)
+        hidden, cell = hidden * keep, cell * keep
+        gates = features[t] @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + hidden @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
+        i, f, g, o = gates.chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return [torch.stack(outputs), hidden, cell]
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=9)
+    )
+)
+def test_packed_and_unrolled_lstms_and_their_gradients_equal_the_definition_for_any_resets(
+    rows: list[tuple[bool, ...]],
+) -> None:
+    first = torch.tensor(rows)
+    torch.manual_seed(0)
+    core = LSTMCore(3, 4).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    inputs = [torch.randn(*first.shape, 3), torch.randn(first.shape[1], 4), torch.randn(first.shape[1], 4)]
+    inputs = [x.double().requires_grad_() for x in inputs]
+    wanted = [*inputs, *core.parameters()]
+    results, gradients = [], []
+    keep = (~first).to(inputs[0]).unsqueeze(2)
+    weights = (core.lstm.weight_ih_l0, core.lstm.weight_hh_l0, core.lstm.bias_ih_l0, core.lstm.bias_hh_l0)
+    packed, state = core(inputs[0], first, (inputs[1], inputs[2]))
+    unrolled = unroll_lstm(inputs[0], keep, (inputs[1], inputs[2]), weights)
+    for outputs in (_lstm_by_definition(core, inputs[0], first, (inputs[1], inputs[2])), [packed, *state], [*unrolled]):
+        weighted = sum((x * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in outputs)
+        found = torch.autograd.grad(weighted, wanted, allow_unused=True)
+        gradients.append([torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)])
+        results.append(outputs)
+    for ours in (1, 2):
+        torch.testing.assert_close(results[ours], results[0])
+        torch.testing.assert_close(gradients[ours], gradients[0])
+
+
+def test_an_lstm_that_ignored_resets_would_be_noticed() -> None:
+    core, first = LSTMCore(3, 4), torch.rand(6, 5, generator=torch.Generator().manual_seed(1)) < 0.3
+    state = (torch.randn(5, 4), torch.randn(5, 4))
+    features = torch.randn(6, 5, 3)
+    output, _ = core(features, first, state)
+    unbroken, _ = core(features, torch.zeros_like(first), state)
+    assert first[0].any() and first[1:].any()
+    assert not torch.allclose(output, unbroken, atol=1e-3)
+
+
+def test_the_biases_gradients_are_apart_so_that_clipping_scales_each_once() -> None:
+    core = LSTMCore(3, 4)
+    output, _ = core(torch.randn(4, 2, 3), torch.eye(4, 2, dtype=torch.bool), (torch.zeros(2, 4), torch.zeros(2, 4)))
+    output.sum().backward()
+    assert core.lstm.bias_ih_l0.grad.data_ptr() != core.lstm.bias_hh_l0.grad.data_ptr()
+    assert torch.equal(core.lstm.bias_ih_l0.grad, core.lstm.bias_hh_l0.grad)
