@@ -52,6 +52,11 @@ def test_printing_and_parsing_round_trip(torso: NetworkText, lstm_size: int | No
     assert parse_network(str(network)) == network
 
 
+@pytest.mark.parametrize("text", ["mlp:8x1", "mlp:8x1+lstm:4"])
+def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> None:
+    assert parse_network(text).state_shapes == build_network(text, VECTOR).state_shapes
+
+
 @pytest.mark.parametrize(
     "text",
     [
