@@ -46,11 +46,6 @@ class NetworkText:
         """Shapes, per environment, of the recurrent state: ((H,), (H,)) with an LSTM, else ()."""
         return () if self.lstm_size is None else ((self.lstm_size,), (self.lstm_size,))
 
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of one environment's recurrent state: () without a core, ((H,), (H,)) for an LSTM's h and c."""
-        return () if self.lstm_size is None else ((self.lstm_size,), (self.lstm_size,))
-
     def __str__(self) -> str:
         torso = self.torso
         if self.torso == "mlp":
