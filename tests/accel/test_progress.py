@@ -1,0 +1,401 @@
+"""The progress display on a real pseudo-terminal of any width, in a pipe, and when nobody reads."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.progress import LineProgress, LiveProgress, NoProgress, ProgressLogHandler, open_progress
+from accel.progress_snapshot import ProgressSnapshot
+from accel.progress_text import count, curve, duration, format_return, progress_line
+
+SNAPSHOT = ProgressSnapshot(
+    elapsed_s=12.3,
+    env_steps=1_234_567,
+    total_env_steps=5_000_000,
+    env_steps_per_s=312_345.6,
+    episodes=1204,
+    return_mean=231.44,
+    return_target=475.0,
+    lag_min=0,
+    lag_mean=1.24,
+    lag_max=5,
+    learner_shares={"wait": 0.031, "batch": 0.04, "forward": 0.45, "backward": 0.28, "compress": 0.199},
+    actor_shares={"env": 0.71, "policy": 0.18, "own": 0.06, "wait": 0.05},
+    scheme="int8",
+    policy_version=1234,
+    actors_alive=2,
+    actors=2,
+)
+
+PROGRAM = """
+    import logging, os, sys
+    from dataclasses import replace
+    from accel.progress import ProgressLogHandler, open_progress
+    from tests_snapshot import SNAPSHOT
+
+    now_s = 0.0
+    columns = int(sys.argv[1]) or None
+    progress = open_progress("CartPole-v1", columns=columns, clock=lambda: now_s)
+    for i in range(12):
+        now_s += 1.0
+        mean = None if i < 2 else 20.0 * i
+        progress.update(replace(SNAPSHOT, return_mean=mean, policy_version=i, env_steps=400_000 * i))
+        if i == 6:
+            progress.note("actor 1 died; 1 of 2 go on [red]")
+    progress.close()
+    progress.close()
+    print("trained")
+"""
+
+
+def snapshot_module(directory: Path) -> Path:
+    """Hands this file's snapshot to the program, which runs in a process of its own."""
+    text = f"from accel.progress_snapshot import ProgressSnapshot\nSNAPSHOT = {SNAPSHOT!r}\n"
+    (directory / "tests_snapshot.py").write_text(text)
+    return directory
+
+
+def environment(directory: Path, **extra: str) -> dict[str, str]:
+    path = os.pathsep.join([str(snapshot_module(directory)), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", **extra}
+
+
+def run_on_terminal(directory: Path, columns: int, lines: int, **extra: str) -> str:
+    """What the program writes to a pseudo-terminal of this size."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), "0"]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment(directory, **extra)) as process:
+        os.close(terminal)
+        chunks = []
+        while True:
+            try:
+                chunk = os.read(controller, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+    os.close(controller)
+    assert process.returncode == 0
+    return b"".join(chunks).decode()
+
+
+class Screen:
+    """As much of a terminal as the display uses: text, line feeds, cursor up, erase line; anything else fails."""
+
+    def __init__(self, output: str, columns: int, lines: int) -> None:
+        self.rows: list[str] = [""]
+        self.row = self.column = 0
+        self.top = 0
+        self.cursor_visible = True
+        for control, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", output):
+            if text:
+                self._write(text, columns)
+            elif control == "\r":
+                self.column = 0
+            elif control == "\n":
+                self._line_feed(lines)
+            else:
+                self._escape(control)
+
+    def _write(self, text: str, columns: int) -> None:
+        row = self.rows[self.row].ljust(self.column)
+        self.rows[self.row] = row[: self.column] + text + row[self.column + len(text) :]
+        self.column += len(text)
+        assert self.column <= columns, f"a line wraps at {columns} columns: {self.rows[self.row]!r}"
+
+    def _line_feed(self, lines: int) -> None:
+        self.row += 1
+        if self.row == len(self.rows):
+            self.rows.append("")
+        self.top = max(self.top, self.row - lines + 1)
+
+    def _escape(self, control: str) -> None:
+        body, kind = control[2:-1], control[-1]
+        if kind == "A":
+            self.row = max(self.row - int(body or 1), self.top)
+        elif kind == "K":
+            assert body == "2"
+            self.rows[self.row] = ""
+        elif control in ("\x1b[?25l", "\x1b[?25h"):
+            self.cursor_visible = kind == "h"
+        else:
+            assert kind == "m", f"unknown control {control!r}"
+
+    @property
+    def text(self) -> list[str]:
+        return [row.rstrip() for row in self.rows]
+
+
+def test_a_terminal_shows_six_lines_that_are_drawn_over(tmp_path: Path) -> None:
+    screen = Screen(run_on_terminal(tmp_path, 110, 30), 110, 30)
+    assert screen.cursor_visible
+    note, headline, returns, steps, lag, learner, actors, end, *rest = screen.text
+    assert note == "actor 1 died; 1 of 2 go on [red]"
+    assert headline.startswith("CartPole-v1  int8  2 of 2 actors")
+    assert headline.endswith("12 s elapsed, at most 1 s left")
+    assert len(headline) == 110
+    assert re.fullmatch(r"return   220\.0 of 475\.0  ▁▁▂.+█  1,204 episodes", returns)
+    assert re.fullmatch(r"steps    4\.40M of 5\.00M  ━{21}─{3}  312k steps/s", steps)
+    assert lag == "lag      min 0, mean 1.2, max 5 versions  version 11"
+    assert learner == "learner  wait 3%  batch 4%  forward 45%  backward 28%  compress 20%"
+    assert actors == "actors   env 71%  policy 18%  own 6%  wait 5%"
+    assert end == "trained"
+    assert rest == [""]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(200, 50), (80, 24), (60, 8), (40, 7), (25, 10), (10, 10), (3, 10)])
+def test_no_terminal_is_too_narrow(tmp_path: Path, columns: int, lines: int) -> None:
+    """No line wraps, which would leave remains behind: one note, six lines, the end."""
+    output = run_on_terminal(tmp_path, columns, lines)
+    note = "actor 1 died; 1 of 2 go on [red]"
+    assert note in output
+    screen = Screen(output.replace(note, "note"[:columns]).replace("trained", "end"), columns, lines)
+    assert len([row for row in screen.text if row]) == 8
+    assert screen.text[0] == "note"[:columns]
+    assert screen.text[7] == "end"
+
+
+def test_a_terminal_of_few_lines_shows_the_first(tmp_path: Path) -> None:
+    screen = Screen(run_on_terminal(tmp_path, 80, 4), 80, 4)
+    assert screen.text[-2] == "trained"
+    assert sum(row.startswith("CartPole-v1") for row in screen.text) >= 1
+
+
+def test_a_plain_terminal_gets_ascii(tmp_path: Path) -> None:
+    output = run_on_terminal(tmp_path, 80, 24, PYTHONIOENCODING="ascii")
+    assert output.isascii()
+    assert "steps    4.40M of 5.00M  =====================---  312k steps/s" in Screen(output, 80, 24).text
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    output = run_on_terminal(tmp_path, 80, 24, TERM="dumb")
+    assert "\x1b" not in output
+    assert output.splitlines()[-1] == "trained"
+
+
+def run_in_pipe(directory: Path, columns: int) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(columns)]
+    done = subprocess.run(command, capture_output=True, env=environment(directory), check=True)
+    return done.stdout.decode()
+
+
+def test_a_pipe_with_a_terminal_behind_it_is_drawn_like_one(tmp_path: Path) -> None:
+    screen = Screen(run_in_pipe(tmp_path, 70).replace("\n", "\r\n"), 70, 24)
+    assert screen.text[1].startswith("CartPole-v1  int8  2 of 2 actors")
+    assert screen.text[7] == "trained"
+
+
+def test_a_pipe_gets_plain_lines_at_growing_intervals(tmp_path: Path) -> None:
+    lines = run_in_pipe(tmp_path, 0).splitlines()
+    assert all("\x1b" not in line for line in lines)
+    # At 1, 2, 4, 8 seconds and, on closing, the last of 12; the note where it happened.
+    steps = [re.search(r"\| (\S+)/5\.00M steps", line) for line in lines]
+    assert [match[1] for match in steps if match] == ["0", "400k", "1.20M", "2.80M", "4.40M"]
+    assert lines[3] == "actor 1 died; 1 of 2 go on [red]"
+    assert lines[-1] == "trained"
+
+
+def test_the_intervals_stop_growing() -> None:
+    now_s = 0.0
+    stream = io.StringIO()
+    progress = LineProgress("env", stream, lambda: now_s)
+    written = []
+    for _ in range(200):
+        before = len(stream.getvalue())
+        progress.update(replace(SNAPSHOT))
+        if len(stream.getvalue()) > before:
+            written.append(now_s)
+        now_s += 1.0
+    assert written == [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]
+    progress.close()
+    progress.close()
+    assert len(stream.getvalue().splitlines()) == len(written) + 1
+
+
+def test_plain_lines_say_everything() -> None:
+    assert progress_line("CartPole-v1", SNAPSHOT) == (
+        "CartPole-v1 | 12 s | 1.23M/5.00M steps | 312k steps/s | return 231.4 (1,204 episodes) | lag 0/1.2/5 | "
+        "learner forward 45% backward 28% compress 20% batch 4% | actors env 71% policy 18% own 6% wait 5% | int8"
+    )
+    worse = replace(SNAPSHOT, return_mean=None, lag_mean=None, actors_alive=1, dropped_unrolls=7, learner_shares={})
+    line = progress_line("CartPole-v1", worse)
+    assert "no episode finished yet" in line
+    assert "lag -" in line
+    assert line.endswith("int8 | 1 of 2 actors alive | 7 unrolls dropped")
+
+
+@pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
+def test_a_reader_that_went_away_does_not_end_the_run(kind: type[LineProgress] | type[LiveProgress]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    progress = kind("env", stream)
+    progress.update(SNAPSHOT)
+    progress.note("note")
+    progress.close()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+@pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
+def test_a_closed_stream_does_not_end_the_run(kind: type[LineProgress] | type[LiveProgress]) -> None:
+    stream = io.StringIO()
+    progress = kind("env", stream)
+    stream.close()
+    progress.update(SNAPSHOT)
+    progress.note("note")
+    progress.close()
+
+
+@pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
+def test_log_records_become_notes(kind: type[LineProgress] | type[LiveProgress]) -> None:
+    stream = io.StringIO()
+    progress = kind("env", stream)
+    logger = logging.Logger("test")
+    logger.addHandler(ProgressLogHandler(progress))
+    logger.warning("actor %d died", 3)
+    assert stream.getvalue() == "actor 3 died\n"
+    progress.close()
+    assert stream.getvalue() == "actor 3 died\n"
+
+
+def test_characters_that_a_stream_cannot_show_are_replaced() -> None:
+    for kind in (LineProgress, LiveProgress):
+        content = io.BytesIO()
+        progress = kind("é", io.TextIOWrapper(content, encoding="ascii", write_through=True))
+        progress.update(replace(SNAPSHOT, scheme="π"))
+        progress.note("≥ 3")
+        progress.close()
+        text = content.getvalue().decode("ascii")
+        assert "? 3" in text
+        assert "π" not in text
+
+
+def test_the_display_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_progress("env", io.StringIO()), LineProgress)
+    assert isinstance(open_progress("env", io.StringIO(), columns=80), LiveProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_progress("env", io.StringIO(), columns=80), LineProgress)
+    NoProgress().update(SNAPSHOT)
+    NoProgress().note("")
+    NoProgress().close()
+
+
+@given(
+    st.builds(
+        ProgressSnapshot,
+        elapsed_s=st.floats(),
+        env_steps=st.integers(0, 10**15),
+        total_env_steps=st.integers(0, 10**15),
+        env_steps_per_s=st.floats(),
+        episodes=st.integers(0, 10**12),
+        return_mean=st.none() | st.floats(),
+        return_target=st.none() | st.floats(),
+        lag_min=st.none() | st.floats(0, 1e6),
+        lag_mean=st.none() | st.floats(0, 1e6),
+        lag_max=st.none() | st.floats(0, 1e6),
+        learner_shares=st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1)),
+        actor_shares=st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1)),
+        scheme=st.text("abc+()0.", min_size=1),
+        policy_version=st.integers(0, 10**12),
+        actors_alive=st.integers(0, 1000),
+        actors=st.integers(0, 1000),
+    ),
+    st.integers(1, 200),
+)
+def test_any_snapshot_can_be_shown_at_any_width(snapshot: ProgressSnapshot, columns: int) -> None:
+    assert "\n" not in progress_line("env", snapshot)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+    progress = LiveProgress("env", stream, columns=columns, interval_s=0.0)
+    for _ in range(2):
+        progress.update(snapshot)
+    progress.close()
+    stream.seek(0)
+    screen = Screen(stream.read().replace("\n", "\r\n"), columns, 30)
+    assert len([row for row in screen.text if row]) <= 6
+
+
+def test_a_long_run_keeps_a_bounded_curve() -> None:
+    progress = LiveProgress("env", io.StringIO(), columns=80, interval_s=0.0)
+    for i in range(3000):
+        progress._remember(replace(SNAPSHOT, return_mean=float(i)))
+    assert len(progress._returns) <= 96
+    assert progress._returns == sorted(progress._returns)
+    assert progress._returns[-1] > 2900
+
+
+def test_a_record_of_the_trainer_becomes_a_snapshot() -> None:
+    names = ["elapsed_s", "env_steps", "env_steps_per_s", "episodes", "return_mean", "lag_min", "lag_mean", "lag_max"]
+    record: dict[str, object] = {name: getattr(SNAPSHOT, name) for name in [*names, "scheme", "actors_alive"]}
+    record |= {"updates": 1234, "dropped_unrolls": 0, "loss": 1.0}
+    record |= {f"learner_{phase}_share": share for phase, share in SNAPSHOT.learner_shares.items()}
+    record |= {f"actor_{phase}_share": share for phase, share in SNAPSHOT.actor_shares.items()}
+    made = ProgressSnapshot.from_record(record, total_env_steps=5_000_000, return_target=475.0, actors=2)
+    assert made == SNAPSHOT
+    assert made.remaining_s == pytest.approx((5_000_000 - 1_234_567) / 312_345.6)
+    assert replace(made, env_steps_per_s=0.0).remaining_s is None
+    with pytest.raises(KeyError):
+        ProgressSnapshot.from_record({}, total_env_steps=1, return_target=None, actors=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *[(0.4, "0 s"), (59.9, "59 s"), (60, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (86_399, "23:59:59")],
+        *[(183_900, "2 d 03:05"), (None, "-"), (float("nan"), "-"), (float("inf"), "-")],
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *[(0, "0"), (999, "999"), (1000, "1.00k"), (999.6, "1.00k"), (9_994, "9.99k"), (9_996, "10.0k")],
+        *[(45_600_000, "45.6M"), (99_960, "100k"), (999_600, "1.00M"), (2.5e9, "2.50G"), (1e15, "1000000G")],
+    ],
+)
+def test_counts(number: float, text: str) -> None:
+    assert count(number) == text
+
+
+def test_returns_and_curves() -> None:
+    assert [format_return(value) for value in (475.0, -20.91, 0.123456, 4812.25, 1e7)] == [
+        "475.0", "-20.9", "0.1235", "4812.2", "1e+07",
+    ]  # fmt: skip
+    assert curve([], 10) == ""
+    assert curve([1.0], 0) == ""
+    assert curve([3.0, 3.0], 10) == "▁▁"
+    assert curve([float(i) for i in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert curve([float(i // 4) for i in range(32)], 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_nothing_slow_is_imported_before_it_is_shown() -> None:
+    code = """
+        import io, sys
+        from accel.progress import LineProgress, LiveProgress
+        LiveProgress("env", io.StringIO()), LineProgress("env", io.StringIO()).note("x")
+        print("rich" in sys.modules, "torch" in sys.modules, "numpy" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
