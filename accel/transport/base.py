@@ -6,7 +6,8 @@ Guarantees, for every implementation and held by one contract suite:
 - Memory is bounded on both sides: an actor has ``in_flight + 1`` buffers, the learner at most ``max_held`` unreleased
   plus ``prefetch`` taken ahead; a slow learner makes actors wait.
 - An actor sees the newest policy only, and never an older version after a newer one.
-- Nothing that the learner calls waits for an actor, except ``stop``, ``abort`` and ``close``, which have time limits.
+- Nothing that the learner calls waits for an actor, except ``welcome`` (a moment), ``stop``, ``abort`` and ``close``,
+  which have time limits.
 - Where the carrier is fault tolerant, an actor that dies leaves ``alive`` and disturbs nobody else. A dead learner is a
   TransportError in whatever the actor calls next.
 """

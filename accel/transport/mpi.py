@@ -116,6 +116,9 @@ def join_world(info: LaunchInfo) -> MpiEndpoint:
     """
     verify_library(info, mpi_library())
     if not MPI.Is_initialized():
+        if _has_ulfm():
+            # Open MPI 5's TCP pipeline of remote writes to a rank that died never ends; its sends do, no slower.
+            os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send")
         with warnings.catch_warnings():
             # mpi4py suspects a foreign launcher; whether it is one, verify_world finds out.
             warnings.simplefilter("ignore", RuntimeWarning)

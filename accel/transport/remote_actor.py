@@ -27,6 +27,7 @@ from accel.transport.wire import (
 )
 
 _MAX_REPORTS_UNDER_WAY = 16
+_HELP_S = {"hello": 1.0, "report": 0.02}
 
 
 class RemoteActor:
@@ -175,6 +176,11 @@ class RemoteActor:
             self._progress()
             self._reap_reports()
         self._reports.append(self._guarded_send(encoded, TAG_MESSAGE))
+        # A network may need this side's help to open a connection; nobody knows when this actor calls again.
+        backoff = Backoff(_HELP_S[kind])
+        while self._reports and backoff.pause():
+            self._progress()
+            self._reap_reports()
 
     def _guarded_send(self, buffer: bytes | Bytes, tag: int) -> Request:
         if self._learner_gone:

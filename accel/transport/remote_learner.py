@@ -27,6 +27,8 @@ from accel.transport.wire import (
 
 _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
+# A network may need this side's help to open connections, and nobody knows when the learner calls again.
+_WELCOME_HELP_S = 0.1
 
 
 class RemoteLearner:
@@ -71,6 +73,9 @@ class RemoteLearner:
         encoded = encode_message("welcome", {"formats": self._formats, "message": message})
         for actor in sorted(self._alive):
             self._outbox.post(actor, encoded)
+        backoff = Backoff(_WELCOME_HELP_S)
+        while not self._outbox.is_empty and backoff.pause():
+            self._advance_sends()
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""

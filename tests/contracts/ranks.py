@@ -16,6 +16,8 @@ import pytest
 from accel.errors import LaunchError
 from accel.transport.launcher import find_mpirun, mpirun_command
 
+# Ranks of Open MPI talk as if they were on several hosts; other MPIs ignore it.
+TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -7,16 +7,17 @@ import json
 
 import pytest
 
-from tests.contracts.ranks import Job
+from tests.contracts.ranks import TCP, Job
 from tests.contracts.transport_scenarios import SCENES, play_local
 
 ACTORS = (1, 2, 3)
 
 
 @functools.cache
-def _played_by_ranks(actors: int) -> tuple[dict[str, str | None], str]:
+def _played_by_ranks(actors: int, over_tcp: bool = False) -> tuple[dict[str, str | None], str]:
     """What went wrong in each scene, all of them played in one job; and what the job printed."""
-    with Job(actors + 1, ["-m", "tests.contracts.transport_scenarios", *SCENES], limit_s=60) as job:
+    program = ["-m", "tests.contracts.transport_scenarios", *SCENES]
+    with Job(actors + 1, program, limit_s=60, environment=TCP if over_tcp else None) as job:
         outcome = job.outcome()
     lines = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
     assert outcome.code == 0, outcome
@@ -34,6 +35,15 @@ def test_local_transport(scene: str, actors: int) -> None:
 @pytest.mark.parametrize("actors", ACTORS)
 @pytest.mark.parametrize("scene", SCENES)
 def test_mpi_transport(scene: str, actors: int) -> None:
-    failures, printed = _played_by_ranks(actors)
+    _assert_played(scene, *_played_by_ranks(actors))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("scene", SCENES)
+def test_mpi_transport_over_a_network(scene: str) -> None:
+    _assert_played(scene, *_played_by_ranks(2, over_tcp=True))
+
+
+def _assert_played(scene: str, failures: dict[str, str | None], printed: str) -> None:
     assert scene in failures, f"the job ended before this scene:\n{printed}"
     assert failures[scene] is None, failures[scene]

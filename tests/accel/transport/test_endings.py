@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.ranks import Job, Outcome
+from tests.contracts.ranks import TCP, Job, Outcome
 
 pytestmark = pytest.mark.mpi
 
@@ -32,9 +32,9 @@ def the(lines: list[dict[str, Any]], key: str) -> dict[str, Any]:
     return found[0]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_killed_actor_disturbs_nobody(victim: int) -> None:
-    lines, outcome = run("killed_actor", 4, VICTIM=str(victim))
+@pytest.mark.parametrize(("victim", "network"), [(0, {}), (2, {}), (1, TCP)], ids=["first", "last", "over tcp"])
+def test_killed_actor_disturbs_nobody(victim: int, network: dict[str, str]) -> None:
+    lines, outcome = run("killed_actor", 4, VICTIM=str(victim), **network)
     told = the(lines, "stop_s")
     others = sorted({0, 1, 2} - {victim})
     assert told["dead"] == [victim]
