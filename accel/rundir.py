@@ -160,6 +160,12 @@ class RunDirectory:
         self._write(path, content)
         return path
 
+    def write_diverged(self, content: bytes) -> Path:
+        """Keep the batch that made training diverge, safetensors; returns its path. Raises RunDirectoryError."""
+        path = self.path / "diverged.safetensors"
+        self._write(path, content)
+        return path
+
     def next_restart(self) -> int:
         """Note that a process starts to work on this run, in ``starts.jsonl``; returns how many did before it.
 

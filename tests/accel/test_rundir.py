@@ -35,6 +35,7 @@ def test_a_new_run_can_be_opened_again(tmp_path: Path) -> None:
     with make(tmp_path / "deep" / "results") as run:
         run.write_machine({"cpu": "x"})
         run.write_summary({"return_mean": float("nan"), "times": {"env": float("inf")}, "path": Path("a")})
+        assert run.write_diverged(b"batch").read_bytes() == b"batch"
         assert run.write_policy("policy-5.accel", b"bytes") == run.path / "policy" / "policy-5.accel"
     with RunDirectory.open(tmp_path / "deep" / "results" / "run") as again:
         assert again.path == run.path
