@@ -20,7 +20,10 @@ _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+")
 # name -> module:factory; resolved on demand because most of them import torch
 _FACTORIES = {
     "fp32": "compressors.float:make_fp32",
+    "fp16": "compressors.half:make_fp16",
     "int8": "compressors.int8:make_int8",
+    "int8-dynamic": "compressors.dynamic:make_int8_dynamic",
+    "int4": "compressors.int4:make_int4",
 }
 
 

@@ -65,6 +65,11 @@ def is_plain_gemm(node: NodeProto) -> bool:
 
 
 def layer_name(node: NodeProto) -> str:
-    """How messages call a node: the exporter's path of module names, without the operator."""
-    path = node.name.strip("/").rsplit("/", 1)
-    return path[0].replace("/", ".") if len(path) == 2 else (node.name or node.output[0])
+    """How messages call a node: its module's dotted name, from the exporter's path."""
+    names: list[str] = []
+    for part in node.name.strip("/").split("/")[:-1]:
+        if names and part.startswith(f"{names[-1]}."):
+            names[-1] = part  # the child of a container repeats the container's name
+        else:
+            names.append(part)
+    return ".".join(names) or node.name or node.output[0]
