@@ -61,6 +61,16 @@ def test_a_probe_that_hangs_is_ended_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_the_command_prints_json_and_tells_by_its_status(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "accel", "doctor", "--json", "--results-dir"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["healthy"]) == (0, True), done.stderr
+    (tmp_path / "file").touch()
+    done = subprocess.run([*command, str(tmp_path / "file")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["healthy"]) == (1, False), done.stderr
+
+
+@pytest.mark.mpi
 def test_inside_a_job_no_other_job_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
