@@ -176,6 +176,6 @@ def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
     payload = Payload(integer.nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     if any(node.op_type == "MaxPool" for node in integer.nodes):
         # pooling codes is thirty times faster channels-last, into which onnxruntime turns the graph
-        nodes = rearranged_nodes(payload) or integer.nodes
+        nodes = rearranged_nodes(payload, slots) or integer.nodes
         return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     return payload

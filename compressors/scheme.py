@@ -24,6 +24,7 @@ _FACTORIES = {
     "int8": "compressors.int8:make_int8",
     "int8-dynamic": "compressors.dynamic:make_int8_dynamic",
     "int4": "compressors.int4:make_int4",
+    "prune": "compressors.prune:make_prune",
 }
 
 

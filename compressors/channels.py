@@ -1,0 +1,135 @@
+"""Which units and channels of a policy hang together: torch-pruning finds the groups, this file what each one cuts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch_pruning
+from numpy.typing import NDArray
+from torch import nn
+
+from compressors.errors import UnsupportedLayerError
+
+IndexArray = NDArray[np.int64]
+_LSTM_GATES = 4
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a group's channels lie along one axis of one parameter.
+
+    Attributes:
+        parameter: its name.
+        axis: which axis.
+        index: places along the axis.
+        channel: the group's channel at each of those places.
+        produces: whether the parameter makes the channels (rows, biases), rather than reads them (columns).
+    """
+
+    parameter: str
+    axis: int
+    index: IndexArray
+    channel: IndexArray
+    produces: bool
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that can only be removed together.
+
+    Attributes:
+        name: the layer that makes them, for messages.
+        size: how many there are.
+        cuts: every parameter that they run through.
+        recurrent: whether they are an LSTM's hidden units, part of the policy's state.
+    """
+
+    name: str
+    size: int
+    cuts: tuple[Cut, ...]
+    recurrent: bool
+
+
+def find_groups(module: nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> list[ChannelGroup]:
+    """The groups whose removal leaves the outputs' shapes alone: everything but heads.
+
+    Raises:
+        UnsupportedLayerError: the policy has a layer other than Linear, Conv2d and a plain nn.LSTM.
+    """
+    names = dict(_layers(module))
+    found: list[ChannelGroup] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it tells of lone parameters, such as log standard deviations of a head
+        graph = torch_pruning.DependencyGraph().build_dependency(module, tuple(example_inputs.values()))
+        for items in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d, nn.LSTM]):
+            group = _group(items, names)
+            if group is not None:
+                found.append(group)
+    return found
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.LSTM):
+            if layer.num_layers > 1 or layer.bidirectional or layer.proj_size:
+                raise UnsupportedLayerError(
+                    f"prune takes LSTMs of one layer and direction without projection, not {name!r}"
+                )
+        elif isinstance(layer, nn.Conv2d) and layer.groups > 1:
+            raise UnsupportedLayerError(f"prune takes convolutions of one group, not {name!r} of {layer.groups}")
+        elif not isinstance(layer, nn.Linear | nn.Conv2d) and _has_weights(layer):
+            raise UnsupportedLayerError(
+                f"prune takes Linear, Conv2d and nn.LSTM layers, not {name!r}, a {type(layer).__name__}; use a scheme "
+                "without prune, or another layer"
+            )
+        yield layer, name
+
+
+def _has_weights(layer: nn.Module) -> bool:
+    """Own matrices, or any parameter in one of torch's own modules; lone vectors belong to outputs."""
+    own = list(layer.parameters(recurse=False))
+    return any(p.dim() > 1 for p in own) or (bool(own) and type(layer).__module__.startswith("torch.nn"))
+
+
+def _group(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> ChannelGroup | None:
+    root = items[0].dep.target.module
+    recurrent = isinstance(root, nn.LSTM)
+    reaches_output = any(type(item.dep.target.module).__name__ == "_OutputOp" for item in items)
+    lone_parameter = any(isinstance(item.dep.target.module, nn.Parameter) for item in items)
+    is_head = (reaches_output and not recurrent) or lone_parameter or not _is_read(items, names)
+    if is_head:
+        return None
+    cuts: list[Cut] = []
+    for item in items:
+        layer = item.dep.target.module
+        if layer in names:
+            index, channel = (np.asarray(values, dtype=np.int64) for values in (item.idxs, item.root_idxs))
+            produces = item.dep.handler.__name__ == "prune_out_channels"
+            cuts += _cuts(layer, names[layer], index, channel, produces)
+    return ChannelGroup(names[root], 1 + max(int(cut.channel.max()) for cut in cuts), tuple(cuts), recurrent)
+
+
+def _is_read(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> bool:
+    """A group that no layer reads is a head's."""
+    return any(i.dep.handler.__name__ == "prune_in_channels" and i.dep.target.module in names for i in items)
+
+
+def _cuts(layer: nn.Module, name: str, index: IndexArray, channel: IndexArray, produces: bool) -> list[Cut]:
+    prefix = f"{name}." if name else ""
+    if isinstance(layer, nn.LSTM):
+        if not produces:
+            return [Cut(f"{prefix}weight_ih_l0", 1, index, channel, False)]
+        hidden = layer.hidden_size
+        rows = np.concatenate([gate * hidden + index for gate in range(_LSTM_GATES)])
+        channels = np.tile(channel, _LSTM_GATES)
+        own = [p for p in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0") if hasattr(layer, p)]
+        made = [Cut(f"{prefix}{parameter}", 0, rows, channels, True) for parameter in own]
+        return [*made, Cut(f"{prefix}weight_hh_l0", 1, index, channel, False)]
+    weight = Cut(f"{prefix}weight", 0 if produces else 1, index, channel, produces)
+    if not produces or getattr(layer, "bias", None) is None:
+        return [weight]
+    return [weight, Cut(f"{prefix}bias", 0, index, channel, True)]

@@ -1,0 +1,229 @@
+"""``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
+
+Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
+graph stays; a refresh only gathers the rows and columns that are kept. An LSTM's state keeps the policy's own shape for
+actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compressors.base import Array, State
+from compressors.chain import BoundReduction, Reduction
+from compressors.channels import ChannelGroup, IndexArray, find_groups
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.importance import magnitude, taylor
+from compressors.scheme import MethodText
+from compressors.state import read_state
+
+Importance = Literal["magnitude", "taylor"]
+_CHECK_SEED = 7
+_INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
+
+
+@dataclass(frozen=True)
+class Prune(Reduction):
+    """Structured pruning.
+
+    Attributes:
+        ratio: share of units and channels to remove, in (0, 1).
+        importance: ``magnitude``, or ``taylor``, which needs the gradients that the learner's last backward pass left,
+            and chooses by magnitude until there are some.
+    """
+
+    ratio: float
+    importance: Importance = "magnitude"
+
+    @property
+    def method(self) -> MethodText:
+        """``prune`` with its arguments."""
+        extra = () if self.importance == "magnitude" else (self.importance,)
+        return MethodText("prune", (f"{self.ratio:g}", *extra))
+
+    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
+        """See ``Reduction.reduce``."""
+        return PrunedModule(self, module, example_inputs)
+
+
+class PrunedModule(BoundReduction):
+    """A pruned policy; see ``BoundReduction``.
+
+    Attributes:
+        kept: for each group's name the channels kept, ascending.
+    """
+
+    def __init__(self, options: Prune, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> None:
+        self._options = options
+        whole = copy.deepcopy(module).cpu().eval()
+        examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
+        self._groups = [g for g in find_groups(whole, examples) if kept_count(g.size, options.ratio) < g.size]
+        if not self._groups:
+            raise UnsupportedLayerError(
+                f"{options.scheme} finds no layer of this policy that can lose units: heads never do, nor layers of "
+                "fewer than 16"
+            )
+        self._recurrent = _recurrent_group(self._groups, len(example_inputs))
+        self.kept: dict[str, IndexArray] = {}
+        self._indices: dict[str, dict[int, IndexArray]] = {}
+        state = read_state(whole)
+        self.rechoose(state, {})
+        smaller = _slice_module(whole, self._indices)
+        self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
+        self._check(whole, examples)
+
+    def project(self, state: State) -> State:
+        """See ``BoundReduction.project``."""
+        prefix = "" if self._recurrent is None else f"{_INNER}."
+        projected: dict[str, Array] = {f"{prefix}{name}": self._gather(name, array) for name, array in state.items()}
+        if self._recurrent is not None:
+            projected[_KEPT], projected[_PLACES] = self._state_indices()
+        return projected
+
+    def rechoose(self, state: State, gradients: State) -> None:
+        """See ``BoundReduction.rechoose``."""
+        masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
+        for group in self._groups:
+            scores = taylor(group, state, gradients) if self._options.importance == "taylor" else None
+            if scores is None:
+                scores = magnitude(group, state)
+            count = kept_count(group.size, self._options.ratio)
+            keep = np.zeros(group.size, dtype=bool)
+            keep[np.argsort(-scores, kind="stable")[:count]] = True
+            self.kept[group.name] = np.flatnonzero(keep)
+            for cut in group.cuts:
+                mask = masks.setdefault((cut.parameter, cut.axis), np.ones(state[cut.parameter].shape[cut.axis], bool))
+                mask[cut.index] &= keep[cut.channel]
+        self._indices = {}
+        for (parameter, axis), mask in masks.items():
+            self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
+
+    def _gather(self, name: str, array: Array) -> Array:
+        for axis, index in self._indices.get(name, {}).items():
+            array = np.take(array, index, axis=axis)
+        return array
+
+    def _state_indices(self) -> tuple[IndexArray, IndexArray]:
+        """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
+        if self._recurrent is None:
+            raise UnsupportedLayerError("a policy without an LSTM has no state to prune")
+        kept = self.kept[self._recurrent.name]
+        places = np.full(self._recurrent.size, len(kept), dtype=np.int64)
+        places[kept] = np.arange(len(kept))
+        return kept, places
+
+    def _check(self, whole: nn.Module, examples: Mapping[str, Tensor]) -> None:
+        """With every reader of a removed channel silenced, the whole policy must agree with the pruned one."""
+        generator = torch.Generator().manual_seed(_CHECK_SEED)
+        parameters = dict(whole.named_parameters())
+        removed = [(cut, ~np.isin(cut.channel, self.kept[g.name])) for g in self._groups for cut in g.cuts]
+        with torch.no_grad():
+            for parameter in parameters.values():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(parameter[0].numel(), 4) ** 0.5)
+            for cut, gone in removed:
+                if not cut.produces:
+                    parameters[cut.parameter].index_fill_(cut.axis, torch.from_numpy(cut.index[gone]), 0.0)
+            inputs = [
+                v if v.dtype == torch.uint8 else torch.randn(v.shape, generator=generator) for v in examples.values()
+            ]
+            _load(self.module, self.project(read_state(whole)))
+            wanted, found = whole(*inputs), self.module(*inputs)
+        wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
+        for index, (theirs, ours) in enumerate(zip(wanted, found, strict=True)):
+            if index and self._recurrent is not None:
+                kept = torch.from_numpy(self._state_indices()[0])
+                theirs, ours = theirs[:, kept], ours[:, kept]
+            if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-3, rtol=1e-3):
+                raise UnsupportedLayerError(
+                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the rest "
+                    "of this policy; use a scheme without prune"
+                )
+
+
+class _StatefulPolicy(nn.Module):
+    """A pruned recurrent policy behind the whole policy's state: picks the kept units, returns zeros for the others."""
+
+    kept_units: Tensor
+    places: Tensor
+
+    def __init__(self, policy: nn.Module, kept_units: IndexArray, places: IndexArray) -> None:
+        super().__init__()
+        self.policy = policy
+        self.register_buffer(_KEPT, torch.from_numpy(kept_units))
+        self.register_buffer(_PLACES, torch.from_numpy(places))
+
+    def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """[N, *obs] and each [N, H] to what the policy returns, its next state [N, H]."""
+        params, *following = self.policy(observations, *(_pick(part, self.kept_units) for part in state))
+        return (params, *(_pick(nn.functional.pad(part, (0, 1)), self.places) for part in following))
+
+
+def _pick(rows: Tensor, columns: Tensor) -> Tensor:
+    """``rows[:, columns]``; onnxruntime gathers whole rows several times faster than single elements."""
+    return rows.t().index_select(0, columns).t()
+
+
+def kept_count(size: int, ratio: float) -> int:
+    """How many of a layer's channels stay: a multiple of 16, or of 8 below 64, as kernels like them; all below 16."""
+    if size < 16:
+        return size
+    multiple = 16 if size >= 64 else 8
+    return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
+
+
+def make_prune(arguments: tuple[str, ...], cpu: frozenset[str]) -> Prune:
+    """The ``prune`` method: a ratio in (0, 1) and optionally ``magnitude`` or ``taylor``."""
+    try:
+        ratio = float(arguments[0])
+    except (IndexError, ValueError):
+        ratio = -1.0
+    kind = arguments[1] if len(arguments) == 2 else "magnitude"
+    if not 0.0 < ratio < 1.0 or len(arguments) > 2 or kind not in ("magnitude", "taylor"):
+        raise SchemeError(
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then magnitude or taylor"
+        )
+    return Prune(ratio, "taylor" if kind == "taylor" else "magnitude")
+
+
+def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:
+    recurrent = [group for group in groups if group.recurrent]
+    if len(recurrent) > 1 or (recurrent and inputs != 3):
+        raise UnsupportedLayerError(
+            f"prune takes one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}"
+        )
+    return recurrent[0] if recurrent else None
+
+
+def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArray]]) -> nn.Module:
+    """A copy with smaller parameters, and layers that know their new sizes."""
+    smaller = copy.deepcopy(whole)
+    for name, axes in indices.items():
+        owner_name, _, attribute = name.rpartition(".")
+        owner = smaller.get_submodule(owner_name)
+        tensor = getattr(owner, attribute).detach()
+        for axis, index in axes.items():
+            tensor = tensor.index_select(axis, torch.from_numpy(index))
+        setattr(owner, attribute, nn.Parameter(tensor))
+    for layer in smaller.modules():
+        if isinstance(layer, nn.Linear):
+            layer.out_features, layer.in_features = layer.weight.shape
+        elif isinstance(layer, nn.Conv2d):
+            layer.out_channels, layer.in_channels = (int(size) for size in layer.weight.shape[:2])
+        elif isinstance(layer, nn.LSTM):
+            weights = dict(layer.named_parameters())
+            layer.input_size, layer.hidden_size = (int(weights[f"weight_{w}_l0"].shape[1]) for w in ("ih", "hh"))
+    return smaller
+
+
+def _load(module: nn.Module, state: State) -> None:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, array in state.items():
+        tensors[name].copy_(torch.from_numpy(np.array(array)))

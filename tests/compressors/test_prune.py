@@ -1,0 +1,244 @@
+"""Pruning: exact where what is removed is silent, importance from the definition, choices kept until chosen again."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch_pruning
+from torch import Tensor, nn
+
+from compressors.channels import find_groups
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.importance import magnitude, taylor
+from compressors.inspection import float_kernels, integer_kernels, operators
+from compressors.prune import kept_count
+from compressors.scheme import make_compressor
+from compressors.state import read_state
+from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
+
+PRUNABLE = [name for name in CASES if name != "lstm-cell"]
+
+
+def _silence(module: nn.Module, case: Case, kept: dict[str, np.ndarray]) -> nn.Module:
+    """A copy in which nothing reads the channels that were not kept."""
+    quiet = copy.deepcopy(module)
+    parameters = dict(quiet.named_parameters())
+    for group in find_groups(copy.deepcopy(module), case.examples()):
+        for cut in group.cuts:
+            if not cut.produces and group.name in kept:
+                gone = cut.index[~np.isin(cut.channel, kept[group.name])]
+                parameters[cut.parameter].data.index_fill_(cut.axis, torch.from_numpy(gone), 0.0)
+    return quiet
+
+
+@pytest.mark.parametrize("name", PRUNABLE)
+def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("prune(0.5)", module)
+    for seed in (1, 2):
+        randomise(module, seed)
+        plan.rechoose(module)
+        kept = plan._reductions[0].kept
+        inputs = case.inputs(6, seed)
+        for key in list(inputs)[1:]:  # states as this policy leaves them: zero where a unit is gone
+            mask = np.isin(np.arange(inputs[key].shape[1]), next(k for n, k in kept.items() if "core" in n))
+            inputs[key] = (inputs[key] * mask).astype(np.float32)
+        found = run_artifact(plan.refresh(module, version=seed), inputs)
+        wanted = run_module(_silence(module, case, kept), inputs)
+        np.testing.assert_allclose(found[0], wanted[0], atol=2e-5, rtol=1e-4)
+        for ours, theirs in zip(found[1:], wanted[1:], strict=True):
+            np.testing.assert_allclose(ours, theirs * mask, atol=1e-5)
+        assert np.abs(found[0] - run_module(module, inputs)[0]).max() > 1e-3, "something was removed"
+
+
+@pytest.mark.parametrize("name", PRUNABLE)
+def test_weights_shrink_with_the_square_of_what_stays(name: str) -> None:
+    case = CASES[name]
+    module = case.make()
+    whole, half = (len(case.bind(s, module).refresh(module, version=1).model) for s in ("fp32", "prune(0.5)"))
+    assert half < 0.75 * whole
+
+
+@pytest.mark.parametrize("name", PRUNABLE)
+def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("prune(0.5)+int8(u8s8)", module)
+    artifact = plan.refresh(module, version=3)
+    assert artifact.scheme == "prune(0.5)+int8(u8s8)"
+    assert integer_kernels(artifact) and not float_kernels(artifact)
+    assert "MaxPool" not in operators(artifact)
+    inputs = case.inputs(64)
+    exact = case.bind("prune(0.5)", module).refresh(module, version=3)
+    for ours, theirs in zip(run_artifact(artifact, inputs), run_artifact(exact, inputs), strict=True):
+        assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.08
+
+
+def test_choices_stay_until_chosen_again() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("prune(0.5)", module)
+    before = {name: kept.copy() for name, kept in plan._reductions[0].kept.items()}
+    randomise(module, seed=1)
+    plan.refresh(module, version=1)
+    assert all((plan._reductions[0].kept[name] == kept).all() for name, kept in before.items())
+    plan.rechoose(module)
+    assert any((plan._reductions[0].kept[name] != kept).any() for name, kept in before.items())
+    assert all(len(plan._reductions[0].kept[name]) == len(kept) for name, kept in before.items())
+
+
+def test_the_loudest_units_are_kept() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    loud = torch.arange(1, 32, 2)
+    with torch.no_grad():
+        module.torso[0].weight[loud] *= 10.0
+    plan = case.bind("prune(0.5)", module)
+    assert plan._reductions[0].kept["torso.0"].tolist() == loud.tolist()
+
+
+def _groups_of_torch_pruning(module: nn.Module, case: Case) -> Iterator[tuple[str, np.ndarray]]:
+    names = {layer: name for name, layer in module.named_modules()}
+    score = torch_pruning.importance.GroupMagnitudeImportance(p=2, group_reduction="mean", normalizer=None, bias=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = torch_pruning.DependencyGraph().build_dependency(module, tuple(case.examples().values()))
+        for group in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d]):
+            yield names[group[0].dep.target.module], score(group).detach().numpy()
+
+
+@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet"])
+def test_magnitudes_order_channels_as_torch_pruning_does(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=4)
+    theirs = dict(_groups_of_torch_pruning(copy.deepcopy(module), case))
+    groups = find_groups(copy.deepcopy(module), case.examples())
+    assert groups
+    for group in groups:
+        ours = magnitude(group, read_state(module))
+        np.testing.assert_allclose(ours / ours.sum(), theirs[group.name] / theirs[group.name].sum(), rtol=1e-4)
+
+
+def test_taylor_importance_is_the_change_of_the_loss_to_first_order() -> None:
+    """Scale what makes a channel by 1 - ε: the loss changes by -ε Σ θ ∂L/∂θ."""
+    case = CASES["tanh-mlp"]
+    module = randomise(case.make(), seed=0).double()
+    x = torch.from_numpy(case.inputs(64)["observations"]).double()
+
+    def loss() -> Tensor:
+        return (module(x) - 1.0).square().mean()
+
+    loss().backward()
+    state = read_state(module)
+    gradients = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    group = next(g for g in find_groups(copy.deepcopy(module).float(), case.examples()) if g.name == "torso.2")
+    scores = taylor(group, state, gradients)
+    assert scores is not None
+    layer, step = module.torso[2], 1e-6
+    with torch.no_grad():
+        for channel in range(0, 32, 7):
+            base = float(loss())
+            kept = layer.weight[channel].clone(), layer.bias[channel].clone()
+            layer.weight[channel] *= 1 - step
+            layer.bias[channel] *= 1 - step
+            change = (float(loss()) - base) / step
+            layer.weight[channel], layer.bias[channel] = kept
+            assert scores[channel] == pytest.approx(change**2, rel=1e-3)
+
+
+def test_taylor_waits_for_gradients_then_follows_them() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("prune(0.5,taylor)", module)
+    by_magnitude = case.bind("prune(0.5)", module)._reductions[0].kept
+    kept = plan._reductions[0].kept
+    assert all((kept[name] == by_magnitude[name]).all() for name in kept)
+    x = torch.from_numpy(case.inputs(64)["observations"])
+    module(x)[:, 0].square().mean().backward()
+    module.torso[0].weight.grad[:16] = 0.0
+    module.torso[0].bias.grad[:16] = 0.0
+    plan.rechoose(module)
+    assert plan._reductions[0].kept["torso.0"].tolist() == list(range(16, 32))
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "count"),
+    [
+        (512, 0.5, 256),
+        (256, 0.3, 176),
+        (64, 0.5, 32),
+        (64, 0.9, 16),
+        (32, 0.5, 16),
+        (16, 0.5, 8),
+        (16, 0.99, 8),
+        (8, 0.5, 8),
+    ],
+)
+def test_kept_counts_suit_the_kernels(size: int, ratio: float, count: int) -> None:
+    assert kept_count(size, ratio) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["prune", "prune(0)", "prune(1)", "prune(-0.5)", "prune(x)", "prune(0.5,l1)", "prune(0.5,taylor,2)"]
+)
+def test_wrong_arguments_are_refused(text: str) -> None:
+    with pytest.raises(SchemeError, match="between 0 and 1"):
+        make_compressor(text)
+
+
+@pytest.mark.parametrize("text", ["prune(0.5)", "prune(0.25,taylor)", "prune(0.5)+int8", "prune(0.5)+fp16"])
+def test_schemes_print_as_they_were_written(text: str) -> None:
+    assert make_compressor(text).scheme == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("int8+prune(0.5)", "must come last"), ("prune(0.5)+prune(0.5)", "twice")]
+)
+def test_methods_in_a_wrong_order_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        make_compressor(text)
+
+
+class _Normed(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso[1] = nn.LayerNorm(32)
+
+
+class _Tangled(MLP):
+    """A sum over units: removing one changes what stays."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = self.torso(self.normaliser(observations))
+        return self.head(x - x.exp().mean(1, keepdim=True))
+
+
+class _Narrow(MLP):
+    def __init__(self) -> None:
+        super().__init__(width=8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_Normed, "not 'torso.1', a LayerNorm"),
+        (_Tangled, "without changing the rest"),
+        (_Narrow, "no layer of this policy that can lose units"),
+    ],
+    ids=["layer norm", "sum over units", "narrow"],
+)
+def test_policies_that_cannot_be_pruned_are_refused(make: type[nn.Module], message: str) -> None:
+    with pytest.raises(UnsupportedLayerError, match=message):
+        Case(make, {"observations": (11,)}).bind("prune(0.5)", make())
+
+
+def test_an_lstm_cell_is_refused_by_name() -> None:
+    case = CASES["lstm-cell"]
+    with pytest.raises(UnsupportedLayerError, match="not 'core', a LSTMCell"):
+        case.bind("prune(0.5)", case.make())
