@@ -1,0 +1,123 @@
+"""When the set-up scripts install and when they start at once; nothing is installed here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+SCRIPTS = [PROJECT / ".ci" / "run", *sorted(path for path in (PROJECT / "scripts").rglob("*") if path.is_file())]
+SHELL_SCRIPTS = [path for path in SCRIPTS if path.suffix in {"", ".sh", ".sbatch"}]
+
+
+def shell(project: Path, commands: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run commands after sourcing a project's environment.sh."""
+    program = f"set -euo pipefail; source scripts/environment.sh; {commands}"
+    return subprocess.run(["bash", "-c", program, "test", *arguments], cwd=project, capture_output=True, text=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what the scripts read, with an environment that was set up completely."""
+    copy = tmp_path / "project"
+    shutil.copytree(PROJECT / "scripts", copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("constraints.txt", "pyproject.toml"):
+        shutil.copy(PROJECT / name, copy)
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    assert shell(copy, 'wanted >"$venv/ready-openmpi"').returncode == 0
+    return copy
+
+
+def is_ready(project: Path, extras: str) -> bool:
+    return shell(project, f"is_ready {extras}").returncode == 0
+
+
+def is_usable(project: Path) -> bool:
+    return shell(project, "is_usable").returncode == 0
+
+
+def test_a_complete_environment_is_taken_as_it_is(project: Path) -> None:
+    assert is_ready(project, "openmpi")
+    assert is_usable(project)
+    done = shell(project, 'prepare_environment openmpi; echo "$PATH"')
+    assert done.stdout.startswith(f"{project}/.venv/bin:"), done.stderr
+    assert done.stderr == ""
+
+
+def test_other_extras_are_not_there_yet_but_everything_covers_each(project: Path) -> None:
+    assert not is_ready(project, "dev")
+    (project / ".venv" / "ready-openmpi").rename(project / ".venv" / "ready-dev")
+    assert is_ready(project, "dev")
+    assert is_ready(project, "openmpi")
+
+
+def _interrupt(project: Path) -> None:
+    (project / ".venv" / "unfinished").touch()
+
+
+def _change_a_pin(project: Path) -> None:
+    with (project / "constraints.txt").open("a") as pins:
+        pins.write("numpy==2.4.7\n")
+
+
+def _lose_the_interpreter(project: Path) -> None:
+    (project / ".venv" / "bin" / "python").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "usable"), [(_interrupt, False), (_change_a_pin, True), (_lose_the_interpreter, False)]
+)
+def test_what_makes_an_environment_stale(project: Path, change: Callable[[Path], None], usable: bool) -> None:
+    change(project)
+    assert not is_ready(project, "openmpi")
+    assert is_usable(project) is usable
+
+
+def test_an_environment_that_was_moved_is_made_anew(project: Path) -> None:
+    moved = project.rename(project.with_name("elsewhere"))
+    assert not is_ready(moved, "openmpi")
+    assert not is_usable(moved)
+
+
+def test_an_interpreter_that_will_not_do_is_refused_by_name(project: Path) -> None:
+    _lose_the_interpreter(project)
+    done = subprocess.run(
+        ["bash", "scripts/quickstart"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHON": "false"},
+    )
+    assert done.returncode == 1
+    assert "PYTHON=false is not a Python of at least 3.11" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], "train --preset quickstart --name quickstart-"),
+        (["--seed", "3"], "--seed 3"),
+        (["--name", "mine"], "train --preset quickstart --results-dir {project}/results --name mine"),
+        (["--resume", "results/mine"], "train --resume results/mine"),
+    ],
+)
+def test_quickstart_names_each_run_unless_told(project: Path, given: list[str], expected: str) -> None:
+    command = project / ".venv" / "bin" / "accel"
+    command.write_text('#!/bin/sh\necho "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        [project / "scripts" / "quickstart", *given], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert expected.format(project=project) in done.stdout
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_every_script_parses(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
