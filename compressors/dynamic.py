@@ -21,7 +21,7 @@ from compressors.graph import OPSET, PolicyGraph
 from compressors.layers import Layer, LayerRewriter
 from compressors.payload import MICROSOFT, Payload, Slot
 from compressors.quantise import WEIGHT_INT7, WEIGHT_INT8
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 from compressors.weights import CodeWriter
 
 _FORCE = "force"
@@ -135,8 +135,8 @@ class _DynamicGraph(LayerRewriter):
         return nodes
 
 
-def make_int8_dynamic(arguments: tuple[str, ...], cpu: frozenset[str]) -> DynamicInt8:
+def make_int8_dynamic(arguments: tuple[str, ...], context: Context) -> DynamicInt8:
     """The ``int8-dynamic`` method; its one option is ``force``."""
     if arguments not in ((), (_FORCE,)):
         raise SchemeError(f"int8-dynamic({','.join(arguments)}): its one option is {_FORCE}")
-    return DynamicInt8(bool(arguments), cpu)
+    return DynamicInt8(bool(arguments), context.cpu)

@@ -13,7 +13,7 @@ from compressors.chain import Encoder, Format
 from compressors.errors import SchemeError, WeightsError
 from compressors.graph import OPSET, PolicyGraph
 from compressors.payload import MICROSOFT, Payload, Slot
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 from compressors.wiring import Wiring, is_plain_gemm
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
@@ -54,7 +54,7 @@ class Float32Encoder(Encoder):
         return self._payload.to_bytes()
 
 
-def make_fp32(arguments: tuple[str, ...], cpu: frozenset[str]) -> Float32:
+def make_fp32(arguments: tuple[str, ...], context: Context) -> Float32:
     """The ``fp32`` method; takes no arguments."""
     if arguments:
         raise SchemeError(f"fp32 takes no arguments, but got {', '.join(arguments)}")
@@ -87,6 +87,6 @@ def require_finite(name: str, array: Array) -> None:
     """Raise WeightsError when a floating-point parameter holds a NaN or an infinity."""
     if array.dtype.kind == "f":
         with np.errstate(all="ignore"):
-            finite = np.isfinite(array.sum(dtype=array.dtype))
-        if not finite:
+            sum_is_finite = np.isfinite(array.sum(dtype=array.dtype))  # one pass, which only huge weights fool
+        if not sum_is_finite and not np.isfinite(array).all():
             raise WeightsError(f"parameter {name!r} is not finite; do not publish a policy that has diverged")

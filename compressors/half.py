@@ -15,7 +15,7 @@ from compressors.errors import SchemeError, WeightsError
 from compressors.float import fuse_activations, require_finite
 from compressors.graph import OPSET, PolicyGraph
 from compressors.payload import Payload, Slot
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 
 _GREATEST = float(np.finfo(np.float16).max)
 
@@ -68,7 +68,7 @@ class Float16Encoder(Encoder):
         return self._payload.to_bytes()
 
 
-def make_fp16(arguments: tuple[str, ...], cpu: frozenset[str]) -> Float16:
+def make_fp16(arguments: tuple[str, ...], context: Context) -> Float16:
     """The ``fp16`` method; takes no arguments."""
     if arguments:
         raise SchemeError(f"fp16 takes no arguments, but got {', '.join(arguments)}")

@@ -23,7 +23,7 @@ from compressors.float import require_finite
 from compressors.graph import OPSET, PolicyGraph
 from compressors.layers import Layer, LayerRewriter
 from compressors.payload import MICROSOFT, Payload, Slot
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 
 _BLOCK_SIZES = (16, 32, 64, 128)
 _DEFAULT_BLOCK = 32
@@ -154,7 +154,7 @@ def channel_codes(kernel: FloatArray) -> tuple[NDArray[np.uint8], NDArray[np.flo
     return packed, scales.astype(np.float32)
 
 
-def make_int4(arguments: tuple[str, ...], cpu: frozenset[str]) -> Int4:
+def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
     """The ``int4`` method; its one argument is the block size."""
     if not arguments:
         return Int4()

@@ -18,7 +18,7 @@ from compressors.optimise import rearranged_nodes
 from compressors.payload import Payload, Slot
 from compressors.quantise import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
 from compressors.ranges import Range, RangeObserver
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 from compressors.weights import CodeWriter, as_float
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
@@ -155,7 +155,7 @@ class Int8Encoder(Encoder):
         self._payload.views[f"{name}:zero"][...] = zero
 
 
-def make_int8(arguments: tuple[str, ...], cpu: frozenset[str]) -> Int8:
+def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
     """The ``int8`` method; options are ``per_channel`` and one of the variants.
 
     Raises:
@@ -167,7 +167,7 @@ def make_int8(arguments: tuple[str, ...], cpu: frozenset[str]) -> Int8:
         raise SchemeError(
             f"int8({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once"
         )
-    return Int8(_PER_CHANNEL in arguments, variants[0] if variants else None, cpu)
+    return Int8(_PER_CHANNEL in arguments, variants[0] if variants else None, context.cpu)
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:

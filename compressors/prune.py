@@ -22,7 +22,7 @@ from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.importance import magnitude, taylor
-from compressors.scheme import MethodText
+from compressors.scheme import Context, MethodText
 from compressors.state import read_state
 
 Importance = Literal["magnitude", "taylor"]
@@ -179,7 +179,7 @@ def kept_count(size: int, ratio: float) -> int:
     return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
 
 
-def make_prune(arguments: tuple[str, ...], cpu: frozenset[str]) -> Prune:
+def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
     """The ``prune`` method: a ratio in (0, 1) and optionally ``magnitude`` or ``taylor``."""
     try:
         ratio = float(arguments[0])

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, cast
 from compressors.errors import SchemeError
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from compressors.base import Compressor
     from compressors.chain import Method
+
+    StudentFactory = Callable[[str, nn.Module], nn.Module]
+    Divergence = Callable[[Tensor, Tensor], Tensor]
+    MethodFactory = Callable[[tuple[str, ...], "Context"], Method]
 
 _METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+")
@@ -25,6 +31,8 @@ _FACTORIES = {
     "int8-dynamic": "compressors.dynamic:make_int8_dynamic",
     "int4": "compressors.int4:make_int4",
     "prune": "compressors.prune:make_prune",
+    "lowrank": "compressors.lowrank:make_lowrank",
+    "distill": "compressors.distill:make_distill",
 }
 
 
@@ -49,6 +57,21 @@ class Scheme:
         return "+".join(str(method) for method in self.methods)
 
 
+@dataclass(frozen=True)
+class Context:
+    """What methods may need beyond their arguments.
+
+    Attributes:
+        cpu: features of the CPU that will act.
+        student_factory: for ``distill``: (size, policy) to a student with the policy's inputs and outputs.
+        divergence: for ``distill``: (student's distribution parameters, policy's), both [N, P], to a scalar.
+    """
+
+    cpu: frozenset[str]
+    student_factory: StudentFactory | None = None
+    divergence: Divergence | None = None
+
+
 def scheme_names() -> tuple[str, ...]:
     """The known methods' names."""
     return tuple(_FACTORIES)
@@ -63,13 +86,21 @@ def parse_scheme(text: str) -> Scheme:
     return Scheme(tuple(_parse_method(part, text) for part in text.split("+")))
 
 
-def make_compressor(text: str, *, cpu: Iterable[str] | None = None) -> Compressor:
+def make_compressor(
+    text: str,
+    *,
+    cpu: Iterable[str] | None = None,
+    student_factory: StudentFactory | None = None,
+    divergence: Divergence | None = None,
+) -> Compressor:
     """The Compressor of a scheme's text.
 
     Args:
         text: the scheme.
         cpu: features of the CPU that will act (``compressors.cpu.FEATURES``), which choose between variants of int8;
             this machine's when None.
+        student_factory: see ``Context``; only ``distill`` needs it.
+        divergence: see ``Context``; only ``distill`` needs it.
 
     Raises:
         SchemeError: malformed text, an unknown name, an argument out of range, methods that do not go together.
@@ -78,8 +109,8 @@ def make_compressor(text: str, *, cpu: Iterable[str] | None = None) -> Compresso
     from compressors.cpu import cpu_features
 
     scheme = parse_scheme(text)
-    features = cpu_features() if cpu is None else frozenset(cpu)
-    return compose(scheme, tuple(_factory(method.name)(method.arguments, features) for method in scheme.methods))
+    context = Context(cpu_features() if cpu is None else frozenset(cpu), student_factory, divergence)
+    return compose(scheme, [_factory(method.name)(method.arguments, context) for method in scheme.methods])
 
 
 def _parse_method(part: str, text: str) -> MethodText:
@@ -98,8 +129,6 @@ def _parse_method(part: str, text: str) -> MethodText:
     return MethodText(name, arguments)
 
 
-def _factory(name: str) -> Callable[[tuple[str, ...], frozenset[str]], Method]:
+def _factory(name: str) -> MethodFactory:
     module, _, attribute = _FACTORIES[name].partition(":")
-    return cast(
-        "Callable[[tuple[str, ...], frozenset[str]], Method]", getattr(importlib.import_module(module), attribute)
-    )
+    return cast("MethodFactory", getattr(importlib.import_module(module), attribute))

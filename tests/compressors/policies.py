@@ -101,12 +101,13 @@ class Recurrent(nn.Module):
         super().__init__()
         self.normaliser = Normaliser(11)
         self.torso = nn.Sequential(nn.Linear(11, 32), nn.Tanh())
+        self.is_cell = cell
         self.core = nn.LSTMCell(32, 24) if cell else nn.LSTM(32, 24)
         self.head = nn.Linear(24, 4)
 
     def forward(self, observations: Tensor, state_0: Tensor, state_1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features = self.torso(self.normaliser(observations))
-        if isinstance(self.core, nn.LSTMCell):
+        if self.is_cell:
             h, c = self.core(features, (state_0, state_1))
         else:
             _, (h, c) = self.core(features[None], (state_0[None], state_1[None]))

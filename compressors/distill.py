@@ -1,0 +1,127 @@
+"""``distill(64x2)``: a small student acts in the policy's place and is trained towards it online.
+
+The student is the caller's: bind is given a factory for it and a divergence to train it by. It learns by
+``train_step`` on real observations, off the critical path; a refresh exports the student as it is. Modules that the
+student shares with the policy, such as the observation normaliser, follow the policy and are not trained here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from compressors.base import Array, State
+from compressors.chain import BoundReduction, Reduction
+from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from compressors.scheme import Context, MethodText
+from compressors.state import read_state
+
+if TYPE_CHECKING:
+    from compressors.scheme import Divergence, StudentFactory
+
+_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
+_LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Distill(Reduction):
+    """Online distillation.
+
+    Attributes:
+        size: the student's size as the factory understands it: ``64x2`` is two layers of 64 units.
+        student_factory: (size, policy) to a student with the policy's input and output.
+        divergence: (student's parameters, policy's parameters), both [N, P], to a scalar to minimise.
+        learning_rate: of Adam.
+    """
+
+    size: str
+    student_factory: StudentFactory | None = None
+    divergence: Divergence | None = None
+    learning_rate: float = _LEARNING_RATE
+
+    @property
+    def method(self) -> MethodText:
+        """``distill`` with the student's size."""
+        return MethodText("distill", (self.size,))
+
+    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
+        """See ``Reduction.reduce``.
+
+        Raises:
+            SchemeError: no student factory or divergence was given.
+            UnsupportedLayerError: the policy is recurrent.
+            GraphError: the student's output has another shape than the policy's.
+        """
+        if self.student_factory is None or self.divergence is None:
+            raise SchemeError(f"{self.scheme} needs a student factory and a divergence; give them to make_compressor")
+        if len(example_inputs) > 1:
+            raise UnsupportedLayerError(f"{self.scheme} takes policies without recurrent state; use prune or lowrank")
+        student = self.student_factory(self.size, module)
+        return Student(student, module, example_inputs, self.divergence, self.learning_rate)
+
+
+class Student(BoundReduction):
+    """A student in training; see ``BoundReduction``."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        policy: nn.Module,
+        example_inputs: Mapping[str, Tensor],
+        divergence: Divergence,
+        learning_rate: float,
+    ) -> None:
+        self.module = student
+        self._divergence = divergence
+        owners = {id(tensor): name for name, tensor in _named_tensors(policy).items()}
+        self._shared = {n: owners[id(t)] for n, t in _named_tensors(student).items() if id(t) in owners}
+        own = [p for name, p in student.named_parameters() if name not in self._shared and p.requires_grad]
+        with torch.no_grad():
+            theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
+        if theirs.shape != ours.shape:
+            raise GraphError(f"the student returns {tuple(ours.shape)} where the policy returns {tuple(theirs.shape)}")
+        if not own:
+            raise GraphError("the student has no parameters of its own to train")
+        self._optimiser = torch.optim.Adam(own, learning_rate)
+
+    def project(self, state: State) -> State:
+        """See ``BoundReduction.project``."""
+        projected: dict[str, Array] = dict(read_state(self.module))
+        projected.update({name: state[owner] for name, owner in self._shared.items()})
+        return projected
+
+    def train_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
+        """See ``Plan.train_step``."""
+        with torch.no_grad():
+            target = _parameters(module, inputs)
+        with torch.enable_grad():
+            output = _parameters(self.module, inputs)
+            loss = self._divergence(output, target.to(output.device))
+            self._optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimiser.step()
+        return float(loss.detach())
+
+
+def make_distill(arguments: tuple[str, ...], context: Context) -> Distill:
+    """The ``distill`` method: the student's size, such as ``64x2``."""
+    if len(arguments) != 1 or not _SIZE.fullmatch(arguments[0]):
+        raise SchemeError(f"distill({','.join(arguments)}): give the student's size as units x layers, such as 64x2")
+    return Distill(arguments[0], context.student_factory, context.divergence)
+
+
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _parameters(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The first output on inputs moved to where the module is."""
+    device = next(module.parameters()).device
+    result = module(*(value.to(device) for value in inputs.values()))
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first

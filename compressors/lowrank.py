@@ -1,0 +1,189 @@
+"""``lowrank(r)``: weight matrices as products of two thin ones, of rank ``r`` times their smaller side.
+
+    W ≈ U (UᵀW)   or   W ≈ (W V) Vᵀ,   U, V: the leading singular vectors on W's smaller side, k of them
+
+The basis is chosen when the scheme is bound and whenever ``rechoose`` is called; in between, a refresh projects the
+present weight on it, which is the best approximation within that basis. Layers for which two factors would hold no
+fewer numbers than the weight stay whole. Source: Eckart and Young 1936.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressors.base import Array, FloatArray, State
+from compressors.chain import BoundReduction, Reduction
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
+from compressors.scheme import Context, MethodText
+from compressors.state import read_state
+
+_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class LowRank(Reduction):
+    """Low-rank factors.
+
+    Attributes:
+        ratio: rank as a share of a weight's smaller side, in (0, 1).
+    """
+
+    ratio: float
+
+    @property
+    def method(self) -> MethodText:
+        """``lowrank`` with its ratio."""
+        return MethodText("lowrank", (f"{self.ratio:g}",))
+
+    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
+        """See ``Reduction.reduce``."""
+        return FactoredModule(self, module)
+
+
+@dataclass(frozen=True)
+class _Factored:
+    """A layer in factors: whose weights it had, side by side, and what they are called in the smaller module."""
+
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    prefix: str
+    rank: int
+
+
+class FactoredModule(BoundReduction):
+    """A policy with low-rank layers; see ``BoundReduction``.
+
+    Attributes:
+        ranks: layer name to rank, for those in factors.
+    """
+
+    def __init__(self, options: LowRank, module: nn.Module) -> None:
+        self._options = options
+        self.module = copy.deepcopy(module).cpu().eval()
+        self._layers = self._replace_layers()
+        if not self._layers:
+            raise UnsupportedLayerError(
+                f"{options.scheme} finds no layer whose factors would be smaller than its weight; take a smaller rank"
+            )
+        self.ranks = {layer.prefix: layer.rank for layer in self._layers}
+        self._bases: dict[str, FloatArray] = {}
+        self._own = {name for layer in self._layers for name in (*layer.weights, *layer.biases)}
+        self.rechoose(read_state(module), {})
+
+    def project(self, state: State) -> State:
+        """See ``BoundReduction.project``."""
+        projected: dict[str, Array] = {name: array for name, array in state.items() if name not in self._own}
+        for layer in self._layers:
+            matrix = _matrix(layer, state)
+            basis = self._bases[layer.prefix]
+            # torch multiplies with the learner's threads, numpy with a pool of its own
+            if len(basis) == len(matrix):
+                product = torch.from_numpy(basis).t() @ torch.from_numpy(matrix)
+                first, second = product.numpy(), basis
+            else:
+                product = torch.from_numpy(matrix) @ torch.from_numpy(basis)
+                first, second = basis.T, product.numpy()
+            shape = state[layer.weights[0]].shape
+            if len(shape) == 4:
+                first, second = first.reshape(layer.rank, *shape[1:]), second[:, :, None, None]
+            projected[f"{layer.prefix}.0.weight"], projected[f"{layer.prefix}.1.weight"] = first, second
+            if layer.biases:
+                projected[f"{layer.prefix}.1.bias"] = np.sum([state[name] for name in layer.biases], axis=0)
+        return projected
+
+    def rechoose(self, state: State, gradients: State) -> None:
+        """See ``BoundReduction.rechoose``."""
+        for layer in self._layers:
+            self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank)
+
+    def _replace_layers(self) -> list[_Factored]:
+        made: list[_Factored] = []
+        for name, layer in list(self.module.named_modules()):
+            weights: tuple[str, ...]
+            biases: tuple[str, ...]
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                weights, biases = ("weight",), ("bias",) if layer.bias is not None else ()
+            elif isinstance(layer, nn.LSTM | nn.LSTMCell):
+                _check_lstm(name, layer)
+                suffix = "_l0" if isinstance(layer, nn.LSTM) else ""
+                weights = (f"weight_ih{suffix}", f"weight_hh{suffix}")
+                biases = (f"bias_ih{suffix}", f"bias_hh{suffix}") if layer.bias else ()
+            elif any(p.dim() > 1 for p in layer.parameters(recurse=False)):
+                raise UnsupportedLayerError(
+                    f"lowrank takes Linear, Conv2d, nn.LSTM and nn.LSTMCell, not {name!r}, a {type(layer).__name__}"
+                )
+            else:
+                continue
+            tensors = dict(layer.named_parameters(recurse=False))
+            rows = tensors[weights[0]].shape[0]
+            columns = sum(tensors[w].numel() // rows for w in weights)
+            rank = _rank(rows, columns, self._options.ratio)
+            if rank * (rows + columns) < rows * columns:
+                self.module = _replaced(self.module, name, _in_factors(layer, rank))
+                full = [tuple(f"{name}.{n}" if name else n for n in names) for names in (weights, biases)]
+                made.append(_Factored(full[0], full[1], name, rank))
+        return made
+
+
+def leading_basis(matrix: FloatArray, rank: int) -> FloatArray:
+    """[smaller side, rank] leading singular vectors: left ones if there are no more rows than columns, else right."""
+    wide = torch.from_numpy(matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T).double()
+    _, vectors = torch.linalg.eigh(wide @ wide.t())
+    leading: FloatArray = vectors.flip(1)[:, :rank].float().contiguous().numpy()
+    return leading
+
+
+def make_lowrank(arguments: tuple[str, ...], context: Context) -> LowRank:
+    """The ``lowrank`` method: a ratio in (0, 1)."""
+    try:
+        (text,) = arguments
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 < ratio < 1.0:
+        raise SchemeError(f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1")
+    return LowRank(ratio)
+
+
+def _matrix(layer: _Factored, state: State) -> FloatArray:
+    """The layer's weights side by side, [outputs, inputs of all]."""
+    parts = [state[name].reshape(len(state[name]), -1) for name in layer.weights]
+    matrix: FloatArray = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float32, copy=False)
+    return matrix
+
+
+def _rank(rows: int, columns: int, ratio: float) -> int:
+    return max(_MULTIPLE, _MULTIPLE * round(min(rows, columns) * ratio / _MULTIPLE))
+
+
+def _check_lstm(name: str, layer: nn.LSTM | nn.LSTMCell) -> None:
+    if isinstance(layer, nn.LSTM) and (layer.num_layers > 1 or layer.bidirectional or layer.proj_size):
+        raise UnsupportedLayerError(f"lowrank takes LSTMs of one layer and direction without projection, not {name!r}")
+
+
+def _in_factors(layer: nn.Module, rank: int) -> nn.Module:
+    if isinstance(layer, nn.Linear):
+        return factored_linear(layer, rank)
+    if isinstance(layer, nn.Conv2d):
+        return factored_convolution(layer, rank)
+    if isinstance(layer, nn.LSTM):
+        return FactoredLSTM(layer.input_size, layer.hidden_size, rank, bias=bool(layer.bias))
+    if isinstance(layer, nn.LSTMCell):
+        return FactoredLSTMCell(layer.input_size, layer.hidden_size, rank, bias=bool(layer.bias))
+    raise UnsupportedLayerError(f"lowrank cannot replace a {type(layer).__name__}")
+
+
+def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """The module with one of its layers replaced; the layer itself if it is the whole module."""
+    if not name:
+        return layer
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, layer)
+    return module

@@ -1,0 +1,105 @@
+"""Check an artifact against the policy that it was made from, before anybody acts with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressors.artifact import CompressedPolicy
+from compressors.base import Array
+from compressors.errors import ArtifactError, VerificationError
+from compressors.runtime import PolicySession
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How far an artifact's distribution parameters are from the policy's, over some inputs.
+
+    Attributes:
+        relative: root mean square difference over the policy's root mean square deviation from its mean output.
+        greatest: the greatest absolute difference, in the unit of the parameters.
+    """
+
+    relative: float
+    greatest: float
+
+
+def verify_artifact(
+    artifact: CompressedPolicy,
+    reference: torch.nn.Module,
+    inputs: Mapping[str, Array],
+    bound: float | None,
+) -> Mismatch:
+    """Load an artifact from its own bytes, run it, and compare it with the policy.
+
+    Args:
+        artifact: what is about to be published.
+        reference: the acting policy with the weights that the artifact was made from.
+        inputs: real inputs by name, [N, *shape], N ≥ 1.
+        bound: greatest ``Mismatch.relative`` allowed; None: only shapes and finiteness are checked.
+
+    Raises:
+        VerificationError: it cannot be read back or loaded, an input does not fit, an output has another shape than the
+            policy's or is not finite, or the mismatch exceeds the bound.
+    """
+    import torch
+
+    found = _run(artifact, inputs)
+    device = next(reference.parameters()).device
+    with torch.no_grad():
+        result = reference(*(torch.from_numpy(inputs[spec.name]).to(device) for spec in artifact.inputs))
+    wanted = [tensor.cpu().numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
+    if [a.shape for a in found] != [a.shape for a in wanted]:
+        raise VerificationError(
+            f"policy {artifact.scheme!r} returns shapes {[a.shape for a in found]} where the policy returns "
+            f"{[a.shape for a in wanted]}; bind the scheme to the policy anew"
+        )
+    for spec, array in zip(artifact.outputs, found, strict=True):
+        if not np.isfinite(array).all():
+            raise VerificationError(
+                f"output {spec.name!r} of policy {artifact.scheme!r} is not finite; do not publish it"
+            )
+    mismatch = _mismatch(found[0], wanted[0])
+    if bound is not None and not mismatch.relative <= bound:
+        raise VerificationError(
+            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.relative:.3g}, over the bound of "
+            f"{bound:g}; calibrate or rechoose, or take a milder scheme"
+        )
+    return mismatch
+
+
+def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:
+    missing = [spec.name for spec in artifact.inputs if spec.name not in inputs]
+    if missing:
+        raise VerificationError(f"input {missing[0]!r} is missing")
+    rows = len(inputs[artifact.inputs[0].name])
+    for spec in artifact.inputs:
+        array = inputs[spec.name]
+        if rows < 1 or array.shape != spec.with_batch(rows) or array.dtype != np.dtype(spec.dtype):
+            raise VerificationError(
+                f"input {spec.name!r} is {array.dtype} of shape {array.shape}; the policy takes {spec.dtype} of shape "
+                f"{spec.with_batch(max(rows, 1))}"
+            )
+    try:
+        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=rows)
+    except ArtifactError as error:
+        raise VerificationError(str(error)) from error
+    for name, array in session.inputs.items():
+        array[...] = inputs[name]
+    session.run()
+    return list(session.outputs.values())
+
+
+def _mismatch(found: Array, wanted: Array) -> Mismatch:
+    theirs: NDArray[np.float64] = wanted.astype(np.float64)
+    difference = found.astype(np.float64) - theirs
+    scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
+    error = float(np.sqrt(np.mean(np.square(difference))))
+    return Mismatch(error / max(scale, float(np.finfo(np.float32).tiny)), float(np.abs(difference).max()))

@@ -1,0 +1,118 @@
+"""Distillation: a student that learns online, shares the normaliser, and acts in the policy's place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from compressors.inspection import integer_kernels
+from compressors.scheme import make_compressor
+from tests.compressors.policies import CASES, MLP, randomise, relative_error, run_artifact, run_module
+
+
+def _student(size: str, policy: nn.Module) -> nn.Module:
+    width, depth = map(int, size.split("x"))
+    torch.manual_seed(0)
+    student = MLP(width=width, depth=depth)
+    student.normaliser = policy.normaliser
+    return student
+
+
+def _divergence(student: Tensor, policy: Tensor) -> Tensor:
+    return (student - policy).square().mean()
+
+
+def _bind(scheme: str, policy: nn.Module, **options: object):
+    case = CASES["tanh-mlp"]
+    arguments = {"student_factory": _student, "divergence": _divergence, **options}
+    compressor = make_compressor(scheme, **arguments)
+    return compressor.bind(policy, case.examples(), case.inputs(128), output_names=case.outputs)
+
+
+def _train(plan, policy: nn.Module, steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        x = torch.from_numpy(CASES["tanh-mlp"].inputs(256, seed=step % 8)["observations"])
+        losses.append(plan.train_step(policy, {"observations": x}))
+    return losses
+
+
+@pytest.mark.parametrize("scheme", ["distill(32x2)", "distill(32x2)+int8(u8s8)", "distill(32x2)+prune(0.5)+fp16"])
+def test_a_student_learns_to_act_like_the_policy(scheme: str) -> None:
+    policy = randomise(MLP(width=64), seed=1)
+    for p in policy.parameters():
+        p.data *= 0.6
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    plan = _bind(scheme, policy)
+    inputs = CASES["tanh-mlp"].inputs(256, seed=99)
+    wanted = run_module(policy, inputs)[0]
+    first = relative_error(run_artifact(plan.refresh(policy, version=1), inputs)[0], wanted)
+    losses = _train(plan, policy, 400)
+    plan.rechoose(policy)
+    plan.calibrate(inputs)
+    artifact = plan.refresh(policy, version=2)
+    last = relative_error(run_artifact(artifact, inputs)[0], wanted)
+    assert losses[-1] < 0.1 * losses[0]
+    assert last < (0.9 if "prune" in scheme else 0.4) * first
+    assert artifact.scheme == scheme and artifact.version == 2
+    assert bool(integer_kernels(artifact)) == ("int8" in scheme)
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+
+
+def test_what_the_student_shares_follows_the_policy_that_is_refreshed() -> None:
+    policy = randomise(MLP(width=64), seed=1)
+    plan = _bind("distill(16x1)", policy)
+    other = randomise(MLP(width=64), seed=1)
+    other.normaliser.mean += 1.0
+    inputs = CASES["tanh-mlp"].inputs(8)
+    shifted = {"observations": inputs["observations"] - np.float32(1.0)}
+    mine, theirs = plan.refresh(policy, version=1), plan.refresh(other, version=1)
+    np.testing.assert_allclose(run_artifact(theirs, inputs)[0], run_artifact(mine, shifted)[0], atol=1e-4)
+
+
+def test_training_needs_no_gradients_of_the_caller() -> None:
+    policy = MLP(width=64)
+    plan = _bind("distill(16x1)", policy)
+    with torch.no_grad():
+        losses = _train(plan, policy, 5)
+    assert losses[-1] < losses[0]
+    assert all(p.grad is None for p in policy.parameters())
+
+
+@pytest.mark.parametrize("missing", ["student_factory", "divergence"])
+def test_a_missing_factory_or_divergence_is_named(missing: str) -> None:
+    with pytest.raises(SchemeError, match="needs a student factory and a divergence"):
+        _bind("distill(16x1)", MLP(), **{missing: None})
+
+
+def test_a_student_of_another_shape_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"returns \(2, 3\) where the policy returns \(2, 6\)"):
+        _bind("distill(16x1)", MLP(), student_factory=lambda size, policy: MLP(gaussian=False))
+
+
+def test_a_student_without_parameters_of_its_own_is_refused() -> None:
+    with pytest.raises(GraphError, match="no parameters of its own"):
+        _bind("distill(16x1)", MLP(), student_factory=lambda size, policy: policy)
+
+
+def test_recurrent_policies_are_refused() -> None:
+    case = CASES["lstm"]
+    compressor = make_compressor("distill(16x1)", student_factory=_student, divergence=_divergence)
+    with pytest.raises(UnsupportedLayerError, match="without recurrent state"):
+        compressor.bind(case.make(), case.examples(), output_names=case.outputs)
+
+
+@pytest.mark.parametrize(
+    "text", ["distill", "distill(64)", "distill(x2)", "distill(0x2)", "distill(64x2,1)", "distill(64X2)"]
+)
+def test_wrong_sizes_are_refused(text: str) -> None:
+    with pytest.raises(SchemeError, match="such as 64x2"):
+        make_compressor(text)
+
+
+def test_distillation_comes_first() -> None:
+    with pytest.raises(SchemeError, match="must come first"):
+        make_compressor("prune(0.5)+distill(64x2)")

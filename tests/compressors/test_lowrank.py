@@ -1,0 +1,123 @@
+"""Low rank: exact where weights are, optimal when the basis is chosen, projected in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.inspection import float_kernels, integer_kernels
+from compressors.lowrank import leading_basis
+from compressors.scheme import make_compressor
+from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
+
+
+def _make_low_rank(module: nn.Module, rank: int, seed: int) -> None:
+    """Weights that are products of two random thin factors; each layer's weights side by side share the left one."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in module.modules():
+        weights = [p for name, p in layer.named_parameters(recurse=False) if p.dim() > 1]
+        if weights:
+            left = torch.randn(weights[0].shape[0], rank, generator=generator)
+            for weight in weights:
+                right = torch.randn(rank, weight[0].numel(), generator=generator)
+                weight.data = (left @ right / (rank * weight[0].numel()) ** 0.5).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_of_low_rank_lose_nothing(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("lowrank(0.25)", module)
+    assert plan._reductions[0].ranks
+    for seed in (1, 2):
+        _make_low_rank(module, 4, seed)
+        plan.rechoose(module)
+        inputs = case.inputs(5, seed)
+        found = run_artifact(plan.refresh(module, version=seed), inputs)
+        for ours, theirs in zip(found, run_module(module, inputs), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(np.abs(theirs).max())))
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
+def test_a_chosen_basis_is_as_good_as_the_singular_value_decomposition(shape: tuple[int, int]) -> None:
+    matrix = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    basis = leading_basis(matrix, 8)
+    assert basis.shape == (min(shape), 8)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-5)
+    found = basis @ (basis.T @ matrix) if shape[0] <= shape[1] else (matrix @ basis) @ basis.T
+    tail = np.linalg.svd(matrix, compute_uv=False)[8:]
+    assert np.linalg.norm(matrix - found) == pytest.approx(np.linalg.norm(tail), rel=1e-5)
+
+
+def test_a_refresh_keeps_the_basis_and_rechoosing_improves_it() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    _make_low_rank(module, 4, seed=1)
+    plan = case.bind("lowrank(0.25)", module)
+    before = {name: basis.copy() for name, basis in plan._reductions[0]._bases.items()}
+    _make_low_rank(module, 4, seed=2)
+    inputs = case.inputs(64)
+    wanted = run_module(module, inputs)[0]
+    stale = relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted)
+    assert all((plan._reductions[0]._bases[name] == basis).all() for name, basis in before.items())
+    plan.rechoose(module)
+    fresh = relative_error(run_artifact(plan.refresh(module, version=2), inputs)[0], wanted)
+    assert stale > 0.1 and fresh < 1e-3
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "nature-cnn", "lstm", "lstm-cell"])
+@pytest.mark.parametrize("scheme", ["lowrank(0.5)+int8(u8s8)", "lowrank(0.5)+int8-dynamic(force)", "lowrank(0.5)+fp16"])
+def test_factors_compose_with_every_format(scheme: str, name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind(scheme, module).refresh(module, version=1)
+    exact = case.bind("lowrank(0.5)", module).refresh(module, version=1)
+    assert artifact.scheme == scheme
+    if "int8" in scheme:
+        assert integer_kernels(artifact) and not float_kernels(artifact)
+    inputs = case.inputs(64)
+    for ours, theirs in zip(run_artifact(artifact, inputs), run_artifact(exact, inputs), strict=True):
+        assert relative_error(ours, theirs) < 0.08
+
+
+@pytest.mark.parametrize("scheme", ["prune(0.5)+lowrank(0.5)", "prune(0.5)+lowrank(0.5)+int8(u8s8)"])
+def test_factors_follow_pruned_channels(scheme: str) -> None:
+    case = CASES["relu-mlp"]
+    wide = type(case.make())
+    module = randomise(wide(nn.ReLU, width=64, gaussian=False), seed=0)
+    plan = case.bind(scheme, module)
+    randomise(module, seed=1)
+    plan.rechoose(module)
+    pruned = case.bind("prune(0.5)", module)
+    inputs = case.inputs(64)
+    found, wanted = (run_artifact(p.refresh(module, version=1), inputs)[0] for p in (plan, pruned))
+    assert relative_error(found, wanted) < 0.9
+    assert plan._reductions[0].kept.keys() == pruned._reductions[0].kept.keys()
+
+
+class _Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.GRUCell(11, 24)
+
+    def forward(self, observations: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.memory(observations, state)
+        return h * 2.0, h
+
+
+def test_what_cannot_be_factored_is_refused() -> None:
+    case = Case(_Gated, {"observations": (11,), "state": (24,)}, ("params", "next"))
+    with pytest.raises(UnsupportedLayerError, match="not 'memory', a GRUCell"):
+        case.bind("lowrank(0.5)", case.make())
+    tiny = Case(lambda: MLP(width=8), {"observations": (11,)})
+    with pytest.raises(UnsupportedLayerError, match="no layer whose factors would be smaller"):
+        tiny.bind("lowrank(0.5)", tiny.make())
+
+
+@pytest.mark.parametrize("text", ["lowrank", "lowrank(0)", "lowrank(1)", "lowrank(x)", "lowrank(0.5,2)"])
+def test_wrong_arguments_are_refused(text: str) -> None:
+    with pytest.raises(SchemeError, match="between 0 and 1"):
+        make_compressor(text)

@@ -1,0 +1,96 @@
+"""The check before publication: passes what agrees, names what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from compressors.errors import VerificationError
+from compressors.verify import verify_artifact
+from tests.compressors.policies import CASES, MLP, randomise
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bound"), [("fp32", 1e-5), ("fp16", 5e-3), ("int8(u8s8)", 0.1), ("int8-dynamic", 0.1), ("int4", 0.5)]
+)
+@pytest.mark.parametrize("name", ["tanh-mlp", "lstm"])
+def test_a_faithful_artifact_passes(name: str, scheme: str, bound: float) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind(scheme, module).refresh(module, version=1)
+    mismatch = verify_artifact(artifact, module, case.inputs(64), bound)
+    assert 0.0 < mismatch.relative <= bound and mismatch.greatest > 0.0
+
+
+def test_the_mismatch_is_what_it_says() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    inputs = case.inputs(64)
+    module.head.bias.data += 0.5
+    mismatch = verify_artifact(artifact, module, inputs, None)
+    spread = np.sqrt(np.mean([np.var(column) for column in _outputs(module, inputs).T]))
+    assert mismatch.greatest == pytest.approx(0.5, rel=1e-4)
+    assert mismatch.relative == pytest.approx(0.5 / spread, rel=1e-4)
+
+
+def _outputs(module, inputs) -> np.ndarray:
+    from tests.compressors.policies import run_module
+
+    return run_module(module, inputs)[0]
+
+
+def test_weights_of_another_version_are_noticed() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind("int8(u8s8)", module).refresh(module, version=1)
+    randomise(module, seed=1)
+    with pytest.raises(VerificationError, match=r"over the bound of 0\.1"):
+        verify_artifact(artifact, module, case.inputs(64), 0.1)
+
+
+def test_an_artifact_of_another_policy_is_noticed() -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    with pytest.raises(VerificationError, match="returns shapes"):
+        verify_artifact(artifact, MLP(), case.inputs(4), None)
+
+
+def test_outputs_that_are_not_finite_are_noticed() -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    module.head.weight.data *= 1e38
+    module.head.bias.data.fill_(3e38)
+    module.head.weight.data.abs_()
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    with pytest.raises(VerificationError, match=r"'params'.*not finite"):
+        verify_artifact(artifact, module, {"observations": np.full((2, 11), 5.0, np.float32)}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: {}, "'observations' is missing"),
+        (lambda x: {"observations": x[:0]}, "takes float32 of shape"),
+        (lambda x: {"observations": x[:, :2]}, "takes float32 of shape"),
+        (lambda x: {"observations": x.astype(np.float64)}, "is float64"),
+    ],
+    ids=["missing", "empty", "narrow", "dtype"],
+)
+def test_inputs_that_do_not_fit_are_named(change, message: str) -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    with pytest.raises(VerificationError, match=message):
+        verify_artifact(artifact, module, change(case.inputs(4)["observations"]), None)
+
+
+def test_a_model_that_cannot_be_loaded_is_named() -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    artifact = case.bind("fp32", module).refresh(module, version=1)
+    with pytest.raises(VerificationError, match="cannot be loaded"):
+        verify_artifact(dataclasses.replace(artifact, model=b"nothing"), module, case.inputs(4), None)
