@@ -172,6 +172,11 @@ class PipelinePlan:
         """See ``Plan.statistics``."""
         return self.encoder.statistics
 
+    @property
+    def has_reductions(self) -> bool:
+        """Whether the graph's parameters are other than the module's own."""
+        return bool(self._reductions)
+
     def load(self, module: torch.nn.Module) -> None:
         """Take the module's present weights for calibration, without an artifact."""
         self._parameters = self.graph.read(self._state(module))

@@ -32,6 +32,7 @@ class Prologue:
                 needed |= {name for name in node.input if name}
         self.leaves = tuple(sorted(needed & set(state)))
         self._direct = tuple(name for name in wanted if name in state)
+        self._kept = kept
         self._piece: Piece | None = None
         if kept:
             read = {name for node in kept for name in node.input}
@@ -39,6 +40,19 @@ class Prologue:
             computed = [name for name in wanted if name not in state]
             inputs = {name: (state[name].dtype, state[name].shape) for name in self._read}
             self._piece = Piece(kept, inputs, constants, computed, opset)
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The leaves that a wanted value is computed from, in the order in which they enter; itself if it is a leaf."""
+        found: dict[str, None] = {}
+        pending = [name]
+        while pending:
+            value = pending.pop()
+            if value in self.leaves:
+                found[value] = None
+            for node in self._kept:
+                if value in node.output:
+                    pending += reversed(node.input)
+        return tuple(found)
 
     def run(self, leaves: State) -> dict[str, Array]:
         """The wanted arrays by name."""

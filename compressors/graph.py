@@ -43,7 +43,7 @@ class PolicyGraph:
         parameters: arrays that each refresh provides, by name, with their shapes and dtypes as they are now.
         leaves: names of the module's parameters and buffers that are needed.
         prologue: turns leaves into parameters.
-        ranks: number of dimensions of intermediate values, where known.
+        leaf_ranks: number of dimensions of the leaves.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -53,11 +53,15 @@ class PolicyGraph:
     parameters: Mapping[str, Array]
     leaves: tuple[str, ...]
     prologue: Prologue
-    ranks: Mapping[str, int]
+    leaf_ranks: Mapping[str, int]
 
     def read(self, state: State) -> Mapping[str, Array]:
         """The graph's parameters for a module state (at least ``leaves``)."""
         return self.prologue.run({name: state[name] for name in self.leaves})
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The leaves that a parameter is computed from."""
+        return self.prologue.sources(name)
 
     def piece(self, wanted: Sequence[str]) -> Piece:
         """The unfused graph as a function of inputs and parameters that returns the wanted values."""
@@ -147,7 +151,7 @@ def _policy_graph(
         parameters=prologue.run({name: state[name] for name in prologue.leaves}),
         leaves=prologue.leaves,
         prologue=prologue,
-        ranks=ranks,
+        leaf_ranks={name: state[name].ndim for name in prologue.leaves},
     )
 
 

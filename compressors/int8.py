@@ -68,6 +68,7 @@ class Int8Encoder(Encoder):
         layers: those with integer weights.
         variant: the one in use.
         per_channel: whether weights have a scale for each output.
+        weight_codes: the codes of weights.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Int8Encoder(Encoder):
         self.cpu_features = cpu_features
         self.variant = variant
         self.per_channel = per_channel
-        self._codes, weight_codes = _CODES[variant]
+        self._codes, self.weight_codes = _CODES[variant]
         integer = IntegerGraph(graph, self._codes, per_channel)
         self.layers = integer.layers
         self._floats = integer.floats
@@ -86,9 +87,14 @@ class Int8Encoder(Encoder):
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
         self._payload = _lay_out(integer, graph)
-        self._writer = CodeWriter(weight_codes, [graph.parameters[layer.weight].size for layer in self.layers])
+        self._writer = CodeWriter(self.weight_codes, [graph.parameters[layer.weight].size for layer in self.layers])
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """Least and greatest code of activations."""
+        return self._codes.minimum, self._codes.maximum
 
     @property
     def ranges(self) -> Mapping[str, Range]:

@@ -57,8 +57,12 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
 def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
     """Symmetric scales of a weight: [] for all of it, or [channels] along ``axis``; 1 where all weights are zero."""
     others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
-    greatest = np.maximum(weight.max(axis=others), -weight.min(axis=others)).astype(np.float64)
-    scales = 2.0 * greatest / codes.levels
+    return scales_of(np.maximum(weight.max(axis=others), -weight.min(axis=others)), codes)
+
+
+def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
+    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero."""
+    scales = 2.0 * np.asarray(greatest, dtype=np.float64) / codes.levels
     scales = np.where(scales < _TINY, 1.0, scales)
     return np.asarray(scales, dtype=np.float32)
 

@@ -1,0 +1,151 @@
+"""Offline study of 2 to 8 bits: what quantisation would cost a trained policy. Simulated in floating point.
+
+Weights are rounded symmetrically, the inputs of layers asymmetrically over the range that they show on the given
+inputs: the formulae of ``quantise`` at other widths. Only 8 bits have kernels that run here; below, nothing is faster.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressors.base import Array
+from compressors.errors import CalibrationError, SchemeError
+from compressors.quantise import IntegerType, activation_parameters, weight_scales
+from compressors.ranges import Range
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.LSTMCell)
+_WIDEST = 16
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One width.
+
+    Attributes:
+        bits: width of weights and activations.
+        weights_error: relative error of the policy's first output with rounded weights alone: root mean square
+            difference over the root mean square deviation from the mean output.
+        error: the same with rounded weights and activations.
+        divergence: the caller's divergence of the quantised policy's first output from the whole one's, or None.
+        simulated: always true: numbers from floating-point arithmetic, not from integer kernels.
+    """
+
+    bits: int
+    weights_error: float
+    error: float
+    divergence: float | None
+    simulated: bool = True
+
+
+def quantisation_study(
+    module: nn.Module,
+    inputs: Mapping[str, Array],
+    bits: Sequence[int] = tuple(range(2, 9)),
+    *,
+    per_channel: bool = False,
+    divergence: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> list[StudyRow]:
+    """Quantise a policy at several widths, in simulation.
+
+    Args:
+        module: the acting policy; left as it is.
+        inputs: real inputs in the order of its arguments, [N, *shape] by name, N ≥ 2.
+        bits: widths, each from 2 to 16.
+        per_channel: a scale for each output of a layer.
+        divergence: (quantised policy's first output, whole one's), both [N, P], to a scalar.
+
+    Raises:
+        SchemeError: a width out of range.
+        CalibrationError: fewer than two inputs.
+    """
+    if any(not 2 <= width <= _WIDEST for width in bits):
+        raise SchemeError(f"bits {list(bits)}: each width is from 2 to {_WIDEST}")
+    tensors = [torch.from_numpy(array) for array in inputs.values()]
+    if not tensors or len(tensors[0]) < 2:
+        raise CalibrationError("a study needs at least two inputs")
+    whole = copy.deepcopy(module).cpu().eval()
+    wanted, ranges = _observe(whole, tensors)
+    return [_row(whole, tensors, wanted, ranges, width, per_channel, divergence) for width in bits]
+
+
+def _row(
+    whole: nn.Module,
+    tensors: Sequence[Tensor],
+    wanted: Tensor,
+    ranges: Mapping[str, Range],
+    bits: int,
+    per_channel: bool,
+    divergence: Callable[[Tensor, Tensor], Tensor] | None,
+) -> StudyRow:
+    rounded = copy.deepcopy(whole)
+    half = 2 ** (bits - 1) - 1
+    for layer in rounded.modules():
+        if isinstance(layer, _LAYERS):
+            for parameter in layer.parameters(recurse=False):
+                if parameter.dim() > 1:
+                    _round_weight(parameter, IntegerType(np.dtype(np.int32), -half, half), 0 if per_channel else None)
+    weights_only = _first(rounded, tensors)
+    unsigned = IntegerType(np.dtype(np.int32), 0, 2**bits - 1)
+    with ExitStack() as stack:
+        for name, layer in rounded.named_modules():
+            if name in ranges:
+                scale, zero = activation_parameters(ranges[name].low, ranges[name].high, unsigned)
+                hook = _InputRounder(float(scale), zero, unsigned.maximum)
+                stack.enter_context(layer.register_forward_pre_hook(hook))
+        both = _first(rounded, tensors)
+    difference = None if divergence is None else float(divergence(both, wanted))
+    return StudyRow(bits, _relative(weights_only, wanted), _relative(both, wanted), difference)
+
+
+def _observe(whole: nn.Module, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[str, Range]]:
+    """The policy's output, and the range of what each layer reads."""
+    ranges: dict[str, Range] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            ranges[name] = Range(float(arguments[0].min()), float(arguments[0].max()))
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, layer in whole.named_modules():
+            if isinstance(layer, _LAYERS):
+                stack.enter_context(layer.register_forward_pre_hook(watch(name)))
+        return _first(whole, tensors), ranges
+
+
+class _InputRounder:
+    """A forward pre-hook that rounds a layer's first input."""
+
+    def __init__(self, scale: float, zero: int, maximum: int) -> None:
+        self._scale, self._zero, self._maximum = scale, zero, maximum
+
+    def __call__(self, layer: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        codes = (torch.round(arguments[0] / self._scale) + self._zero).clamp(0, self._maximum)
+        return ((codes - self._zero) * self._scale, *arguments[1:])
+
+
+def _round_weight(parameter: nn.Parameter, codes: IntegerType, axis: int | None) -> None:
+    scales = torch.from_numpy(np.array(weight_scales(parameter.detach().numpy(), codes, axis)))
+    shaped = scales.reshape(-1, *[1] * (parameter.dim() - 1)) if axis is not None else scales
+    with torch.no_grad():
+        parameter.copy_(torch.round(parameter / shaped) * shaped)
+
+
+def _first(module: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
+    with torch.no_grad():
+        result = module(*tensors)
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    spread = (wanted - wanted.mean(0)).square().mean().sqrt()
+    return float((found - wanted).square().mean().sqrt() / spread.clamp_min(torch.finfo(torch.float32).tiny))

@@ -1,0 +1,143 @@
+"""What every scheme promises, whatever it does inside: one suite for all of them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compressors.artifact import CompressedPolicy
+from compressors.base import Plan, PlanStatistics
+from compressors.runtime import PolicySession
+from compressors.scheme import make_compressor, scheme_names
+from tests.compressors.policies import CASES, MLP, randomise, run_artifact
+
+SCHEMES = [
+    "fp32",
+    "fp16",
+    "int8",
+    "int8(per_channel,s8s8)",
+    "int8-dynamic(force)",
+    "int4",
+    "prune(0.5)",
+    "prune(0.5,taylor)+int8",
+    "lowrank(0.5)",
+    "lowrank(0.5)+int8",
+    "prune(0.25)+lowrank(0.3)+fp16",
+    "distill(16x2)",
+    "distill(16x2)+int8",
+]
+# distillation takes policies without state; pruning takes nn.LSTM
+EXCLUDED = {("distill", "lstm"), ("distill", "lstm-cell"), ("prune", "lstm-cell"), ("distill", "nature-cnn")}
+PAIRS = [
+    (scheme, name)
+    for scheme in SCHEMES
+    for name in ("tanh-mlp", "nature-cnn", "lstm", "lstm-cell")
+    if (scheme.partition("(")[0], name) not in EXCLUDED
+]
+
+
+def _student(size: str, policy: nn.Module) -> nn.Module:
+    width, depth = map(int, size.split("x"))
+    return MLP(width=width, depth=depth)
+
+
+def _divergence(student: Tensor, policy: Tensor) -> Tensor:
+    return (student - policy).square().mean()
+
+
+def _bind(scheme: str, name: str, module: nn.Module) -> Plan:
+    case = CASES[name]
+    compressor = make_compressor(scheme, student_factory=_student, divergence=_divergence)
+    return compressor.bind(
+        module,
+        case.examples(),
+        case.inputs(64, seed=1),
+        output_names=case.outputs,
+        metadata={"env": "x", "n": [1, None]},
+    )
+
+
+@functools.cache
+def _bound(scheme: str, name: str) -> tuple[Plan, nn.Module]:
+    module = randomise(CASES[name].make(), seed=0)
+    return _bind(scheme, name, module), module
+
+
+def test_every_method_is_in_the_suite() -> None:
+    written = {part.partition("(")[0] for scheme in SCHEMES for part in scheme.split("+")}
+    assert written == set(scheme_names())
+
+
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_an_artifact_says_what_it_is_and_acts(scheme: str, name: str) -> None:
+    plan, module = _bound(scheme, name)
+    case = CASES[name]
+    artifact = CompressedPolicy.from_bytes(plan.refresh(module, version=41).to_bytes())
+    assert plan.scheme == artifact.scheme == scheme
+    assert artifact.version == 41 and artifact.metadata == {"env": "x", "n": [1, None]}
+    assert [spec.name for spec in artifact.inputs] == list(case.shapes)
+    assert [spec.shape[1:] for spec in artifact.inputs] == list(case.shapes.values())
+    assert [spec.name for spec in artifact.outputs] == list(case.outputs)
+    for batch in (1, 5):
+        session = PolicySession(artifact, batch=batch)
+        for key, array in case.inputs(batch, seed=2).items():
+            session.inputs[key][...] = array
+        session.run()
+        for spec in artifact.outputs:
+            assert session.outputs[spec.name].shape == spec.with_batch(batch)
+            assert np.isfinite(session.outputs[spec.name]).all()
+            assert np.abs(session.outputs[spec.name]).max() > 0.0
+
+
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_the_same_weights_are_the_same_payload(scheme: str, name: str) -> None:
+    plan, module = _bound(scheme, name)
+    first, second = (plan.refresh(module, version=version) for version in (1, 2))
+    assert first.same_payload(second) and first.version != second.version
+
+
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_refreshing_follows_the_weights_and_changes_none(scheme: str, name: str) -> None:
+    plan, module = _bound(scheme, name)
+    before = plan.refresh(module, version=1)
+    if scheme.startswith("distill"):
+        plan.train_step(module, CASES[name].examples())
+    else:
+        randomise(module, seed=5)
+    weights = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    after = plan.refresh(module, version=2)
+    assert not after.same_payload(before)
+    assert all(torch.equal(weights[key], tensor) for key, tensor in module.state_dict().items())
+    inputs = CASES[name].inputs(4)
+    assert np.abs(run_artifact(before, inputs)[0] - run_artifact(after, inputs)[0]).max() > 0.0
+
+
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
+    module = randomise(CASES[name].make(), seed=0)
+    plan = _bind(scheme, name, module)
+    inputs = CASES[name].inputs(16)
+    plan.calibrate(inputs)
+    assert plan.recalibrate_on_drift(inputs) >= 0
+    plan.rechoose(module)
+    loss = plan.train_step(module, {key: torch.from_numpy(array) for key, array in inputs.items()})
+    assert (loss is not None) == scheme.startswith("distill")
+    plan.refresh(module, version=1)
+    plan.refresh(module, version=2)
+    statistics = plan.statistics
+    assert isinstance(statistics, PlanStatistics)
+    assert (statistics.changed_codes == 0.0) == ("int8" in scheme)
+    assert (statistics.calibrations >= 2) == ("int8" in scheme and "dynamic" not in scheme)
+
+
+@pytest.mark.parametrize(("scheme", "name"), PAIRS)
+def test_two_plans_of_one_policy_do_not_share_anything(scheme: str, name: str) -> None:
+    plan, module = _bound(scheme, name)
+    artifact = plan.refresh(module, version=1)
+    other = _bind(scheme, name, randomise(CASES[name].make(), seed=9))
+    other.refresh(randomise(CASES[name].make(), seed=10), version=1)
+    assert plan.refresh(module, version=2).same_payload(artifact)

@@ -1,0 +1,60 @@
+"""The offline study: more bits cost less, 8 bits cost what int8 costs, and it says that it is simulated."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from compressors.errors import CalibrationError, SchemeError
+from compressors.study import quantisation_study
+from compressors.verify import verify_artifact
+from tests.compressors.policies import CASES, randomise
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "nature-cnn", "lstm"])
+def test_error_falls_with_every_bit(name: str) -> None:
+    case = CASES[name]
+    rows = quantisation_study(randomise(case.make(), seed=0), case.inputs(128))
+    assert [row.bits for row in rows] == [2, 3, 4, 5, 6, 7, 8]
+    errors, weights = [row.error for row in rows], [row.weights_error for row in rows]
+    assert all(more < less for less, more in itertools.pairwise(errors))
+    assert weights[-1] < weights[2] < weights[0]
+    assert all(row.simulated for row in rows)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_eight_bits_cost_what_int8_costs(per_channel: bool) -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    inputs = case.inputs(256)
+    (row,) = quantisation_study(module, inputs, [8], per_channel=per_channel)
+    scheme = "int8(per_channel,u8s8)" if per_channel else "int8(u8s8)"
+    plan = case.bind(scheme, module)
+    for _ in range(100):
+        plan.calibrate(inputs)
+    measured = verify_artifact(plan.refresh(module, version=1), module, inputs, None)
+    assert row.error == pytest.approx(measured.relative, rel=0.25)
+
+
+def test_the_policy_is_left_alone_and_the_divergence_is_the_callers() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+    def divergence(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (found - wanted).abs().max()
+
+    rows = quantisation_study(module, case.inputs(64), [3, 8], divergence=divergence)
+    assert rows[0].divergence > rows[1].divergence > 0.0
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_wrong_requests_are_refused() -> None:
+    case = CASES["relu-mlp"]
+    with pytest.raises(SchemeError, match="from 2 to 16"):
+        quantisation_study(case.make(), case.inputs(8), [1])
+    with pytest.raises(CalibrationError, match="at least two"):
+        quantisation_study(case.make(), {"observations": np.zeros((1, 11), np.float32)})
