@@ -11,6 +11,7 @@ from compressors.artifact import CompressedPolicy, Json, Optimisation
 from compressors.base import Array, Compressor, Plan, PlanStatistics, State
 from compressors.errors import SchemeError
 from compressors.graph import PolicyGraph, export_policy
+from compressors.ranges import check_inputs
 from compressors.scheme import MethodText, Scheme
 from compressors.state import read_gradients, read_state
 
@@ -99,6 +100,9 @@ class BoundReduction(ABC):
     def rechoose(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction chooses
         """Choose again for the policy's present numbers and, where there are any, their gradients."""
 
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
+        """Look at recent real inputs ([N, *shape] by name) and the policy's present numbers."""
+
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.train_step``."""
         return None
@@ -159,6 +163,7 @@ class PipelinePlan:
         self._reductions = reductions
         self._metadata = metadata
         self._parameters: Mapping[str, Array] = {}
+        self._states: list[State] = []
         self.graph = graph
         self.encoder = encoder
 
@@ -197,6 +202,7 @@ class PipelinePlan:
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.calibrate``; activations are those of the weights last refreshed."""
+        self._observe(inputs)
         self.encoder.calibrate(self._parameters, inputs)
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
@@ -212,7 +218,7 @@ class PipelinePlan:
         for reduction in self._reductions:
             reduction.rechoose(state, gradients)
             state, gradients = reduction.project(state), {}
-        self._parameters = self.graph.read(state)
+        self.load(module)
 
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.train_step``."""
@@ -223,9 +229,22 @@ class PipelinePlan:
         if not self._reductions:
             return read_state(module, self.graph.leaves)
         state: State = read_state(module)
+        self._states = []
         for reduction in self._reductions:
+            self._states.append(state)
             state = reduction.project(state)
         return state
+
+    def _observe(self, inputs: Mapping[str, Array]) -> None:
+        """Show inputs to the reductions, each behind the ones before it, and take over what they learn."""
+        if not self._reductions:
+            return
+        check_inputs(self.graph.inputs, inputs)
+        state = self._states[0]
+        for reduction in self._reductions:
+            reduction.observe(state, inputs)
+            state = reduction.project(state)
+        self._parameters = self.graph.read(state)
 
 
 def compose(scheme: Scheme, methods: Sequence[Method]) -> Compressor:

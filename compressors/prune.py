@@ -2,7 +2,8 @@
 
 Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
 graph stays; a refresh only gathers the rows and columns that are kept. An LSTM's state keeps the policy's own shape for
-actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone.
+actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone. Once the plan has
+seen real inputs, what removed channels gave on average is added to the biases of the layers that read them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from compressors.base import Array, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
+from compressors.compensation import MeanInputs
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.importance import magnitude, taylor
 from compressors.scheme import Context, MethodText
@@ -27,6 +29,7 @@ from compressors.state import read_state
 
 Importance = Literal["magnitude", "taylor"]
 _CHECK_SEED = 7
+_OBSERVED_ROWS = 128
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
@@ -74,15 +77,19 @@ class PrunedModule(BoundReduction):
         self._recurrent = _recurrent_group(self._groups, len(example_inputs))
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
+        self._means = MeanInputs(self._groups)
         state = read_state(whole)
         self.rechoose(state, {})
         smaller = _slice_module(whole, self._indices)
         self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
         self._check(whole, examples)
+        self._whole = whole
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
         prefix = "" if self._recurrent is None else f"{_INNER}."
+        corrections = self._means.corrections(state, self._indices)
+        state = {**state, **{name: np.add(state[name], change) for name, change in corrections.items()}}
         projected: dict[str, Array] = {f"{prefix}{name}": self._gather(name, array) for name, array in state.items()}
         if self._recurrent is not None:
             projected[_KEPT], projected[_PLACES] = self._state_indices()
@@ -105,6 +112,13 @@ class PrunedModule(BoundReduction):
         self._indices = {}
         for (parameter, axis), mask in masks.items():
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
+
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
+        """See ``BoundReduction.observe``."""
+        with torch.no_grad():
+            _load(self._whole, state)
+        rows = [torch.from_numpy(np.ascontiguousarray(array[:_OBSERVED_ROWS])) for array in inputs.values()]
+        self._means.observe(self._whole, rows)
 
     def _gather(self, name: str, array: Array) -> Array:
         for axis, index in self._indices.get(name, {}).items():

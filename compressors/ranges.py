@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
+from compressors.artifact import TensorSpec
 from compressors.base import Array
 from compressors.errors import CalibrationError
 from compressors.execution import Piece
@@ -54,7 +55,7 @@ class RangeObserver:
         Raises:
             CalibrationError: an input is missing, empty or misshapen, or an activation is not finite.
         """
-        feeds = self._check_inputs(inputs)
+        feeds = check_inputs(self._graph.inputs, inputs)
         if self._piece is None:
             self._piece = _measuring_piece(self._graph, self._values)
         results = self._piece({**feeds, **parameters})
@@ -65,23 +66,29 @@ class RangeObserver:
             ranges[name] = Range(float(low), float(high))
         return ranges
 
-    def _check_inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        feeds: dict[str, Array] = {}
-        rows = {len(inputs[spec.name]) for spec in self._graph.inputs if spec.name in inputs and inputs[spec.name].ndim}
-        if len(rows) > 1:
-            raise CalibrationError(f"calibration inputs have different numbers of rows: {sorted(rows)}")
-        for spec in self._graph.inputs:
-            if spec.name not in inputs:
-                raise CalibrationError(f"calibration input {spec.name!r} is missing; give [N, {_sizes(spec.shape)}]")
-            array = inputs[spec.name]
-            if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or len(array) == 0:
-                raise CalibrationError(
-                    f"calibration input {spec.name!r} has shape {array.shape}; give [N, {_sizes(spec.shape)}], N ≥ 1"
-                )
-            if array.dtype != np.dtype(spec.dtype):
-                raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")
-            feeds[spec.name] = array
-        return feeds
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays for a policy's inputs, checked.
+
+    Raises:
+        CalibrationError: one is missing, empty, misshapen, of another dtype, or they differ in rows.
+    """
+    feeds: dict[str, Array] = {}
+    rows = {len(inputs[spec.name]) for spec in specs if spec.name in inputs and inputs[spec.name].ndim}
+    if len(rows) > 1:
+        raise CalibrationError(f"calibration inputs have different numbers of rows: {sorted(rows)}")
+    for spec in specs:
+        if spec.name not in inputs:
+            raise CalibrationError(f"calibration input {spec.name!r} is missing; give [N, {_sizes(spec.shape)}]")
+        array = inputs[spec.name]
+        if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or len(array) == 0:
+            raise CalibrationError(
+                f"calibration input {spec.name!r} has shape {array.shape}; give [N, {_sizes(spec.shape)}], N ≥ 1"
+            )
+        if array.dtype != np.dtype(spec.dtype):
+            raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")
+        feeds[spec.name] = array
+    return feeds
 
 
 def _measuring_piece(graph: PolicyGraph, values: Sequence[str]) -> Piece:

@@ -140,8 +140,8 @@ class Case:
         return {name: torch.from_numpy(array) for name, array in self.inputs(2).items()}
 
     def bind(self, scheme: str, module: nn.Module, rows: int = 128) -> Plan:
-        """A plan calibrated on random inputs, unless the scheme is one of floats."""
-        calibration = self.inputs(rows, seed=1)
+        """A plan calibrated on that many random inputs, on none if 0."""
+        calibration = self.inputs(rows, seed=1) if rows else None
         return make_compressor(scheme).bind(module, self.examples(), calibration, output_names=self.outputs)
 
 

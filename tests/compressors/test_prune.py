@@ -19,7 +19,7 @@ from compressors.inspection import float_kernels, integer_kernels, operators
 from compressors.prune import kept_count
 from compressors.scheme import make_compressor
 from compressors.state import read_state
-from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
+from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]
 
@@ -40,7 +40,7 @@ def _silence(module: nn.Module, case: Case, kept: dict[str, np.ndarray]) -> nn.M
 def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.5)", module)
+    plan = case.bind("prune(0.5)", module, rows=0)
     for seed in (1, 2):
         randomise(module, seed)
         plan.rechoose(module)
@@ -78,6 +78,26 @@ def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
     exact = case.bind("prune(0.5)", module).refresh(module, version=3)
     for ours, theirs in zip(run_artifact(artifact, inputs), run_artifact(exact, inputs), strict=True):
         assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.08
+
+
+@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet", "lstm"])
+def test_removed_channels_leave_their_mean_behind(name: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    inputs = case.inputs(128, seed=1)
+    wanted = run_module(module, inputs)[0]
+    found = [run_artifact(case.bind("prune(0.5)", module, rows=r).refresh(module, 1), inputs)[0] for r in (0, 128)]
+    plain, compensated = (relative_error(array, wanted) for array in found)
+    assert compensated < (0.98 if name == "lstm" else 0.85) * plain, "tanh units average out, ReLU units do not"
+
+
+def test_the_last_layer_keeps_its_mean_output_exactly() -> None:
+    """With one prunable layer in front, E[W h + b] does not change."""
+    case = CASES["relu-mlp"]
+    module = randomise(type(case.make())(nn.ReLU, depth=1, gaussian=False), seed=0)
+    inputs = case.inputs(128, seed=1)
+    found = run_artifact(case.bind("prune(0.5)", module).refresh(module, version=1), inputs)[0]
+    np.testing.assert_allclose(found.mean(0), run_module(module, inputs)[0].mean(0), atol=1e-4)
 
 
 def test_choices_stay_until_chosen_again() -> None:
