@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
         cpuinfo: the text of ``/proc/cpuinfo``; read from this machine when None (empty where there is none).
         machine: the architecture's name; this machine's when None.
     """
+    if cpuinfo is None and machine is None:
+        return _own_features()
     machine = platform.machine() if machine is None else machine
     if machine.lower().startswith(_ARM_MACHINES):
         return frozenset({ARM})
@@ -29,6 +32,12 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
     if flags & _VNNI_FLAGS:
         found.add(VNNI)
     return frozenset(found)
+
+
+@functools.cache
+def _own_features() -> frozenset[str]:
+    """This machine's, which do not change: reading them takes as long as loading a small policy."""
+    return cpu_features(_read_cpuinfo(), platform.machine())
 
 
 def _flags(cpuinfo: str) -> set[str]:

@@ -1,9 +1,9 @@
 """``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
 
 Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
-graph stays; a refresh only gathers the rows and columns that are kept. An LSTM's state keeps the policy's own shape for
-actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone. Once the plan has
-seen real inputs, what removed channels gave on average is added to the biases of the layers that read them.
+graph stays; a refresh gathers the rows and columns that are kept and, once the plan has seen real inputs, corrects them
+for what is gone. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units
+from it and leaves zeros where a unit is gone.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compressors.base import Array, State
+from compressors.base import Array, FloatArray, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
-from compressors.compensation import MeanInputs
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.importance import magnitude, taylor
+from compressors.reconstruction import Reconstruction
 from compressors.scheme import Context, MethodText
 from compressors.state import read_state
 
 Importance = Literal["magnitude", "taylor"]
 _CHECK_SEED = 7
-_OBSERVED_ROWS = 128
+_OBSERVED_ROWS, _OBSERVED_IMAGES = 2048, 64
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
@@ -77,7 +77,7 @@ class PrunedModule(BoundReduction):
         self._recurrent = _recurrent_group(self._groups, len(example_inputs))
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
-        self._means = MeanInputs(self._groups)
+        self._reconstruction = Reconstruction(self._groups)
         state = read_state(whole)
         self.rechoose(state, {})
         smaller = _slice_module(whole, self._indices)
@@ -88,9 +88,20 @@ class PrunedModule(BoundReduction):
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
         prefix = "" if self._recurrent is None else f"{_INNER}."
-        corrections = self._means.corrections(state, self._indices)
-        state = {**state, **{name: np.add(state[name], change) for name, change in corrections.items()}}
-        projected: dict[str, Array] = {f"{prefix}{name}": self._gather(name, array) for name, array in state.items()}
+        projected: dict[str, Array] = {}
+        changes: dict[str, FloatArray] = {}
+        for name, array in state.items():
+            axes = self._indices.get(name, {})
+            if 0 in axes:
+                array = np.take(array, axes[0], axis=0)
+            if 1 in axes:
+                array, bias, change = self._reconstruction.correct(name, array)
+                array = np.take(array, axes[1], axis=1)
+                if change is not None and bias in state:
+                    changes[bias] = change
+            projected[f"{prefix}{name}"] = array
+        for name, change in changes.items():
+            projected[f"{prefix}{name}"] = np.add(projected[f"{prefix}{name}"], change)
         if self._recurrent is not None:
             projected[_KEPT], projected[_PLACES] = self._state_indices()
         return projected
@@ -112,18 +123,18 @@ class PrunedModule(BoundReduction):
         self._indices = {}
         for (parameter, axis), mask in masks.items():
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
+        self._reconstruction.solve(self.kept)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
         """See ``BoundReduction.observe``."""
         with torch.no_grad():
             _load(self._whole, state)
-        rows = [torch.from_numpy(np.ascontiguousarray(array[:_OBSERVED_ROWS])) for array in inputs.values()]
-        self._means.observe(self._whole, rows)
-
-    def _gather(self, name: str, array: Array) -> Array:
-        for axis, index in self._indices.get(name, {}).items():
-            array = np.take(array, index, axis=axis)
-        return array
+        rows = [
+            torch.from_numpy(np.ascontiguousarray(array[: _OBSERVED_IMAGES if array.ndim == 4 else _OBSERVED_ROWS]))
+            for array in inputs.values()
+        ]
+        self._reconstruction.observe(self._whole, rows)
+        self._reconstruction.solve(self.kept)
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
         """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""

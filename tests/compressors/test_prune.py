@@ -80,18 +80,44 @@ def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
         assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.08
 
 
-@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn", "resnet", "lstm"])
-def test_removed_channels_leave_their_mean_behind(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "share"), [("relu-mlp", 0.7), ("tanh-mlp", 0.8), ("nature-cnn", 0.8), ("resnet", 0.9), ("lstm", 0.95)]
+)
+def test_what_is_kept_stands_in_for_what_is_gone(name: str, share: float) -> None:
+    """Random weights: hardly any redundancy to predict from; the first refresh after binding with inputs has it all."""
     case = CASES[name]
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(128, seed=1)
     wanted = run_module(module, inputs)[0]
     found = [run_artifact(case.bind("prune(0.5)", module, rows=r).refresh(module, 1), inputs)[0] for r in (0, 128)]
-    plain, compensated = (relative_error(array, wanted) for array in found)
-    assert compensated < (0.98 if name == "lstm" else 0.85) * plain, "tanh units average out, ReLU units do not"
+    plain, corrected = (relative_error(array, wanted) for array in found)
+    assert corrected < share * plain
 
 
-def test_the_last_layer_keeps_its_mean_output_exactly() -> None:
+@pytest.mark.parametrize("name", ["relu-mlp", "nature-cnn"])
+def test_copies_of_channels_are_pruned_without_loss(name: str) -> None:
+    """Every channel has a twin: half of them tell everything, and readers must take over what the twins were for."""
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    for layer in module.torso:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            half = len(layer.weight) // 2
+            for tensor in (layer.weight, layer.bias):
+                tensor.data[half:] = tensor.data[:half]
+                tensor.grad = tensor.data.abs()  # importance for Taylor: the first of two twins
+                tensor.grad[half:] = 0.0
+    inputs = case.inputs(512, seed=1)
+    wanted = run_module(module, inputs)[0]
+    errors = []
+    for rows in (0, 512):
+        plan = case.bind("prune(0.5,taylor)", module, rows=rows)
+        plan.rechoose(module)
+        assert all(kept.max() < len(kept) for kept in plan._reductions[0].kept.values())
+        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
+    assert errors[0] > 0.3 and errors[1] < 0.03
+
+
+def test_the_mean_output_stays_behind_one_pruned_layer() -> None:
     """With one prunable layer in front, E[W h + b] does not change."""
     case = CASES["relu-mlp"]
     module = randomise(type(case.make())(nn.ReLU, depth=1, gaussian=False), seed=0)
