@@ -1,10 +1,12 @@
 """``lowrank(r)``: weight matrices as products of two thin ones, of rank ``r`` times their smaller side.
 
-    W ≈ U (UᵀW)   or   W ≈ (W V) Vᵀ,   U, V: the leading singular vectors on W's smaller side, k of them
+    W h + b ≈ U (UᵀW) h + b + (W − U UᵀW) E[h],   U: the leading eigenvectors of W C Wᵀ
 
-The basis is chosen when the scheme is bound and whenever ``rechoose`` is called; in between, a refresh projects the
-present weight on it, which is the best approximation within that basis. Layers for which two factors would hold no
-fewer numbers than the weight stay whole. Source: Eckart and Young 1936.
+C is the covariance of the layer's inputs h on recent real inputs, the identity before any were seen: among all bases of
+its rank, U loses least of what the layer really puts out. It is chosen when the scheme is bound and whenever
+``rechoose`` is called; in between, a refresh projects the present weight on it. Layers for which two factors would hold
+no fewer numbers than the weight stay whole. Source: Eckart and Young 1936 for C = I; principal components of the
+outputs, as in Zhang et al. 2015, arXiv:1505.06798, section 2.1.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from compressors.base import Array, FloatArray, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
+from compressors.moments import InputMoments
 from compressors.scheme import Context, MethodText
-from compressors.state import read_state
+from compressors.state import load_state, read_state
 
 _MULTIPLE = 8
 
@@ -73,6 +76,8 @@ class FactoredModule(BoundReduction):
                 f"{options.scheme} finds no layer whose factors would be smaller than its weight; take a smaller rank"
             )
         self.ranks = {layer.prefix: layer.rank for layer in self._layers}
+        self._whole = copy.deepcopy(module).cpu().eval()
+        self._inputs = InputMoments(layer.prefix for layer in self._layers)
         self._bases: dict[str, FloatArray] = {}
         self._own = {name for layer in self._layers for name in (*layer.weights, *layer.biases)}
         self.rechoose(read_state(module), {})
@@ -84,24 +89,32 @@ class FactoredModule(BoundReduction):
             matrix = _matrix(layer, state)
             basis = self._bases[layer.prefix]
             # torch multiplies with the learner's threads, numpy with a pool of its own
-            if len(basis) == len(matrix):
-                product = torch.from_numpy(basis).t() @ torch.from_numpy(matrix)
-                first, second = product.numpy(), basis
-            else:
-                product = torch.from_numpy(matrix) @ torch.from_numpy(basis)
-                first, second = basis.T, product.numpy()
+            projected_matrix = (torch.from_numpy(basis).t() @ torch.from_numpy(matrix)).numpy()
+            first, second = projected_matrix, basis
             shape = state[layer.weights[0]].shape
             if len(shape) == 4:
                 first, second = first.reshape(layer.rank, *shape[1:]), second[:, :, None, None]
             projected[f"{layer.prefix}.0.weight"], projected[f"{layer.prefix}.1.weight"] = first, second
             if layer.biases:
-                projected[f"{layer.prefix}.1.bias"] = np.sum([state[name] for name in layer.biases], axis=0)
+                bias = np.sum([state[name] for name in layer.biases], axis=0)
+                mean = self._inputs.mean(layer.prefix)
+                lost = 0.0 if mean is None else matrix @ mean - basis @ (projected_matrix @ mean)
+                projected[f"{layer.prefix}.1.bias"] = bias + lost
         return projected
 
     def rechoose(self, state: State, gradients: State) -> None:
         """See ``BoundReduction.rechoose``."""
         for layer in self._layers:
-            self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank)
+            covariance = self._inputs.covariance(layer.prefix)
+            self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank, covariance)
+
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
+        """See ``BoundReduction.observe``; the first inputs make it choose again."""
+        first = not self._inputs.seen
+        load_state(self._whole, state)
+        self._inputs.observe(self._whole, inputs)
+        if first:
+            self.rechoose(state, {})
 
     def _replace_layers(self) -> list[_Factored]:
         made: list[_Factored] = []
@@ -132,10 +145,11 @@ class FactoredModule(BoundReduction):
         return made
 
 
-def leading_basis(matrix: FloatArray, rank: int) -> FloatArray:
-    """[smaller side, rank] leading singular vectors: left ones if there are no more rows than columns, else right."""
-    wide = torch.from_numpy(matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T).double()
-    _, vectors = torch.linalg.eigh(wide @ wide.t())
+def leading_basis(matrix: FloatArray, rank: int, covariance: Tensor | None = None) -> FloatArray:
+    """[outputs, rank] leading eigenvectors of W C Wᵀ for W [outputs, inputs] and C [inputs, inputs] or the identity."""
+    weight = torch.from_numpy(matrix).double()
+    spread = weight if covariance is None else weight @ covariance
+    _, vectors = torch.linalg.eigh(spread @ weight.t())
     leading: FloatArray = vectors.flip(1)[:, :rank].float().contiguous().numpy()
     return leading
 

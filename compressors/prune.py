@@ -1,9 +1,9 @@
 """``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
 
 Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
-graph stays; a refresh gathers the rows and columns that are kept and, once the plan has seen real inputs, corrects them
-for what is gone. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units
-from it and leaves zeros where a unit is gone.
+graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real inputs, it also adds a
+correction for what is gone, worked out anew at each ``calibrate`` and ``rechoose``. An LSTM's state keeps the policy's
+own shape for actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compressors.base import Array, FloatArray, State
+from compressors.base import Array, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.importance import magnitude, taylor
+from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.reconstruction import Reconstruction
 from compressors.scheme import Context, MethodText
-from compressors.state import read_state
+from compressors.state import load_state, read_state, to_tensors
 
 Importance = Literal["magnitude", "taylor"]
 _CHECK_SEED = 7
-_OBSERVED_ROWS, _OBSERVED_IMAGES = 2048, 64
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
@@ -88,20 +88,12 @@ class PrunedModule(BoundReduction):
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
         prefix = "" if self._recurrent is None else f"{_INNER}."
+        corrections = self._reconstruction.corrections
         projected: dict[str, Array] = {}
-        changes: dict[str, FloatArray] = {}
         for name, array in state.items():
-            axes = self._indices.get(name, {})
-            if 0 in axes:
-                array = np.take(array, axes[0], axis=0)
-            if 1 in axes:
-                array, bias, change = self._reconstruction.correct(name, array)
-                array = np.take(array, axes[1], axis=1)
-                if change is not None and bias in state:
-                    changes[bias] = change
-            projected[f"{prefix}{name}"] = array
-        for name, change in changes.items():
-            projected[f"{prefix}{name}"] = np.add(projected[f"{prefix}{name}"], change)
+            for axis, index in self._indices.get(name, {}).items():
+                array = np.take(array, index, axis=axis)
+            projected[f"{prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
         if self._recurrent is not None:
             projected[_KEPT], projected[_PLACES] = self._state_indices()
         return projected
@@ -123,18 +115,14 @@ class PrunedModule(BoundReduction):
         self._indices = {}
         for (parameter, axis), mask in masks.items():
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
-        self._reconstruction.solve(self.kept)
+        self._reconstruction.fold(state, self.kept, self._indices)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
         """See ``BoundReduction.observe``."""
-        with torch.no_grad():
-            _load(self._whole, state)
-        rows = [
-            torch.from_numpy(np.ascontiguousarray(array[: _OBSERVED_IMAGES if array.ndim == 4 else _OBSERVED_ROWS]))
-            for array in inputs.values()
-        ]
+        load_state(self._whole, state)
+        rows = to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES)
         self._reconstruction.observe(self._whole, rows)
-        self._reconstruction.solve(self.kept)
+        self._reconstruction.fold(state, self.kept, self._indices)
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
         """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
@@ -159,7 +147,7 @@ class PrunedModule(BoundReduction):
             inputs = [
                 v if v.dtype == torch.uint8 else torch.randn(v.shape, generator=generator) for v in examples.values()
             ]
-            _load(self.module, self.project(read_state(whole)))
+            load_state(self.module, self.project(read_state(whole)))
             wanted, found = whole(*inputs), self.module(*inputs)
         wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
         for index, (theirs, ours) in enumerate(zip(wanted, found, strict=True)):
@@ -246,9 +234,3 @@ def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArra
             weights = dict(layer.named_parameters())
             layer.input_size, layer.hidden_size = (int(weights[f"weight_{w}_l0"].shape[1]) for w in ("ih", "hh"))
     return smaller
-
-
-def _load(module: nn.Module, state: State) -> None:
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, array in state.items():
-        tensors[name].copy_(torch.from_numpy(np.array(array)))

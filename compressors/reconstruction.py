@@ -16,18 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compressors.base import Array, FloatArray
+from compressors.base import Array, FloatArray, State
 from compressors.channels import ChannelGroup, IndexArray
+from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
 
-# share of the older statistics that stays when new inputs are observed
-_KEEP = 0.5
-# ridge: this share of the mean variance, times channels per sample
-_RIDGE = 0.1
 _TINY = 1e-6
-_SAMPLES = 8192
 _BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
 
 
@@ -64,8 +59,8 @@ class _Reader:
         flat = values.transpose(1, 2).reshape(-1, len(self.places))
         products = flat.t() @ flat
         if self.total is not None and self.products is not None:
-            total, products = total + _KEEP * self.total, products + _KEEP * self.products
-        self.samples = _KEEP * self.samples + len(values)
+            total, products = total + KEEP * self.total, products + KEEP * self.products
+        self.samples = KEEP * self.samples + len(values)
         self.total, self.products = total, products
 
     def solve(self, kept: IndexArray) -> None:
@@ -78,7 +73,7 @@ class _Reader:
         self.kept, self.removed = kept, np.setdiff1d(np.arange(len(self.places)), kept)
         k, r = torch.from_numpy(kept), torch.from_numpy(self.removed)
         among = covariance[k][:, k]
-        ridge = _TINY + _RIDGE * float(among.diagonal().mean()) * len(kept) / (self.samples * places)
+        ridge = _TINY + RIDGE * float(among.diagonal().mean()) * len(kept) / (self.samples * places)
         eye = torch.eye(len(kept), dtype=among.dtype)
         prediction = torch.linalg.solve(among + ridge * eye, covariance[k][:, r]).t()
         self.constant = (mean[r] - prediction @ mean[k]).float()
@@ -86,9 +81,14 @@ class _Reader:
 
 
 class Reconstruction:
-    """Corrects weights and biases of the layers that read prunable channels; nothing before ``observe``."""
+    """Corrects weights and biases of the layers that read prunable channels.
+
+    Attributes:
+        corrections: parameter to what is added to its kept rows and columns; empty before inputs were observed.
+    """
 
     def __init__(self, groups: Sequence[ChannelGroup]) -> None:
+        self.corrections: dict[str, FloatArray] = {}
         self._readers: dict[str, list[_Reader]] = {}
         for group in groups:
             for cut in group.cuts:
@@ -105,38 +105,44 @@ class Reconstruction:
                 stack.enter_context(owner.register_forward_pre_hook(self._watch(parameter)))
             policy(*inputs)
 
-    def solve(self, kept: Mapping[str, IndexArray]) -> None:
-        """Fit the predictions to the channels that are kept, by group."""
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.solve(kept[reader.group])
-
-    def correct(self, parameter: str, weight: Array) -> tuple[Array, str, FloatArray | None]:
-        """A reading weight before its inputs are cut.
+    def fold(
+        self, state: State, kept: Mapping[str, IndexArray], indices: Mapping[str, Mapping[int, IndexArray]]
+    ) -> None:
+        """Work the corrections out for the weights of the moment; they are added as they are until the next time.
 
         Args:
-            parameter: its name.
-            weight: [rows that are kept, all inputs, …].
-        Returns:
-            The corrected weight, of which only the kept inputs count; the bias's name; what to add to it, or None.
+            state: the whole policy's numbers.
+            kept: the channels that are kept, by group.
+            indices: parameter to axis to the places that are kept.
         """
-        owner, _, attribute = parameter.rpartition(".")
-        bias = f"{owner}.{_BIASES[attribute]}".removeprefix(".") if attribute in _BIASES else ""
-        change: NDArray[np.float32] | None = None
-        for reader in self._readers.get(parameter, []):
-            if reader.prediction is None or reader.constant is None or reader.kept is None or reader.removed is None:
+        self.corrections = {}
+        for parameter, readers in self._readers.items():
+            for reader in readers:
+                reader.solve(kept[reader.group])
+            solved = [reader for reader in readers if reader.prediction is not None]
+            if solved:
+                self._fold(parameter, state[parameter], solved, indices[parameter])
+
+    def _fold(
+        self, parameter: str, weight: Array, readers: Sequence[_Reader], indices: Mapping[int, IndexArray]
+    ) -> None:
+        rows = weight[indices[0]] if 0 in indices else weight
+        change: FloatArray = np.zeros(rows.shape, dtype=np.float32)
+        constants: FloatArray = np.zeros(len(rows), dtype=np.float32)
+        for reader in readers:
+            if reader.prediction is None or reader.constant is None or reader.kept is None:
                 continue
-            corrected: FloatArray = np.array(weight, dtype=np.float32)
-            gone = torch.from_numpy(corrected[:, reader.places[reader.removed]]).reshape(*_sizes(weight, reader))
+            gone = torch.from_numpy(rows[:, reader.places[reader.removed]]).flatten(2)
+            taps = int(np.prod(weight.shape[2:]))
+            gone = gone.reshape(len(rows), -1, reader.places.shape[1] * taps)
             folded = torch.einsum("orp,rk->okp", gone, reader.prediction)
-            shape = (len(weight), len(reader.kept), reader.places.shape[1], *weight.shape[2:])
-            corrected[:, reader.places[reader.kept]] += folded.reshape(shape).numpy()
-            weight = corrected
+            shape = (len(rows), len(reader.kept), reader.places.shape[1], *weight.shape[2:])
+            change[:, reader.places[reader.kept]] = folded.reshape(shape).numpy()
             # a kernel's taps all see the same mean
-            constant = reader.constant.repeat_interleave(gone.shape[2] // reader.constant.shape[1], dim=1)
-            added = torch.einsum("orp,rp->o", gone, constant).numpy()
-            change = added if change is None else change + added
-        return weight, bias, change
+            constants += torch.einsum("orp,rp->o", gone, reader.constant.repeat_interleave(taps, dim=1)).numpy()
+        self.corrections[parameter] = change[:, indices[1]]
+        owner, _, attribute = parameter.rpartition(".")
+        self.corrections[f"{owner}.{_BIASES[attribute]}".removeprefix(".")] = constants
 
     def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
         recurrent = parameter.endswith("weight_hh_l0")
@@ -149,12 +155,6 @@ class Reconstruction:
                 value = value.movedim(1, -1)
             rows = value.reshape(-1, value.shape[-1])
             for reader in self._readers[parameter]:
-                reader.observe(rows[:: max(1, len(rows) // _SAMPLES)])
+                reader.observe(rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)])
 
         return hook
-
-
-def _sizes(weight: Array, reader: _Reader) -> tuple[int, int, int]:
-    """(rows, removed channels, places and kernel taps of each)."""
-    removed = 0 if reader.removed is None else len(reader.removed)
-    return len(weight), removed, reader.places.shape[1] * int(np.prod(weight.shape[2:]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 
-from compressors.base import Array
+from compressors.base import Array, State
 from compressors.errors import WeightsError
 
 
@@ -35,6 +36,20 @@ def read_gradients(module: torch.nn.Module) -> dict[str, Array]:
     """Gradients by parameter name, of those parameters that have one."""
     found = {name: p.grad.detach() for name, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
     return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+
+def load_state(module: torch.nn.Module, state: State) -> None:
+    """Write arrays into a module's parameters and buffers, in place."""
+    tensors = dict(_named_tensors(module))
+    for name, array in state.items():
+        tensors[name].copy_(torch.from_numpy(np.array(array)))
+
+
+def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torch.Tensor]:
+    """The first so many rows of each array, fewer of images [N, C, H, W], as tensors."""
+    has_images = any(array.ndim == 4 for array in inputs.values())
+    count = images if has_images else rows
+    return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
 
 
 def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
