@@ -1,0 +1,1 @@
+"""One module a subcommand: options in, a public function called, results printed."""
