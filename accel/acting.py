@@ -48,7 +48,9 @@ class ActingPolicy(Protocol):
 class SessionPolicy:
     """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
 
-    def __init__(self, spec: EnvSpec, envs: int, sampler: Sampler, state_shapes: tuple[tuple[int, ...], ...] = ()) -> None:
+    def __init__(
+        self, spec: EnvSpec, envs: int, sampler: Sampler, state_shapes: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
         self.version = -1
         self.scheme = ""
         self._spec = spec

@@ -23,7 +23,9 @@ ENV, POLICY, OWN, SEND, WAIT, LOAD = range(len(ACTOR_PHASES))
 class UnrollCollector:
     """Steps environments with a policy and fills unrolls; keeps what one unroll hands to the next."""
 
-    def __init__(self, environment: VectorEnvironment, policy: ActingPolicy, sampler: Sampler, layout: UnrollLayout) -> None:
+    def __init__(
+        self, environment: VectorEnvironment, policy: ActingPolicy, sampler: Sampler, layout: UnrollLayout
+    ) -> None:
         self._environment = environment
         self._policy = policy
         self._layout = layout
@@ -53,7 +55,9 @@ class UnrollCollector:
         recurrent = bool(unroll.states)
         sampler.begin()
         observations = self._observations
-        write = self._frame_writer(unroll, observations) if self._stack > 1 else list(arrays["observations"]).__getitem__
+        write = (
+            self._frame_writer(unroll, observations) if self._stack > 1 else list(arrays["observations"]).__getitem__
+        )
         newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
         first, valid = self._first, self._valid
         env_s = policy_s = 0.0
@@ -83,7 +87,9 @@ class UnrollCollector:
         timings[ENV], timings[POLICY] = env_s, policy_s
         timings[OWN] = perf_counter() - start - env_s - policy_s
 
-    def _frame_writer(self, unroll: Unroll, observations: npt.NDArray[np.generic]) -> Callable[[int], npt.NDArray[np.generic]]:
+    def _frame_writer(
+        self, unroll: Unroll, observations: npt.NDArray[np.generic]
+    ) -> Callable[[int], npt.NDArray[np.generic]]:
         """Store the older frames of row 0's stack; return where each row's newest frame goes."""
         frames = unroll["frames"]
         older = self._stack - 1
@@ -110,7 +116,12 @@ class UnrollCollector:
         arrays["scheme_id"][...] = scheme_id
         self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
         header = arrays["header"]
-        header[0], header[1], header[2], header[3] = self.unrolls, self._policy.version, int(np.count_nonzero(valid[:-1])), 0
+        header[0], header[1], header[2], header[3] = (
+            self.unrolls,
+            self._policy.version,
+            int(np.count_nonzero(valid[:-1])),
+            0,
+        )
         self.unrolls += 1
 
     def _record_episodes(
@@ -156,7 +167,7 @@ class Actor:
     """
 
     def __init__(self, config: Mapping[str, object], transport: ActorTransport) -> None:
-        self._config = config
+        self.config = config
         self._transport = transport
         envs, length = int(config["envs_per_actor"]), int(config["unroll_length"])  # type: ignore[call-overload]
         seeds = np.random.SeedSequence([int(config["seed"]), transport.actor, int(config["restart"])]).spawn(2)  # type: ignore[call-overload]
@@ -184,9 +195,9 @@ class Actor:
         Raises:
             TransportError: the learner is gone or sent nothing in time. CompressorError: its policy does not load here.
         """
-        self._transport.configure(self.layout.nbytes)
+        self._transport.configure(self.layout.nbytes, int(self.config["unrolls_in_flight"]))  # type: ignore[call-overload]
         self._policy = self._make_policy()
-        self._load(self._transport.wait_policy(float(self._config["peer_timeout_s"])))  # type: ignore[arg-type]
+        self._load(self._transport.wait_policy(float(self.config["peer_timeout_s"])))  # type: ignore[arg-type]
         self._collector = UnrollCollector(self._environment, self._policy, self._sampler, self.layout)
 
     def step(self) -> None:
@@ -221,10 +232,10 @@ class Actor:
         self._generator.bit_generator.state = state
 
     def _make_policy(self) -> ActingPolicy:
-        if self._config["actor_runtime"] == "torch":
+        if self.config["actor_runtime"] == "torch":
             from accel.torch_acting import TorchPolicy
 
-            return TorchPolicy(self._config, self.spec, self._envs, self._sampler)
+            return TorchPolicy(self.config, self.spec, self._envs, self._sampler)
         return SessionPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
 
     def _load(self, update: PolicyUpdate) -> None:
@@ -235,5 +246,7 @@ class Actor:
             if self._policy.version < 0:
                 raise
             self._transport.report(
-                {"warning": f"actor {self._transport.actor} keeps policy {self._policy.version}: version {update.version} does not load: {error}"}
+                {
+                    "warning": f"actor {self._transport.actor} keeps policy {self._policy.version}: version {update.version} does not load: {error}"
+                }
             )

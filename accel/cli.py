@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from accel.errors import AccelError
 from accel.transport.launcher import detect_launch
+from accel.transport.topology import is_actor
 
 # name: (module, one line of help). A command's module has main(arguments) -> exit status.
 COMMANDS = {
@@ -86,7 +87,7 @@ def usage() -> str:
 def _run(argv: list[str]) -> int:
     """Ranks that act need no command line: the learner tells them everything."""
     info = detect_launch()
-    if argv[0] == "train" and info.is_launched and info.rank != 0:
+    if argv[0] == "train" and is_actor(info):
         from accel.launch import act
 
         return act(info)

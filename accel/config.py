@@ -35,7 +35,9 @@ class TrainConfig(BaseModel):
     )
     reward_scale: float = Field(1.0, gt=0, description="factor on every reward, after normalising and clipping")
     reward_clip: Clip = Field(None, description="clip rewards to [-x, x] before scaling; none to leave them")
-    normalise_rewards: bool = Field(False, description="divide rewards by the running deviation of the discounted return")
+    normalise_rewards: bool = Field(
+        False, description="divide rewards by the running deviation of the discounted return"
+    )
 
     # scale
     actors: int = Field(
@@ -45,7 +47,9 @@ class TrainConfig(BaseModel):
     unroll_length: Count = Field(20, description="T, vector steps per unroll sent to the learner")
     hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
-    pin_cores: bool = Field(True, description="pin each actor to one core and the learner to the rest, where cores suffice")
+    pin_cores: bool = Field(
+        True, description="pin each actor to one core and the learner to the rest, where cores suffice"
+    )
     unrolls_in_flight: int = Field(2, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
 
     # policy
@@ -60,12 +64,16 @@ class TrainConfig(BaseModel):
     initial_log_std: float = Field(0.0, ge=-5, le=2, description="initial log standard deviation of Box actions")
 
     # compression
-    compressor: str = Field("int8", description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8")
+    compressor: str = Field(
+        "int8", description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8"
+    )
     actor_runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
     )
     publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
-    calibration_interval_updates: Count = Field(500, description="learner updates between recalibrations of activation ranges")
+    calibration_interval_updates: Count = Field(
+        500, description="learner updates between recalibrations of activation ranges"
+    )
     calibration_size: int = Field(512, ge=1, description="recent observations used to calibrate activation ranges")
 
     # correction
@@ -96,17 +104,25 @@ class TrainConfig(BaseModel):
     adam_beta2: float = Field(0.999, gt=0, lt=1, description="second-moment decay of adam")
     rmsprop_decay: float = Field(0.99, gt=0, lt=1, description="decay of rmsprop")
     max_gradient_norm: Clip = Field(0.5, description="global gradient-norm clip; none to leave gradients")
-    target_kl: Clip = Field(None, description="stop a batch's passes when the mean KL from the batch's policy exceeds this")
+    target_kl: Clip = Field(
+        None, description="stop a batch's passes when the mean KL from the batch's policy exceeds this"
+    )
 
     # learner
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the learner computes")
-    mixed_precision: Literal["none", "bf16"] = Field("none", description="autocast of the learner's forward pass; CUDA only")
-    learner_threads: int = Field(0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free")
+    mixed_precision: Literal["none", "bf16"] = Field(
+        "none", description="autocast of the learner's forward pass; CUDA only"
+    )
+    learner_threads: int = Field(
+        0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"
+    )
     max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
 
     # run
     total_env_steps: Count = Field(1_000_000, description="stop after this many valid steps consumed by the learner")
-    stop_at_return: float | None = Field(None, description="stop when the mean return of the last stop-window episodes reaches this")
+    stop_at_return: float | None = Field(
+        None, description="stop when the mean return of the last stop-window episodes reaches this"
+    )
     stop_window: Count = Field(100, description="finished training episodes that the reported mean return covers")
     max_seconds: float | None = Field(None, gt=0, description="stop, with a checkpoint, after this wall-clock time")
     seed: int = Field(0, ge=0, description="seed of everything random")
@@ -117,7 +133,9 @@ class TrainConfig(BaseModel):
     log_interval_s: float = Field(1.0, gt=0, description="seconds between metric records")
     peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other at start and stop")
 
-    @field_validator("reward_clip", "clip_rho", "clip_c", "clip_pg_rho", "max_gradient_norm", "target_kl", mode="before")
+    @field_validator(
+        "reward_clip", "clip_rho", "clip_c", "clip_pg_rho", "max_gradient_norm", "target_kl", mode="before"
+    )
     @classmethod
     def _none_as_text(cls, value: object) -> object:
         """TOML has no null: the text none stands for it."""
@@ -133,9 +151,13 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.clip_rho is not None and (self.clip_c is None or self.clip_c > self.clip_rho):
-            raise ValueError(f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho")
+            raise ValueError(
+                f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
+            )
         if self.passes > 1 and self.objective == "actor-critic":
-            raise ValueError("passes > 1 re-uses a batch, which plain actor-critic cannot: use objective = 'clipped-surrogate'")
+            raise ValueError(
+                "passes > 1 re-uses a batch, which plain actor-critic cannot: use objective = 'clipped-surrogate'"
+            )
         if self.corrector == "retrace" and self.objective != "actor-critic":
             raise ValueError("retrace works with objective = 'actor-critic' only")
         if self.actor_runtime == "torch" and self.compressor != "fp32":
@@ -208,7 +230,9 @@ def preset_names() -> tuple[str, ...]:
 def load_preset(name: str) -> dict[str, object]:
     """The values a preset sets; raises ConfigError that lists the presets."""
     if name not in preset_names():
-        raise ConfigError(f"unknown preset '{name}'{_did_you_mean(name, preset_names())}; presets: {', '.join(preset_names())}")
+        raise ConfigError(
+            f"unknown preset '{name}'{_did_you_mean(name, preset_names())}; presets: {', '.join(preset_names())}"
+        )
     return load_toml(PRESETS / f"{name}.toml")
 
 

@@ -49,3 +49,11 @@ class TransportError(AccelError):
 
 class DivergenceError(AccelError):
     """A loss, gradient or parameter became NaN or infinite; nothing broken was published."""
+
+
+class JobError(AccelError):
+    """A job that this process started under mpirun ended badly; its own messages said why."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

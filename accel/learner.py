@@ -14,7 +14,7 @@ from accel import objectives
 from accel.batch import Batch
 from accel.config import TrainConfig
 from accel.distributions import ActionDistribution, make_distribution
-from accel.errors import DivergenceError
+from accel.errors import ConfigError, DivergenceError
 from accel.minibatches import Targets, split_environments, split_steps
 from accel.networks import NetworkOutput, build_network_from_config
 from accel.spaces import EnvSpec
@@ -38,8 +38,8 @@ class UpdateStatistics:
     def read(self) -> dict[str, float]:
         """Means over valid steps by metric name; synchronises a CUDA device.
 
-        Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_ess`` its sampled
-        effective size in [0, 1], ``rho_clipped`` the share of weights above clip_rho.
+        Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
+        share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ).
         """
         weights, targets = self.weights, self.targets
         rho = torch.exp(targets.log_rhos)
@@ -47,7 +47,8 @@ class UpdateStatistics:
         clipped = objectives.masked_mean((rho > (self.clip_rho or float("inf")) * 1.0001).float(), weights)
         error = targets.values - targets.predictions
         spread = targets.values - objectives.masked_mean(targets.values, weights)
-        unexplained = objectives.masked_mean(error.square(), weights) / objectives.masked_mean(spread.square(), weights).clamp_min(1e-8)
+        variance = objectives.masked_mean(spread.square(), weights).clamp_min(1e-8)
+        unexplained = objectives.masked_mean(error.square(), weights) / variance
         return {
             "loss": float(self.terms.total.detach()),
             "policy_loss": float(self.terms.policy),
@@ -55,7 +56,6 @@ class UpdateStatistics:
             "entropy": float(self.terms.entropy),
             "gradient_norm": float(self.gradient_norm),
             "rho_mean": float(mean_rho),
-            "rho_ess": float(mean_rho.square() / objectives.masked_mean(rho.square(), weights).clamp_min(1e-12)),
             "rho_clipped": float(clipped),
             "behaviour_kl": float(-objectives.masked_mean(targets.log_rhos, weights)),
             "kl_from_batch": float(self.kl_from_batch),
@@ -86,7 +86,11 @@ class Learner:
         self.optimizer = self._make_optimizer()
         self.env_steps = 0
         self.version = 0
-        self._normalising = config.normalise_observations and not spec.is_image
+        if self.network.state_shapes and spec.autoreset == "same_step":
+            raise ConfigError(
+                f"network '{config.network}' is recurrent, and {config.env} resets within a step, where the value of an "
+                "episode's final observation would need a recurrent state that is gone: use a network without +lstm"
+            )
 
     def update(self, batch: Batch, rewards: Tensor, valid_steps: int, mark: Phase) -> UpdateStatistics:
         """One batch: correct once, then ``passes`` × ``minibatches`` optimiser steps.
@@ -100,7 +104,7 @@ class Learner:
             DivergenceError: a gradient is NaN or infinite; the parameters are still those before the step.
         """
         self._schedule()
-        if self._normalising:
+        if self.network.normaliser is not None:
             self.network.normaliser.update(batch.observations[:-1][batch.valid])
         weights = batch.valid / float(max(valid_steps, 1))
         if self.config.objective == "actor-critic":
@@ -143,7 +147,7 @@ class Learner:
                 distribution = make_distribution(self.spec.action, output.params.float())
                 new_log_prob = distribution.log_prob(part.actions)
                 mark("forward")
-                terms = self._terms(distribution, new_log_prob, part.targets, output.values.float(), part.weights)
+                terms = self._terms(distribution, new_log_prob, part.targets, _state_values(output), part.weights)
                 norm = self._step(terms.total)
                 mark("backward")
             with torch.no_grad():
@@ -153,31 +157,38 @@ class Learner:
                 break
         return self._statistics(terms, norm, targets, weights, kl)
 
-    def _correct(self, batch: Batch, rewards: Tensor, output: NetworkOutput, params: Tensor, log_prob: Tensor) -> Targets:
+    def _correct(
+        self, batch: Batch, rewards: Tensor, output: NetworkOutput, params: Tensor, log_prob: Tensor
+    ) -> Targets:
         """Off-policy targets under the learner's policy; see the corrector's docstring for the recursion."""
         config = self.config
         log_rhos = log_prob.detach() - batch.behaviour_log_prob
         discounts = torch.where(batch.terminated, 0.0, config.discount)
-        common = {"lambda_": config.lambda_, "valid": batch.valid}
+        lambda_, valid = config.lambda_, batch.valid
+        cut = cut_values = None
         if batch.final_observations is not None:
-            common |= {"cut": batch.truncated, "cut_values": self._final_values(batch)}
+            cut, cut_values = batch.truncated, self._final_values(batch)
+        values = _state_values(output).detach()
         if config.corrector == "retrace":
-            action_values = output.action_values.float()
-            policy = torch.softmax(output.params.float(), -1)
-            values = (policy * action_values).sum(-1)
-            q_taken = action_values[:-1].gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+            q_taken = self._predictions(output, batch)
             traced = retrace(
-                log_rhos, rewards, discounts, q_taken, values[:-1], values[-1],
-                clip_c=config.clip_c, clip_pg_rho=config.clip_pg_rho, **common,
+                log_rhos, rewards, discounts, q_taken, values[:-1], values[-1], clip_c=config.clip_c,
+                clip_pg_rho=config.clip_pg_rho, lambda_=lambda_, valid=valid, cut=cut, cut_values=cut_values,
             )  # fmt: skip
-            return Targets(traced.q_targets, self._advantages(traced.pg_advantages, batch), log_prob, log_rhos, q_taken)
-        values = output.values.float()
+            return Targets(
+                traced.q_targets, self._advantages(traced.pg_advantages, batch), log_prob, log_rhos, q_taken.detach()
+            )
         if config.corrector == "vtrace":
-            clips = {"clip_rho": config.clip_rho, "clip_c": config.clip_c, "clip_pg_rho": config.clip_pg_rho}
-            returns = vtrace(log_rhos, rewards, discounts, values[:-1], values[-1], **clips, **common)
-        else:
-            returns = nstep(log_rhos, rewards, discounts, values[:-1], values[-1], **common)
-        return Targets(returns.vs, self._advantages(returns.pg_advantages, batch), log_prob, log_rhos, values[:-1])
+            returns = vtrace(
+                log_rhos, rewards, discounts, values[:-1], values[-1], clip_rho=config.clip_rho, clip_c=config.clip_c,
+                clip_pg_rho=config.clip_pg_rho, lambda_=lambda_, valid=valid, cut=cut, cut_values=cut_values,
+            )  # fmt: skip
+            return Targets(returns.vs, self._advantages(returns.pg_advantages, batch), log_prob, log_rhos, values[:-1])
+        plain = nstep(
+            log_rhos, rewards, discounts, values[:-1], values[-1],
+            lambda_=lambda_, valid=valid, cut=cut, cut_values=cut_values,
+        )  # fmt: skip
+        return Targets(plain.vs, self._advantages(plain.pg_advantages, batch), log_prob, log_rhos, values[:-1])
 
     def _advantages(self, advantages: Tensor, batch: Batch) -> Tensor:
         if not self.config.normalise_advantages:
@@ -192,18 +203,13 @@ class Learner:
         if len(rows) and batch.final_observations is not None:
             chosen = batch.final_observations.flatten(0, 1)[rows].unsqueeze(0)
             output = self.network(chosen, torch.zeros(1, len(rows), dtype=torch.bool, device=self.device), ())
-            values.view(-1)[rows] = self._state_values(output)[0]
+            values.view(-1)[rows] = _state_values(output)[0]
         return values
-
-    def _state_values(self, output: NetworkOutput) -> Tensor:
-        if output.action_values is None:
-            return output.values.float()
-        return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)
 
     def _predictions(self, output: NetworkOutput, batch: Batch) -> Tensor:
         """[T, B] what the critic predicted, with its gradient."""
         if output.action_values is None:
-            return output.values[:-1].float()
+            return _state_values(output)[:-1]
         return output.action_values[:-1].float().gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
 
     def _terms(
@@ -225,7 +231,7 @@ class Learner:
         """Backward and one optimiser step; returns the gradient's global norm. Raises DivergenceError before stepping."""
         for parameter in self.parameters:
             parameter.grad = None
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if not math.isfinite(float(norm)):
@@ -236,7 +242,13 @@ class Learner:
         self.optimizer.step()
         return norm
 
-    def _statistics(self, terms: objectives.LossTerms, norm: Tensor, targets: Targets, weights: Tensor, kl: Tensor) -> UpdateStatistics:
+    def is_finite(self) -> bool:
+        """Whether every parameter and buffer is a finite number."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.network.state_dict().values())
+
+    def _statistics(
+        self, terms: objectives.LossTerms, norm: Tensor, targets: Targets, weights: Tensor, kl: Tensor
+    ) -> UpdateStatistics:
         return UpdateStatistics(
             terms, norm, targets, weights, kl, self.optimizer.param_groups[0]["lr"], self.config.clip_rho
         )
@@ -256,9 +268,25 @@ class Learner:
         config = self.config
         if config.optimizer == "rmsprop":
             return torch.optim.RMSprop(
-                self.parameters, config.learning_rate, alpha=config.rmsprop_decay, eps=config.optimizer_epsilon, foreach=True
+                self.parameters,
+                config.learning_rate,
+                alpha=config.rmsprop_decay,
+                eps=config.optimizer_epsilon,
+                foreach=True,
             )
         return torch.optim.Adam(
-            self.parameters, config.learning_rate, betas=(0.9, config.adam_beta2), eps=config.optimizer_epsilon, fused=True
+            self.parameters,
+            config.learning_rate,
+            betas=(0.9, config.adam_beta2),
+            eps=config.optimizer_epsilon,
+            fused=True,
         )
 
+
+def _state_values(output: NetworkOutput) -> Tensor:
+    """[T, B] state values; with an action-value critic their expectation under the policy, V = E_π Q."""
+    if output.values is not None:
+        return output.values.float()
+    if output.action_values is None:
+        raise ConfigError("the network has neither state values nor action values: give it a critic head")
+    return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)

@@ -40,7 +40,9 @@ def policy_gradient(log_prob: Tensor, advantages: Tensor, weights: Tensor) -> Te
     return -masked_mean(log_prob * advantages, weights)
 
 
-def clipped_surrogate(log_prob: Tensor, proximal_log_prob: Tensor, advantages: Tensor, weights: Tensor, clip_ratio: float) -> Tensor:
+def clipped_surrogate(
+    log_prob: Tensor, proximal_log_prob: Tensor, advantages: Tensor, weights: Tensor, clip_ratio: float
+) -> Tensor:
     """−E[min(r A, clip(r, 1−ε, 1+ε) A)] with r = π_θ/π_prox.
 
     π_prox is the learner's policy when the batch arrived, and A carries the truncated weight min(ρ̄, π_prox/μ), so that

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from accel.transport.launcher import LaunchInfo
 
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+_LOCAL_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+)
 
 
 def cores_for(info: LaunchInfo, local_size: int | None, cores: Sequence[int]) -> tuple[int, ...]:

@@ -93,6 +93,11 @@ class Publisher:
         self._refresh_host_copy()
         return None if self._plan is None else self._plan.refresh(self._module, version=version)
 
+    def full_precision(self, version: int) -> CompressedPolicy:
+        """The same policy uncompressed, for comparison."""
+        self._refresh_host_copy()
+        return self._bind(FIRST_SCHEME, None).refresh(self._module, version=version)
+
     def _bind(self, scheme: str, calibration: Mapping[str, npt.NDArray[np.generic]] | None) -> Plan:
         module = self._module
         observation = torch.zeros(1, *self._network.spec.observation_shape)
@@ -109,7 +114,9 @@ class Publisher:
         """Rows spread over the unroll; with a recurrent core the first row, whose state is known."""
         wanted = self._config.calibration_size - self._recent_rows
         if unroll.recurrent_states:
-            rows = {"observations": observations[0]} | {f"state_{i}": torch.from_numpy(s) for i, s in enumerate(unroll.states)}
+            rows = {"observations": observations[0]} | {
+                f"state_{i}": torch.from_numpy(s) for i, s in enumerate(unroll.states)
+            }
         else:
             flat = observations[:-1].flatten(0, 1)
             rows = {"observations": flat[:: max(len(flat) // wanted, 1)]}

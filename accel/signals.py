@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -16,10 +19,18 @@ class StopRequest:
         self._reason: str | None = None
         self._seen: set[int] = set()
 
-    def install(self) -> None:
-        """Handle the stop signals from now on; only in the main thread."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._note)
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the stop signals meanwhile; in a thread other than the main one, which gets no signals, nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def __call__(self) -> str | None:
         """Why the run should stop, or None."""

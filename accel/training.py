@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from accel.batch import Batcher
+from accel.batch import Batch, Batcher
 from accel.config import TrainConfig
 from accel.errors import DivergenceError, TransportError
 from accel.learner import Learner, UpdateStatistics
 from accel.publisher import Publisher
 from accel.rewards import RewardTransform
+from accel.state_tree import Tree
 from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Arrival, LearnerTransport
 from monitor.timers import PhaseTimer, PhaseTimes
@@ -24,54 +26,52 @@ from monitor.timers import PhaseTimer, PhaseTimes
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 IDLE_RECEIVE_S = 0.05
 
+Metrics = dict[str, float | int | str | None]
+
 logger = logging.getLogger("accel")
 
 
 @dataclass
+class LagStatistics:
+    """Policy lag in versions over some unrolls."""
+
+    unrolls: int = 0
+    total: int = 0
+    least: int = 0
+    most: int = 0
+
+    def add(self, lag: int) -> None:
+        """Count one unroll."""
+        self.least = lag if self.unrolls == 0 else min(self.least, lag)
+        self.most = lag if self.unrolls == 0 else max(self.most, lag)
+        self.total += lag
+        self.unrolls += 1
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """``lag_min``, ``lag_mean`` and ``lag_max``; None without an unroll."""
+        if self.unrolls == 0:
+            return {"lag_min": None, "lag_mean": None, "lag_max": None}
+        return {"lag_min": self.least, "lag_mean": self.total / self.unrolls, "lag_max": self.most}
+
+
 class Counters:
     """What a run counts over its whole life, across resumes.
 
     Attributes:
-        dropped_unrolls: older than max_policy_lag. episodes: finished training episodes seen.
-        lag_min, lag_max, lag_sum, lag_unrolls: policy lag in versions over the unrolls since the last record.
-        returns: undiscounted raw returns of the last ``stop_window`` episodes, oldest first.
+        unrolls: taken from actors. dropped_unrolls, dropped_env_steps: of them, older than max_policy_lag.
+        episodes: finished training episodes seen.
+        returns, lengths: undiscounted raw returns and lengths of the last ``window`` episodes, oldest first.
     """
 
-    window: int
-    dropped_unrolls: int = 0
-    dropped_env_steps: int = 0
-    episodes: int = 0
-    unrolls: int = 0
-    lag_min: int = 0
-    lag_max: int = 0
-    lag_sum: int = 0
-    lag_unrolls: int = 0
-    returns: deque[float] = field(default_factory=deque)
-    lengths: deque[int] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self.returns = deque(self.returns, maxlen=self.window)
-        self.lengths = deque(self.lengths, maxlen=self.window)
+    def __init__(self, window: int) -> None:
+        self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[int] = deque(maxlen=window)
 
     @property
     def mean_return(self) -> float | None:
         """Mean return of the last window of episodes; None until it is full."""
-        return float(np.mean(self.returns)) if len(self.returns) == self.window else None
-
-    def add_lag(self, lag: int) -> None:
-        """Count one unroll's policy lag."""
-        self.lag_min = lag if self.lag_unrolls == 0 else min(self.lag_min, lag)
-        self.lag_max = lag if self.lag_unrolls == 0 else max(self.lag_max, lag)
-        self.lag_sum += lag
-        self.lag_unrolls += 1
-
-    def take_lags(self) -> dict[str, float | int | None]:
-        """Minimum, mean and maximum lag since the last call."""
-        if self.lag_unrolls == 0:
-            return {"lag_min": None, "lag_mean": None, "lag_max": None}
-        taken = {"lag_min": self.lag_min, "lag_mean": self.lag_sum / self.lag_unrolls, "lag_max": self.lag_max}
-        self.lag_sum = self.lag_unrolls = 0
-        return taken
+        return float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
 
     def add_episodes(self, unroll: Unroll) -> None:
         """Count the episodes that ended in an unroll."""
@@ -82,6 +82,19 @@ class Counters:
             self.lengths.extend(lengths[ended].tolist())
             self.episodes += len(ended[0])
 
+    def to_json(self) -> dict[str, Tree]:
+        """Plain values; ``restore`` takes them back."""
+        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
+
+    def restore(self, values: Mapping[str, Tree]) -> None:
+        """Inverse of ``to_json``; raises KeyError or TypeError on anything else."""
+        for name, value in vars(self).items():
+            if isinstance(value, deque):
+                value.clear()
+                value.extend(values[name])  # type: ignore[arg-type]
+            else:
+                setattr(self, name, int(values[name]))  # type: ignore[arg-type]
+
 
 class Trainer:
     """Runs one learner on one transport.
@@ -89,10 +102,13 @@ class Trainer:
     Args:
         config: the run's configuration.
         learner, publisher, transport, layout: the parts, already agreed with the actors.
-        record: called about every ``log_interval_s`` with a flat dictionary of metrics.
+        record: called about every ``log_interval_s`` with the environment steps and a flat dictionary of metrics.
         checkpoint: called about every ``checkpoint_interval_s`` between two updates.
         collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
+    Attributes:
+        lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: learned from in it.
+        training_s: from the start of ``run`` to the end of its last update.
     """
 
     def __init__(
@@ -103,7 +119,7 @@ class Trainer:
         transport: LearnerTransport,
         layout: UnrollLayout,
         *,
-        record: Callable[[dict[str, object]], None],
+        record: Callable[[int, Metrics], None],
         checkpoint: Callable[[], None],
         save_batch: Callable[[dict[str, torch.Tensor]], str],
         collect: Callable[[], None] | None = None,
@@ -127,6 +143,10 @@ class Trainer:
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
         self.published_bytes = 0
+        self.lag, self._recent_lag = LagStatistics(), LagStatistics()
+        self.unrolls = self.trained_env_steps = 0
+        self.training_s = 0.0
+        self._last_batch: Batch | None = None
         self._known_dead: frozenset[int] = frozenset()
         self._pending: list[tuple[Arrival, Unroll]] = []
 
@@ -139,7 +159,7 @@ class Trainer:
         """
         config, learner = self.config, self.learner
         self._started = self._last_record = self._last_checkpoint = perf_counter()
-        self._recorded_env_steps = learner.env_steps
+        self._recorded_env_steps = first_env_steps = learner.env_steps
         self._timer.restart()
         statistics: UpdateStatistics | None = None
         while (reason := self._reason_to_stop()) is None:
@@ -152,7 +172,9 @@ class Trainer:
             if learner.version % config.publish_interval_updates == 0:
                 self.publish()
             self._keep_records(statistics)
-        self._write_record(statistics, perf_counter())
+        now = perf_counter()
+        self.training_s, self.trained_env_steps = now - self._started, learner.env_steps - first_env_steps
+        self._write_record(statistics, now)
         return reason
 
     def _reason_to_stop(self) -> str | None:
@@ -204,16 +226,20 @@ class Trainer:
             logger.warning("actor %d died; %d of %d go on", actor, len(alive), self.transport.actors)
         self._known_dead |= dead
         if not alive:
-            raise TransportError(f"all {self.transport.actors} actors are gone; look at their messages above and resume the run")
+            raise TransportError(
+                f"all {self.transport.actors} actors are gone; look at their messages above and resume the run"
+            )
 
     def _admit(self, unroll: Unroll) -> bool:
         """Count an unroll's episodes and lag; False when it is too old to learn from."""
         counters = self.counters
         counters.unrolls += 1
+        self.unrolls += 1
         counters.add_episodes(unroll)
         self._actor_s += unroll["timings_s"]
         lag = self.learner.version - unroll.oldest_version
-        counters.add_lag(lag)
+        self.lag.add(lag)
+        self._recent_lag.add(lag)
         if lag > self.config.max_policy_lag:
             counters.dropped_unrolls += 1
             counters.dropped_env_steps += unroll.valid_steps
@@ -221,7 +247,7 @@ class Trainer:
         return True
 
     def _update(self, arrivals: Sequence[Arrival], unrolls: Sequence[Unroll]) -> UpdateStatistics:
-        batch = self._batcher.build(unrolls)
+        batch = self._last_batch = self._batcher.build(unrolls)
         rewards = [self.rewards.apply(arrival.actor, unroll) for arrival, unroll in zip(arrivals, unrolls, strict=True)]
         reward_tensor = self._batcher.tensor(rewards)
         valid_steps = sum(unroll.valid_steps for unroll in unrolls)
@@ -230,7 +256,9 @@ class Trainer:
             statistics = self.learner.update(batch, reward_tensor, valid_steps, self._timer.mark)
         except DivergenceError as error:
             path = self._save_batch(batch.tensors() | {"transformed_rewards": reward_tensor})
-            raise DivergenceError(f"{error}; the batch is saved in {path}. Lower learning_rate or check the rewards.") from None
+            raise DivergenceError(
+                f"{error}; the batch is saved in {path}. Lower learning_rate or check the rewards."
+            ) from None
         self.publisher.observe(unrolls[0], batch.observations)
         self._timer.mark("compress")
         return statistics
@@ -257,9 +285,8 @@ class Trainer:
         """One record: progress, learning, lag and where both sides' time went since the last record."""
         learner, counters = self.learner, self.counters
         elapsed = max(now - self._last_record, 1e-9)
-        record: dict[str, object] = {
+        record: Metrics = {
             "elapsed_s": now - self._started,
-            "env_steps": learner.env_steps,
             "updates": learner.version,
             "env_steps_per_s": (learner.env_steps - self._recorded_env_steps) / elapsed,
             "episodes": counters.episodes,
@@ -270,16 +297,31 @@ class Trainer:
             "dropped_unrolls": counters.dropped_unrolls,
             "actors_alive": len(self.transport.alive()),
         }
-        record |= counters.take_lags()
+        record |= self._recent_lag.as_json()
+        self._recent_lag = LagStatistics()
         if statistics is not None:
             record |= statistics.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
-        for side, times, recorded in (("learner", learner_times, self._recorded[0]), ("actor", actor_times, self._recorded[1])):
+        for side, times, recorded in (
+            ("learner", learner_times, self._recorded[0]),
+            ("actor", actor_times, self._recorded[1]),
+        ):
             record |= {f"{side}_{phase}_share": share for phase, share in (times - recorded).shares().items()}
         self._recorded = (learner_times, actor_times)
         self._last_record, self._recorded_env_steps = now, learner.env_steps
-        self._record(record)
+        self._record(learner.env_steps, record)
         self._timer.mark("record")
+
+    def recent_inputs(self, rows: int = 512) -> dict[str, npt.NDArray[np.generic]]:
+        """Real inputs of the policy, [N, *shape] each, from the last batch; empty before the first."""
+        batch = self._last_batch
+        if batch is None:
+            return {}
+        if batch.states:
+            named = {"observations": batch.observations[0]} | {f"state_{i}": s for i, s in enumerate(batch.states)}
+        else:
+            named = {"observations": batch.observations[:-1][batch.valid]}
+        return {name: tensor[:rows].cpu().numpy().copy() for name, tensor in named.items()}
 
     def time_totals(self) -> dict[str, dict[str, float]]:
         """Seconds by phase over this process's part of the run: the learner's, and all actors' together."""

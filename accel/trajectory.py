@@ -113,7 +113,9 @@ class UnrollLayout:
     def view(self, buffer: npt.NDArray[np.uint8]) -> Unroll:
         """Numpy views into a buffer of ``nbytes`` bytes; nothing is copied. Raises ValueError on another size."""
         if buffer.nbytes != self.nbytes:
-            raise ValueError(f"an unroll has {self.nbytes} bytes, this buffer {buffer.nbytes}: the other side uses another layout")
+            raise ValueError(
+                f"an unroll has {self.nbytes} bytes, this buffer {buffer.nbytes}: the other side uses another layout"
+            )
         arrays = {
             field.name: buffer[offset : offset + field.nbytes].view(field.dtype).reshape(field.shape)
             for field, offset in zip(self.fields, self.offsets, strict=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accel.transport.join import connect, join_world
     from accel.transport.launcher import LaunchInfo, detect_launch, find_mpirun, mpirun_command, verify_world
     from accel.transport.local import LocalTransport
-    from accel.transport.topology import LearnerGroup, Role, Topology
+    from accel.transport.topology import LearnerGroup, Role, Topology, is_actor
 
 _HOME = {
     "Aborted": "base",
@@ -44,6 +44,7 @@ _HOME = {
     "LearnerGroup": "topology",
     "Role": "topology",
     "Topology": "topology",
+    "is_actor": "topology",
 }
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "connect",
     "detect_launch",
     "find_mpirun",
+    "is_actor",
     "join_world",
     "mpirun_command",
     "verify_world",

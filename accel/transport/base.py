@@ -94,8 +94,9 @@ class ActorTransport(Protocol):
         """Answers the welcome: what this actor is, or ``{"error": ...}``."""
         ...
 
-    def configure(self, unroll_bytes: int) -> None:
-        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers. Once, before ``acquire``."""
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+        """Fixes the size of an unroll and allocates ``in_flight + 1`` buffers, where None takes the options' number.
+        Once, before ``acquire``."""
         ...
 
     def acquire(self) -> Bytes:

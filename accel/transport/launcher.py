@@ -91,8 +91,15 @@ def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of m
     if info.size is not None and info.is_launched and world_size != info.size:
         raise LaunchError(
             f"{info.launcher} started {info.size} ranks, but {library} sees {world_size}; "
-            f"{_REMEDIES.get(info.launcher, _REMEDY_OTHERWISE)}"
+            f"{_remedy(info.launcher)}"
         )
+
+
+def _remedy(launcher: str) -> str:
+    """Slurm's own launcher speaks PMI too, and there the way out is Slurm's."""
+    if launcher == "pmi" and "SLURM_JOB_ID" in os.environ:
+        return _REMEDIES["slurm"]
+    return _REMEDIES.get(launcher, _REMEDY_OTHERWISE)
 
 
 def verify_library(info: LaunchInfo, library: str) -> None:

@@ -82,6 +82,7 @@ class LocalActor:
         self.stopping = False
         self._hub = hub
         self._unroll_bytes: int | None = None
+        self._buffers = hub.options.in_flight + 1
         self._lent: dict[int, Bytes] = {}
 
     def welcome(self, timeout_s: float) -> Json:
@@ -102,16 +103,17 @@ class LocalActor:
         """Sends a late message."""
         self._post("report", message)
 
-    def configure(self, unroll_bytes: int) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
         with self._hub.changed:
             self._hub.configure(unroll_bytes)
         self._unroll_bytes = unroll_bytes
+        self._buffers = (in_flight or self._hub.options.in_flight) + 1
 
     def acquire(self) -> Bytes:
         """A free buffer."""
-        hub, buffers = self._hub, self._hub.options.in_flight + 1
+        hub, buffers = self._hub, self._buffers
         with hub.changed:
             if self._unroll_bytes is None or hub.pool is None:
                 raise TransportError("configure() the transport before acquire()")

@@ -89,11 +89,12 @@ class RemoteActor:
         """Sends a late message; waits only when many earlier ones have not been taken yet."""
         self._post("report", message)
 
-    def configure(self, unroll_bytes: int) -> None:
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll and allocates the ring."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
         self._unroll_bytes = unroll_bytes
-        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(self._options.in_flight + 1)]
+        buffers = (in_flight or self._options.in_flight) + 1
+        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(buffers)]
         self._free = list(self._ring)
 
     def acquire(self) -> Bytes:

@@ -7,6 +7,16 @@ from enum import Enum
 from typing import Self
 
 from accel.errors import LaunchError
+from accel.transport.launcher import LaunchInfo
+
+
+def is_actor(info: LaunchInfo) -> bool:
+    """Whether a launched process acts, told from the launcher's word alone, before anything heavy is imported.
+
+    A lone rank, and a rank whose launcher does not say how many there are, is judged by the single-learner layout.
+    """
+    size = max(info.size or info.rank + 1, 2)
+    return info.is_launched and Topology.single_learner(size).role(info.rank) is Role.ACTOR
 
 
 class Role(Enum):

@@ -1,0 +1,104 @@
+"""What the starting process hands to the learner's rank, as one JSON text."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import accel.errors as errors
+from accel.config import TrainConfig
+from accel.errors import AccelError, ConfigError
+from accel.networks.text import parse_network
+from accel.rundir import default_run_name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run as asked for.
+
+    Attributes:
+        config: validated; its name is set.
+        resume: the run directory to go on with, or None for a new run.
+        started_at: Unix time at which the user's command started.
+        columns: width of the user's terminal, or None when the output is not one.
+        command: the user's command line.
+    """
+
+    config: TrainConfig
+    resume: Path | None = None
+    started_at: float = field(default_factory=time.time)
+    columns: int | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.config.name or default_run_name(self.config.env, self.config.seed)
+
+    @property
+    def path(self) -> Path:
+        """Where the run's files are, or will be."""
+        return self.resume or self.config.results_dir / self.name
+
+    def to_text(self) -> str:
+        """JSON; ``from_text`` restores an equal job."""
+        return json.dumps(
+            {
+                "config": self.config.to_json(),
+                "resume": None if self.resume is None else str(self.resume),
+                "started_at": self.started_at,
+                "columns": self.columns,
+                "command": list(self.command),
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Inverse of ``to_text``; raises ConfigError."""
+        value = json.loads(text)
+        resume = value["resume"]
+        return cls(
+            TrainConfig.from_json(value["config"]),
+            None if resume is None else Path(resume),
+            value["started_at"],
+            value["columns"],
+            tuple(value["command"]),
+        )
+
+
+def check_config(config: TrainConfig) -> TrainConfig:
+    """What needs more than the config's own types: canonical scheme and network texts, and a name.
+
+    Raises:
+        ConfigError: an unknown scheme, network or core; the message lists what there is.
+    """
+    from compressors.errors import CompressorError
+    from compressors.scheme import parse_scheme
+
+    try:
+        scheme = str(parse_scheme(config.compressor))
+    except CompressorError as error:
+        raise ConfigError(str(error)) from None
+    name = config.name or default_run_name(config.env, config.seed)
+    return config.replace(compressor=scheme, network=str(parse_network(config.network)), name=name)
+
+
+def process_started_at() -> float:
+    """Unix time at which this process started, from the kernel where it says so."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+def error_of_kind(kind: str, message: str) -> AccelError:
+    """The error that an actor reported by name, to be raised as if it had happened here."""
+    found = getattr(errors, kind, AccelError)
+    is_ours = isinstance(found, type) and issubclass(found, AccelError)
+    return found(message) if is_ours else AccelError(message)

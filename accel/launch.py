@@ -1,0 +1,239 @@
+"""The composition root: a config and a role become objects. Starts mpirun where nobody has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel.errors import AccelError, JobError, LaunchError, TransportError
+from accel.pinning import pin_rank
+from accel.signals import StopRequest, ignore_stop_signals
+from accel.trajectory import FORMAT_VERSION as UNROLL_FORMAT
+from accel.transport import (
+    Aborted,
+    LaunchInfo,
+    Stopped,
+    Topology,
+    TransportOptions,
+    connect,
+    detect_launch,
+    is_actor,
+    join_world,
+)
+from accel.transport.base import ActorTransport
+from accel.transport.remote_actor import RemoteActor
+from accel.transport.remote_learner import RemoteLearner
+from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
+
+if TYPE_CHECKING:
+    from accel.actor import Actor
+    from accel.config import TrainConfig
+    from accel.job import Job
+    from accel.summary import Summary
+    from accel.transport.endpoint import Endpoint
+
+FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
+EXIT_ABORTED = 3
+
+logger = logging.getLogger("accel")
+
+
+def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
+    """Train a policy and return what happened.
+
+    With ``actors = 0`` everything happens in this process. Otherwise mpirun is started, with the learner and the actors
+    as its ranks, unless this process is a rank itself: then rank 0 learns and returns, and other ranks must not call
+    this but ``act``.
+
+        import accel
+        summary = accel.train(accel.TrainConfig(env="CartPole-v1", total_env_steps=200_000))
+        print(summary.return_mean, summary.env_steps_per_s)
+
+    Args:
+        config: the run.
+        resume: a run directory to go on with; ``config`` then says how.
+    Returns:
+        The run's summary, as in its ``summary.json``.
+    Raises:
+        AccelError: one clear message; see ``accel.errors``.
+    """
+    from accel.job import Job, check_config
+
+    job = Job(check_config(config), resume)
+    info = detect_launch()
+    if is_actor(info):
+        raise LaunchError("train() belongs on the first rank only; on the others call accel.launch.act()")
+    if info.is_launched:
+        return learn(job, info)
+    return start(job)
+
+
+def start(job: Job) -> Summary:
+    """Run a job from outside any launcher: in this process, or under an mpirun of its own."""
+    if job.config.actors == 0:
+        return _learn_alone(job)
+    return _start_mpirun(job)
+
+
+def learn(job: Job, info: LaunchInfo) -> Summary:
+    """The learner's role in a launched job. Whatever goes wrong, every actor is told and ends too."""
+    from accel.session import run_session
+
+    stop = StopRequest()
+    with stop.installed():
+        endpoint, transport = _connect(info, job.config.unrolls_in_flight, job.config.batch_unrolls)
+        if not isinstance(transport, RemoteLearner):
+            raise LaunchError(f"rank {info.rank} is an actor: call accel.launch.act() on it")
+        deaf: frozenset[int] = frozenset()
+        try:
+            if transport.actors != job.config.actors:
+                raise LaunchError(
+                    f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
+                    f"learner: start {job.config.actors + 1} ranks, or leave --actors out"
+                )
+            cores = pin_rank(info) if job.config.pin_cores else all_cores()
+            return run_session(job, transport, stop, cores=cores)
+        except BaseException as error:
+            deaf = transport.abort(str(error) or type(error).__name__)
+            raise
+        finally:
+            transport.close()
+            if deaf:
+                logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
+                endpoint.abort_job(EXIT_ABORTED)
+
+
+def act(info: LaunchInfo | None = None) -> int:
+    """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner."""
+    ignore_stop_signals()
+    info = info or detect_launch()
+    _, transport = _connect(info, 2, 1)
+    if not isinstance(transport, RemoteActor):
+        raise LaunchError(f"rank {info.rank} is the learner: call accel.train() on it")
+    try:
+        return run_actor(transport, lambda: pin_rank(info))
+    except Aborted:
+        return EXIT_ABORTED
+    finally:
+        transport.close()
+
+
+def join(transport: ActorTransport, timeout_s: float, pin: Callable[[], object] = lambda: None) -> Actor:
+    """Take the learner's welcome, make the environments and answer.
+
+    Args:
+        transport: this actor's end.
+        timeout_s: how long to wait for the configuration.
+        pin: binds this process to its core; called if the configuration wants that, before environments start threads.
+    Raises:
+        AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
+    """
+    from accel.actor import Actor
+    from compressors.cpu import cpu_features
+
+    config = transport.welcome(timeout_s)
+    if config["pin_cores"]:
+        pin()
+    try:
+        actor = Actor(config, transport)
+    except AccelError as error:
+        transport.hello({"error": str(error), "kind": type(error).__name__})
+        raise
+    except Exception as error:
+        transport.hello({"error": f"{type(error).__name__}: {error}", "kind": "EnvError"})
+        raise
+    transport.hello(
+        {
+            "spec": actor.spec.to_json(),
+            "layout": actor.layout.digest,
+            "cpu_features": sorted(cpu_features()),
+            "host": os.uname().nodename,
+        }
+    )
+    return actor
+
+
+def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: None, timeout_s: float = 600.0) -> int:
+    """Serve a learner until it stops this actor; returns the exit status.
+
+    Args:
+        transport: this actor's end.
+        pin: see ``join``.
+        timeout_s: how long to wait for the configuration and for the learner's answer to an error.
+    """
+    try:
+        actor = join(transport, timeout_s, pin)
+    except (Aborted, TransportError):
+        raise
+    except Exception:
+        logger.debug("actor %d cannot start", transport.actor, exc_info=True)
+        transport.wait_policy(timeout_s)
+        return EXIT_ABORTED
+    try:
+        actor.start()
+        while True:
+            actor.step()
+    except Stopped:
+        return 0
+    except TransportError:
+        raise
+    except Exception as error:
+        transport.report({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        return EXIT_ABORTED
+    finally:
+        actor.close()
+
+
+def abort_job(info: LaunchInfo, error: AccelError) -> None:
+    """Before a job exists: make every other rank of a launched job end with this error."""
+    if info.is_launched and (info.size is None or info.size > 1):
+        _, transport = _connect(info, 1, 1)
+        if isinstance(transport, RemoteLearner):
+            transport.abort(str(error))
+            transport.close()
+
+
+def all_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return (
+        tuple(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else tuple(range(os.cpu_count() or 1))
+    )
+
+
+def _connect(info: LaunchInfo, in_flight: int, batch_unrolls: int) -> tuple[Endpoint, RemoteLearner | RemoteActor]:
+    endpoint = join_world(info)
+    options = TransportOptions(in_flight=in_flight, max_held=batch_unrolls + 1, prefetch=batch_unrolls)
+    return endpoint, connect(endpoint, Topology.single_learner(endpoint.size), options=options, formats=FORMATS)
+
+
+def _learn_alone(job: Job) -> Summary:
+    """Learner and actor in one process and one thread, in turns: deterministic."""
+    from accel.session import LocalActor, run_session
+    from accel.transport.local import LocalTransport
+
+    stop = StopRequest()
+    with stop.installed():
+        options = TransportOptions(in_flight=job.config.unrolls_in_flight, max_held=job.config.batch_unrolls + 1)
+        transport = LocalTransport(1, options=options)
+        return run_session(job, transport.learner, stop, cores=all_cores()[:1], local=LocalActor(transport.actor(0)))
+
+
+def _start_mpirun(job: Job) -> Summary:
+    from accel import mpirun
+    from accel.summary import Summary
+    from accel.transport import mpirun_command
+
+    config = job.config
+    hosts = tuple(config.hosts.split(",")) if config.hosts else ()
+    command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile)
+    status = mpirun.run([*command, sys.executable, "-m", "accel.rank", job.to_text()])
+    if status != 0 and not (job.path / "summary.json").exists():
+        raise JobError(f"the job ended with status {status}; its messages are above", status)
+    return Summary.read(job.path)

@@ -1,0 +1,35 @@
+"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.rank JOB. Roles are known before imports."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from accel.transport.launcher import detect_launch
+from accel.transport.topology import is_actor
+
+
+def main() -> int:
+    """Learn on the first rank, act on the others."""
+    from accel.cli import guarded
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    info = detect_launch()
+    if is_actor(info):
+        from accel.launch import act
+
+        return guarded(lambda: act(info))
+    return guarded(_learn)
+
+
+def _learn() -> int:
+    from accel.job import Job
+    from accel.launch import learn
+
+    summary = learn(Job.from_text(sys.argv[1]), detect_launch())
+    print(summary.text(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

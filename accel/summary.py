@@ -1,0 +1,133 @@
+"""What a run did, for its summary.json and for the last lines a user reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from accel.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class SchemeComparison:
+    """The final policy under the run's scheme against fp32, both on onnxruntime, on the actors' batch and this machine.
+
+    Attributes:
+        scheme: the run's scheme. batch: environments per actor.
+        policy_us, fp32_us: median microseconds per policy call.
+        env_us: microseconds per vector step of the environments, as the actors measured it.
+        kl: mean KL(fp32 ‖ scheme) over recent observations, nats. agreement: share of equal greedy actions, None for Box actions.
+        bytes, fp32_bytes: sizes of the artifacts.
+    """
+
+    scheme: str
+    batch: int
+    policy_us: float
+    fp32_us: float
+    env_us: float
+    kl: float
+    agreement: float | None
+    bytes: int
+    fp32_bytes: int
+
+    def text(self) -> str:
+        """One or two sentences with the figures and the advice they carry."""
+        ratio = self.fp32_us / self.policy_us
+        saved = (self.fp32_us - self.policy_us) / (self.env_us + self.fp32_us)
+        verdict = (
+            f"{self.scheme} is {ratio:.2f}x as fast as fp32 here and saves {saved:.0%} of an actor's step"
+            if ratio > 1.05
+            else f"{self.scheme} gains nothing here ({ratio:.2f}x fp32's speed): a policy this small is bound by call overhead"
+            if ratio > 0.95
+            else f"{self.scheme} loses here ({ratio:.2f}x fp32's speed): --compressor fp32 would be faster"
+        )
+        agreement = "" if self.agreement is None else f", same greedy action {self.agreement:.1%}"
+        return (
+            f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy {self.policy_us:.1f} us "
+            f"({self.scheme}) or {self.fp32_us:.1f} us (fp32); {self.bytes} or {self.fp32_bytes} bytes; "
+            f"KL from fp32 {self.kl:.1e} nats{agreement}."
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run's outcome; times cover this process's part of a resumed run, counts the whole run.
+
+    Attributes:
+        path: the run directory. reason: why it stopped.
+        training_s: first unroll waited for until the last update. wall_s: from the user's command until then.
+        env_steps_per_s: valid steps consumed by the learner per second of training_s.
+        return_mean: mean return of the last finished training episodes, None before the first.
+        lag: minimum, mean and maximum policy lag over the whole part, in versions.
+        learner_s, actor_s: seconds by phase; the actors' together.
+    """
+
+    path: str
+    reason: str
+    env: str
+    scheme: str
+    actor_runtime: str
+    corrector: str
+    actors: int
+    device: str
+    seed: int
+    env_steps: int
+    updates: int
+    episodes: int
+    return_mean: float | None
+    training_s: float
+    wall_s: float
+    env_steps_per_s: float
+    lag: dict[str, float | int | None]
+    dropped_unrolls: int
+    dead_actors: int
+    learner_s: dict[str, float] = field(default_factory=dict)
+    actor_s: dict[str, float] = field(default_factory=dict)
+    comparison: SchemeComparison | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, run_path: Path) -> Self:
+        """The summary of a finished run. Raises CheckpointError."""
+        try:
+            value = json.loads((run_path / "summary.json").read_text())
+            comparison = value.pop("comparison", None)
+            return cls(**value, comparison=None if comparison is None else SchemeComparison(**comparison))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{run_path} holds no readable summary.json ({error}); the run did not end in order"
+            ) from None
+
+    def text(self) -> str:
+        """What happened, in a few lines."""
+        mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
+        lines = [
+            f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates: {self.reason}.",
+            f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; {self.wall_s:.1f} s since the command started.",
+            f"policy lag {_number(self.lag['lag_min'])} / {_number(self.lag['lag_mean'])} / {_number(self.lag['lag_max'])} versions "
+            f"(min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, {self.dead_actors} actors died.",
+            f"learner ({self.device}): {_shares(self.learner_s)}",
+            f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
+        ]
+        if self.comparison is not None:
+            lines.append(self.comparison.text())
+        lines.append(f"Everything is in {self.path}")
+        return "\n".join(lines)
+
+
+def _shares(seconds: dict[str, float]) -> str:
+    total = sum(seconds.values()) or 1.0
+    return ", ".join(
+        f"{name} {value / total:.0%}"
+        for name, value in sorted(seconds.items(), key=lambda kv: -kv[1])
+        if value / total >= 0.005
+    )
+
+
+def _number(value: float | int | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
