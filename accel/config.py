@@ -75,6 +75,26 @@ class TrainConfig(BaseModel):
         500, description="learner updates between recalibrations of activation ranges"
     )
     calibration_size: int = Field(512, ge=1, description="recent observations used to calibrate activation ranges")
+    drift_interval_updates: Count = Field(
+        50, description="learner updates between looks for activations that left their range, which recalibrate at once"
+    )
+    rechoose_interval_updates: Count = Field(
+        1000, description="learner updates between choices of pruned channels and low-rank bases; sooner at the start"
+    )
+    distill_interval_updates: Count = Field(
+        4, description="learner updates between training steps of a distilled student on recent observations"
+    )
+    check_interval_updates: Count = Field(
+        200,
+        description="learner updates between checks of a published policy against the learner's; the first is checked",
+    )
+    max_publish_kl: Clip = Field(
+        2.0,
+        description="keep back a policy further than this from the learner's, mean KL in nats; none: only broken ones",
+    )
+    quantisation_aware: bool = Field(
+        False, description="round weights and activations in the learner's forward pass as int8 actors do; int8 only"
+    )
 
     # correction
     corrector: Literal["vtrace", "retrace", "none"] = Field("vtrace", description="off-policy correction")
@@ -134,7 +154,14 @@ class TrainConfig(BaseModel):
     peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other at start and stop")
 
     @field_validator(
-        "reward_clip", "clip_rho", "clip_c", "clip_pg_rho", "max_gradient_norm", "target_kl", mode="before"
+        "reward_clip",
+        "max_publish_kl",
+        "clip_rho",
+        "clip_c",
+        "clip_pg_rho",
+        "max_gradient_norm",
+        "target_kl",
+        mode="before",
     )
     @classmethod
     def _none_as_text(cls, value: object) -> object:
@@ -162,6 +189,12 @@ class TrainConfig(BaseModel):
             raise ValueError("retrace works with objective = 'actor-critic' only")
         if self.actor_runtime == "torch" and self.compressor != "fp32":
             raise ValueError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
+        if self.quantisation_aware and ("+" in self.compressor or self.compressor.split("(")[0].strip() != "int8"):
+            raise ValueError(
+                f"quantisation_aware trains for compressor = 'int8' alone, not '{self.compressor}': change one of them"
+            )
+        if self.quantisation_aware and self.mixed_precision != "none":
+            raise ValueError("quantisation_aware rounds in single precision: set mixed_precision = 'none' with it")
         if self.hosts is not None and self.hostfile is not None:
             raise ValueError("give hosts or hostfile, not both")
         if self.actors == 0 and (self.hosts is not None or self.hostfile is not None):

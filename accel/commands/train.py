@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from accel.job import Job, check_config, process_started_at
 from accel.launch import abort_job, learn, start
 from accel.transport.launcher import LaunchInfo, detect_launch
 
-_CLIPS = ("reward-clip", "clip-rho", "clip-c", "clip-pg-rho", "max-gradient-norm", "target-kl")
+_CLIPS = ("reward-clip", "max-publish-kl", "clip-rho", "clip-c", "clip-pg-rho", "max-gradient-norm", "target-kl")
 
 
 class TrainOptions(TrainConfig):
@@ -73,7 +74,8 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     except ValidationError as error:
         raise ConfigError(str(error)) from None
     config = check_config(TrainConfig.create(**fields))
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
+    columns = shutil.get_terminal_size().columns if is_terminal else None
     return Job(config, options.resume, process_started_at(), columns, ("accel", "train", *arguments))
 
 
