@@ -18,17 +18,33 @@ if TYPE_CHECKING:
     from accel.config import TrainConfig
     from accel.doctor import Report, doctor
     from accel.errors import AccelError
+    from accel.evaluation import Evaluation, evaluate
+    from accel.loading import TrainedRun, load_run
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AccelError": "errors",
+    "Evaluation": "evaluation",
     "Report": "doctor",
     "TrainConfig": "config",
+    "TrainedRun": "loading",
     "doctor": "doctor",
+    "evaluate": "evaluation",
+    "load_run": "loading",
 }
 
-__all__ = ["AccelError", "Report", "TrainConfig", "__version__", "doctor"]
+__all__ = [
+    "AccelError",
+    "Evaluation",
+    "Report",
+    "TrainConfig",
+    "TrainedRun",
+    "__version__",
+    "doctor",
+    "evaluate",
+    "load_run",
+]
 
 
 class _Package(ModuleType):

@@ -19,7 +19,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "mujoco": ("MuJoCo environments", ("mujoco", "imageio")),
         "report": ("plots", ("matplotlib",)),
         "sweep": ("accel sweep", ("optuna",)),
-        "video": ("accel evaluate --video", ("moviepy", "pygame-ce")),
+        "video": ("accel evaluate --video", ("imageio", "imageio-ffmpeg", "pygame-ce")),
     }
 )
 
