@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from accel.sampling import Sampler
+from accel.sampling import ActionArray, Sampler
 from accel.spaces import EnvSpec
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
@@ -28,7 +28,7 @@ class ActingPolicy(Protocol):
         """Take a newer policy; on any error the old one stays in place."""
         ...
 
-    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """Sample actions for row t of an unroll.
 
         Args:
@@ -85,14 +85,14 @@ class SessionPolicy:
         """The recurrent state [B, *shape] before the next ``act``."""
         return self._carried
 
-    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """See ``ActingPolicy.act``."""
         self._observations[...] = observations
         if first is not None:
             for state in self._inputs:
-                state[first] = 0.0  # type: ignore[call-overload]
+                state[first] = 0.0
         self._run()
-        params[...] = self._params  # type: ignore[assignment]
+        params[...] = self._params
         self._sampler.sample(params, t, actions)
         for state, following in zip(self._inputs, self._outputs, strict=True):
             state[...] = following

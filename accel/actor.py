@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from accel.acting import ActingPolicy, SessionPolicy
 from accel.envs import VectorEnvironment, make_vector_env
+from accel.envs.base import Actions
 from accel.networks.text import parse_network
-from accel.sampling import Sampler, make_sampler
+from accel.sampling import ActionArray, FloatArray, Sampler, make_sampler
 from accel.spaces import EnvSpec
 from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import ActorTransport, PolicyUpdate
@@ -49,7 +51,8 @@ class UnrollCollector:
         start = perf_counter()
         arrays = unroll.arrays
         policy, environment, sampler = self._policy, self._environment, self._sampler
-        act, to_env, step = policy.act, sampler.to_env, environment.step
+        act, step = policy.act, environment.step
+        to_env = cast(Callable[[ActionArray], Actions], sampler.to_env)
         for target, state in zip(unroll.states, policy.states(), strict=True):
             target[...] = state
         recurrent = bool(unroll.states)
@@ -111,7 +114,8 @@ class UnrollCollector:
             np.logical_not(done, out=valid[1:])
             np.logical_not(valid[:-1], out=first[1:])
         self._first, self._valid = first[-1].copy(), valid[-1].copy()
-        arrays["behaviour_log_prob"][...] = self._sampler.log_prob(arrays["behaviour_params"], arrays["actions"])
+        params, actions = cast(FloatArray, arrays["behaviour_params"]), cast(ActionArray, arrays["actions"])
+        arrays["behaviour_log_prob"][...] = self._sampler.log_prob(params, actions)
         arrays["policy_version"][...] = self._policy.version
         arrays["scheme_id"][...] = scheme_id
         self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
@@ -247,6 +251,7 @@ class Actor:
                 raise
             self._transport.report(
                 {
-                    "warning": f"actor {self._transport.actor} keeps policy {self._policy.version}: version {update.version} does not load: {error}"
+                    "warning": f"actor {self._transport.actor} keeps policy {self._policy.version}: "
+                    f"version {update.version} does not load: {error}"
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ from accel.comparison import compare_with_fp32
 from accel.errors import CheckpointError, ConfigError
 from accel.job import Job
 from accel.learner import Learner
-from accel.progress import NoProgress, Progress, ProgressLogHandler, open_progress
+from accel.progress import LineProgress, LiveProgress, NoProgress, Progress, ProgressLogHandler
 from accel.progress_snapshot import ProgressSnapshot
 from accel.publisher import Publisher
 from accel.rundir import RunDirectory
@@ -103,7 +104,7 @@ class Assembly:
         """
         config, resumed = self.job.config, self.job.resume is not None
         self._recorder = Recorder(self.run.path, resume_env_steps=self.learner.env_steps if resumed else None)
-        self._progress = open_progress(f"{config.env} · {config.compressor}", columns=self.job.columns)
+        self._progress = self._open_progress(f"{config.env} · {config.compressor}")
         handler = ProgressLogHandler(self._progress)
         logger.addHandler(handler)
         logger.propagate, propagate = False, logger.propagate
@@ -182,6 +183,11 @@ class Assembly:
         finally:
             if self.learner.version > 0 and self.learner.is_finite():
                 self.save()
+
+    def _open_progress(self, title: str) -> Progress:
+        """Live only where the user's command has a terminal: mpirun gives its ranks one even where it has none."""
+        columns = self.job.columns
+        return LineProgress(title, sys.stdout) if columns is None else LiveProgress(title, sys.stdout, columns=columns)
 
     def _announce(self) -> None:
         config = self.job.config

@@ -1,4 +1,4 @@
-"""What a scheme gains or loses against fp32 on this machine: both sessions, interleaved, on a run's own observations."""
+"""What a scheme gains or loses against fp32 on this machine: both in turns, on a run's own observations."""
 
 from __future__ import annotations
 

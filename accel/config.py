@@ -55,7 +55,8 @@ class TrainConfig(BaseModel):
     # policy
     network: str = Field(
         "mlp:64x2",
-        description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], each with +lstm:SIZE, or module:factory",
+        description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], each with +lstm:SIZE; "
+        "or module:factory",
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="activation of mlp torsos")
     separate_value_torso: bool | None = Field(

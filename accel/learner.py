@@ -88,8 +88,8 @@ class Learner:
         self.version = 0
         if self.network.state_shapes and spec.autoreset == "same_step":
             raise ConfigError(
-                f"network '{config.network}' is recurrent, and {config.env} resets within a step, where the value of an "
-                "episode's final observation would need a recurrent state that is gone: use a network without +lstm"
+                f"network '{config.network}' is recurrent, and {config.env} resets within a step, where the value of "
+                "an episode's final observation would need a recurrent state that is gone: use a network without +lstm"
             )
 
     def update(self, batch: Batch, rewards: Tensor, valid_steps: int, mark: Phase) -> UpdateStatistics:
@@ -228,12 +228,12 @@ class Learner:
         return objectives.LossTerms(total, policy.detach(), value.detach(), entropy.detach())
 
     def _step(self, loss: Tensor) -> Tensor:
-        """Backward and one optimiser step; returns the gradient's global norm. Raises DivergenceError before stepping."""
+        """Backward and one optimiser step; returns the gradient's global norm. Raises DivergenceError, unstepped."""
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if not math.isfinite(float(norm)):
             raise DivergenceError(f"loss {float(loss.detach())}, gradient norm {float(norm)} at update {self.version}")
         limit = self.config.max_gradient_norm

@@ -77,12 +77,16 @@ def split_environments(
     order = torch.randperm(batch.valid.shape[1], generator=generator).to(batch.valid.device)
     for chosen in order.chunk(count):
         part_weights = weights[:, chosen]
+
+        def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
+            return values[:, chosen]
+
         yield Minibatch(
             batch.observations[:-1, chosen],
             batch.first[:-1, chosen],
             tuple(state[chosen] for state in batch.states),
             batch.actions[:, chosen],
             params[:, chosen],
-            targets.map(lambda values, chosen=chosen: values[:, chosen]),
+            targets.map(select),
             part_weights / part_weights.sum().clamp_min(1e-8),
         )

@@ -1,4 +1,4 @@
-"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.rank JOB. Roles are known before imports."""
+"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.rank JOB. Knows its role first."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class _Import:
     def _run(self) -> None:
         try:
             importlib.import_module(self._name)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by check()
             self._error = error
 
 

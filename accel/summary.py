@@ -18,7 +18,8 @@ class SchemeComparison:
         scheme: the run's scheme. batch: environments per actor.
         policy_us, fp32_us: median microseconds per policy call.
         env_us: microseconds per vector step of the environments, as the actors measured it.
-        kl: mean KL(fp32 ‖ scheme) over recent observations, nats. agreement: share of equal greedy actions, None for Box actions.
+        kl: mean KL(fp32 ‖ scheme) over recent observations, nats. agreement: share of equal greedy actions, None
+            for Box actions.
         bytes, fp32_bytes: sizes of the artifacts.
     """
 
@@ -39,13 +40,14 @@ class SchemeComparison:
         verdict = (
             f"{self.scheme} is {ratio:.2f}x as fast as fp32 here and saves {saved:.0%} of an actor's step"
             if ratio > 1.05
-            else f"{self.scheme} gains nothing here ({ratio:.2f}x fp32's speed): a policy this small is bound by call overhead"
+            else f"{self.scheme} gains nothing here ({ratio:.2f}x fp32's speed): the call costs more than the layers"
             if ratio > 0.95
             else f"{self.scheme} loses here ({ratio:.2f}x fp32's speed): --compressor fp32 would be faster"
         )
         agreement = "" if self.agreement is None else f", same greedy action {self.agreement:.1%}"
         return (
-            f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy {self.policy_us:.1f} us "
+            f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy "
+            f"{self.policy_us:.1f} us "
             f"({self.scheme}) or {self.fp32_us:.1f} us (fp32); {self.bytes} or {self.fp32_bytes} bytes; "
             f"KL from fp32 {self.kl:.1e} nats{agreement}."
         )
@@ -108,8 +110,9 @@ class Summary:
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
         lines = [
             f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates: {self.reason}.",
-            f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; {self.wall_s:.1f} s since the command started.",
-            f"policy lag {_number(self.lag['lag_min'])} / {_number(self.lag['lag_mean'])} / {_number(self.lag['lag_max'])} versions "
+            f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; "
+            f"{self.wall_s:.1f} s since the command started.",
+            f"policy lag {' / '.join(_number(self.lag[f'lag_{which}']) for which in ('min', 'mean', 'max'))} versions "
             f"(min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, {self.dead_actors} actors died.",
             f"learner ({self.device}): {_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",

@@ -11,7 +11,7 @@ from safetensors.torch import save as save_tensors
 
 from accel.acting import Array, Bools, Floats
 from accel.networks import build_network_from_config
-from accel.sampling import Sampler
+from accel.sampling import ActionArray, Sampler
 from accel.spaces import EnvSpec
 from accel.transport.base import PolicyUpdate
 
@@ -45,7 +45,7 @@ class TorchPolicy:
         return tuple(state.numpy() for state in self._states)
 
     @torch.inference_mode()
-    def act(self, observations: Array, first: Bools | None, t: int, actions: Array, params: Floats) -> None:
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """See ``ActingPolicy.act``."""
         if first is not None:
             keep = torch.from_numpy(np.logical_not(first))

@@ -236,7 +236,7 @@ class Trainer:
         counters.unrolls += 1
         self.unrolls += 1
         counters.add_episodes(unroll)
-        self._actor_s += unroll["timings_s"]
+        self._actor_s += unroll["timings_s"].view(np.float64)
         lag = self.learner.version - unroll.oldest_version
         self.lag.add(lag)
         self._recent_lag.add(lag)

@@ -2,8 +2,8 @@
 
 Time-major [T, B, ...]. Row t holds the observation, the action chosen on it and what the environment answered. After a
 finished episode gymnasium's NEXT_STEP mode spends one row on the reset: that row is invalid, its observation is the
-episode's final one, and the row after it is ``first``. Rows T of ``observations``, ``first`` and ``valid`` belong to the
-next unroll's row 0 and serve the bootstrap.
+episode's final one, and the row after it is ``first``. Rows T of ``observations``, ``first`` and ``valid`` belong to
+the next unroll's row 0 and serve the bootstrap.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _CLIPS = ("reward-clip", "max-publish-kl", "clip-rho", "clip-c", "clip-pg-rho", 
 class TrainOptions(TrainConfig):
     """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
 
-    Started alone, mpirun is started with one learner and --actors actors; inside mpirun -n N or srun -n N the first rank
-    learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint; --resume goes on.
+    Started alone, mpirun is started with one learner and --actors actors; inside mpirun -n N or srun -n N the first
+    rank learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint; --resume goes on.
     """
 
     preset: str | None = Field(None, description=f"named configuration: {', '.join(preset_names())}")
