@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ KEEP = 0.93
 # An observed value this far outside a range, as a share of the range's width, counts as drift.
 DRIFT_TOLERANCE = 0.05
 _LOWS, _HIGHS = ":lows", ":highs"
+IMAGES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class RangeObserver:
         feeds = check_inputs(self._graph.inputs, inputs)
         if self._piece is None:
             self._piece = _measuring_piece(self._graph, self._values)
-        results = self._piece({**feeds, **parameters})
+        parts = [self._piece({**feed, **parameters}) for feed in _portions(feeds)]
+        lows = np.min([part[_LOWS] for part in parts], axis=0)
+        highs = np.max([part[_HIGHS] for part in parts], axis=0)
         ranges = {}
-        for name, low, high in zip(self._values, results[_LOWS], results[_HIGHS], strict=True):
+        for name, low, high in zip(self._values, lows, highs, strict=True):
             if not (np.isfinite(low) and np.isfinite(high)):
                 raise CalibrationError(f"activation {name!r} is not finite on these inputs; check inputs and weights")
             ranges[name] = Range(float(low), float(high))
@@ -89,6 +92,14 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> di
             raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")
         feeds[spec.name] = array
     return feeds
+
+
+def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """Images a few at a time, as their activations would fill hundreds of megabytes; everything else at once."""
+    rows = len(next(iter(feeds.values())))
+    step = IMAGES_AT_ONCE if any(array.ndim == 4 for array in feeds.values()) else rows
+    for start in range(0, rows, step):
+        yield {name: array[start : start + step] for name, array in feeds.items()}
 
 
 def _measuring_piece(graph: PolicyGraph, values: Sequence[str]) -> Piece:

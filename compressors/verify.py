@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,15 @@ class Mismatch:
     Attributes:
         relative: root mean square difference over the policy's root mean square deviation from its mean output.
         greatest: the greatest absolute difference, in the unit of the parameters.
+        measured: what the caller's own measure says; ``relative`` where there is none.
     """
 
     relative: float
     greatest: float
+    measured: float
+
+
+Measure = Callable[[Array, Array], float]
 
 
 def verify_artifact(
@@ -36,6 +41,8 @@ def verify_artifact(
     reference: torch.nn.Module,
     inputs: Mapping[str, Array],
     bound: float | None,
+    *,
+    measure: Measure | None = None,
 ) -> Mismatch:
     """Load an artifact from its own bytes, run it, and compare it with the policy.
 
@@ -43,7 +50,9 @@ def verify_artifact(
         artifact: what is about to be published.
         reference: the acting policy with the weights that the artifact was made from.
         inputs: real inputs by name, [N, *shape], N ≥ 1.
-        bound: greatest ``Mismatch.relative`` allowed; None: only shapes and finiteness are checked.
+        bound: greatest ``Mismatch.measured`` allowed; None: only shapes and finiteness are checked.
+        measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
+            distributions that they describe.
 
     Raises:
         VerificationError: it cannot be read back or loaded, an input does not fit, an output has another shape than the
@@ -66,10 +75,10 @@ def verify_artifact(
             raise VerificationError(
                 f"output {spec.name!r} of policy {artifact.scheme!r} is not finite; do not publish it"
             )
-    mismatch = _mismatch(found[0], wanted[0])
-    if bound is not None and not mismatch.relative <= bound:
+    mismatch = _mismatch(found[0], wanted[0], measure)
+    if bound is not None and not mismatch.measured <= bound:
         raise VerificationError(
-            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.relative:.3g}, over the bound of "
+            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
             f"{bound:g}; calibrate or rechoose, or take a milder scheme"
         )
     return mismatch
@@ -97,9 +106,10 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]
     return list(session.outputs.values())
 
 
-def _mismatch(found: Array, wanted: Array) -> Mismatch:
+def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
     theirs: NDArray[np.float64] = wanted.astype(np.float64)
     difference = found.astype(np.float64) - theirs
     scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
     error = float(np.sqrt(np.mean(np.square(difference))))
-    return Mismatch(error / max(scale, float(np.finfo(np.float32).tiny)), float(np.abs(difference).max()))
+    relative = error / max(scale, float(np.finfo(np.float32).tiny))
+    return Mismatch(relative, float(np.abs(difference).max()), relative if measure is None else measure(wanted, found))

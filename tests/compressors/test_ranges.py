@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compressors.errors import CalibrationError
 from compressors.graph import export_policy
-from compressors.ranges import Range, RangeObserver
+from compressors.ranges import IMAGES_AT_ONCE, Range, RangeObserver
 from compressors.state import read_state
 from tests.compressors.policies import CASES, randomise
 
@@ -87,3 +87,16 @@ def test_rows_must_agree() -> None:
     inputs = case.inputs(16)
     with pytest.raises(CalibrationError, match="different numbers of rows"):
         plan.calibrate({**inputs, "state_0": inputs["state_0"][:8]})
+
+
+def test_images_are_measured_in_portions() -> None:
+    case = CASES["nature-cnn"]
+    module = randomise(case.make(), seed=0)
+    graph = export_policy(module, case.examples(), case.outputs)
+    observer = RangeObserver(graph, [node.output[0] for node in graph.nodes])
+    parameters = graph.read(read_state(module))
+    images = case.inputs(IMAGES_AT_ONCE + 3, seed=5)["observations"]
+    alone = [observer.measure(parameters, {"observations": image[None]}) for image in images]
+    for name, whole in observer.measure(parameters, {"observations": images}).items():
+        assert whole.low == pytest.approx(min(seen[name].low for seen in alone), rel=1e-4, abs=1e-5)
+        assert whole.high == pytest.approx(max(seen[name].high for seen in alone), rel=1e-4, abs=1e-5)

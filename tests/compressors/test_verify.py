@@ -36,6 +36,23 @@ def test_the_mismatch_is_what_it_says() -> None:
     assert mismatch.relative == pytest.approx(0.5 / spread, rel=1e-4)
 
 
+def test_a_measure_of_the_callers_is_held_against_the_bound() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    artifact = case.bind("int8(u8s8)", module).refresh(module, version=1)
+    seen: list[tuple[int, ...]] = []
+
+    def measure(wanted: np.ndarray, found: np.ndarray) -> float:
+        seen.append((*wanted.shape, *found.shape))
+        np.testing.assert_allclose(wanted, _outputs(module, case.inputs(8)), atol=1e-6)
+        return 0.7
+
+    assert verify_artifact(artifact, module, case.inputs(8), 0.8, measure=measure).measured == 0.7
+    with pytest.raises(VerificationError, match=r"differs .* by 0\.7, over the bound of 0\.6"):
+        verify_artifact(artifact, module, case.inputs(8), 0.6, measure=measure)
+    assert seen == [(8, 3, 8, 3)] * 2
+
+
 def _outputs(module, inputs) -> np.ndarray:
     from tests.compressors.policies import run_module
 
