@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, get_args
 
 import tyro
-from pydantic import Field, ValidationError
 
 from accel.config import TrainConfig, load_preset, load_toml, preset_names
 from accel.errors import AccelError, ConfigError
@@ -17,21 +18,24 @@ from accel.job import Job, check_config, process_started_at
 from accel.launch import abort_job, learn, start
 from accel.transport.launcher import LaunchInfo, detect_launch
 
-_CLIPS = ("reward-clip", "max-publish-kl", "clip-rho", "clip-c", "clip-pg-rho", "max-gradient-norm", "target-kl")
+DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
 
+Started alone, this starts mpirun with one learner and --actors actors; inside mpirun -n N or srun -n N the first rank
+learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint, and --resume goes on from there.
 
-class TrainOptions(TrainConfig):
-    """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
-
-    Started alone, mpirun is started with one learner and --actors actors; inside mpirun -n N or srun -n N the first
-    rank learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint; --resume goes on.
-    """
-
-    preset: str | None = Field(None, description=f"named configuration: {', '.join(preset_names())}")
-    config: Path | None = Field(None, description="TOML file with any of the options below, as in a run's config.toml")
-    resume: Path | None = Field(
-        None, description="run directory to go on with, on its own options; flags override them"
-    )
+Examples:
+  accel train --preset quickstart
+  accel train --env HalfCheetah-v5 --network mlp:256x2 --normalise-observations --total-env-steps 5000000
+  mpirun -n 9 accel train --config run.toml --seed 1
+"""
+_SOURCES = {
+    "preset": (str | None, f"named configuration: {', '.join(preset_names())}"),
+    "config": (Path | None, "TOML file with any of the options below, as in a run's config.toml"),
+    "resume": (Path | None, "run directory to go on with, on its own options; flags override them"),
+}
+_OPTIONAL = frozenset(
+    name for name, field in TrainConfig.model_fields.items() if type(None) in get_args(field.annotation)
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as stop:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
-    summary = learn(job, info) if info.is_launched else start(job)
+    alone = job.config.actors == 0 and info.size == 1
+    summary = learn(job, info) if info.is_launched and not alone else start(job)
     if info.is_launched or job.config.actors == 0:
         print(summary.text(), flush=True)
     return 0
@@ -54,33 +59,42 @@ def main(arguments: Sequence[str]) -> int:
 def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     """Everything the command line asks for, validated. Raises ConfigError; SystemExit from --help."""
     argv = [_none(before, word) for before, word in zip(["", *arguments], arguments, strict=False)]
-    sources = {name: _value(argv, name) for name in ("preset", "config", "resume")}
+    sources = {name: _value(argv, name) for name in _SOURCES}
     values: dict[str, object] = {}
     if sources["resume"]:
-        values |= load_toml(Path(sources["resume"]) / "config.toml") | {"name": Path(sources["resume"]).name}
+        values |= load_toml(Path(sources["resume"]) / "config.toml") | {"name": Path(sources["resume"]).resolve().name}
     if sources["preset"]:
         values |= load_preset(sources["preset"])
     if sources["config"]:
         values |= load_toml(Path(sources["config"]))
-    actors_given = _value(argv, "actors") is not None
-    if info.is_launched and not actors_given:
+    if info.is_launched and _value(argv, "actors") is None:
         values["actors"] = max((info.size or 1) - 1, 1)
-    defaults = TrainOptions.create(**values)
-    try:
-        options = tyro.cli(
-            TrainOptions, prog="accel train", args=argv, default=defaults, config=(tyro.conf.UseAppendAction,)
-        )
-        fields = {name: getattr(options, name) for name in TrainConfig.model_fields}
-    except ValidationError as error:
-        raise ConfigError(str(error)) from None
-    config = check_config(TrainConfig.create(**fields))
+    defaults = TrainConfig.create(**values)
+    options = vars(_parse_flags(argv, defaults))
+    resume = options["resume"]
+    config = check_config(TrainConfig.create(**{name: options[name] for name in TrainConfig.model_fields}))
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None
-    return Job(config, options.resume, process_started_at(), columns, ("accel", "train", *arguments))
+    return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))
+
+
+def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
+    """tyro reads types only; what values mean is the config's own business, whose messages are in our words."""
+    rows: list[tuple[str, object, object]] = []
+    for name, (kind, description) in _SOURCES.items():
+        rows.append((name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None)))
+    for name, field in TrainConfig.model_fields.items():
+        kind = field.rebuild_annotation() if field.metadata else field.annotation
+        option = tyro.conf.arg(help=field.description or "", name=name.rstrip("_"))
+        rows.append((name, Annotated[kind, option], dataclasses.field(default=getattr(defaults, name))))
+    target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)  # type: ignore[arg-type]
+    return tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=(tyro.conf.UseAppendAction,))
 
 
 def _none(flag: str, word: str) -> str:
-    return "None" if word.lower() == "none" and flag.removeprefix("--").replace("_", "-") in _CLIPS else word
+    """Options that may be off take ``none`` in any case."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return "None" if word.lower() == "none" and name in _OPTIONAL else word
 
 
 def _value(argv: Sequence[str], name: str) -> str | None:
