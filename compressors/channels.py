@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,9 +61,11 @@ def find_groups(module: nn.Module, example_inputs: Mapping[str, torch.Tensor]) -
     Raises:
         UnsupportedLayerError: the policy has a layer other than Linear, Conv2d and a plain nn.LSTM.
     """
+    # groups are found by following gradients, which a policy that is only played has none of
+    module = copy.deepcopy(module).requires_grad_(True)
     names = dict(_layers(module))
     found: list[ChannelGroup] = []
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # it tells of lone parameters, such as log standard deviations of a head
         graph = torch_pruning.DependencyGraph().build_dependency(module, tuple(example_inputs.values()))
         for items in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d, nn.LSTM]):

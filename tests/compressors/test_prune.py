@@ -57,6 +57,17 @@ def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> Non
         assert np.abs(found[0] - run_module(module, inputs)[0]).max() > 1e-3, "something was removed"
 
 
+def test_a_policy_without_gradients_has_the_same_groups() -> None:
+    case = CASES[PRUNABLE[0]]
+    module = case.make()
+    frozen = copy.deepcopy(module).requires_grad_(False)
+    with torch.no_grad():
+        found = find_groups(frozen, case.examples())
+    assert found
+    assert [group.name for group in found] == [group.name for group in find_groups(module, case.examples())]
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
 @pytest.mark.parametrize("name", PRUNABLE)
 def test_weights_shrink_with_the_square_of_what_stays(name: str) -> None:
     case = CASES[name]
