@@ -63,7 +63,7 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"accel: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # its reader is gone: nothing is left to be flushed at exit
+        sys.stdout = None  # its reader is gone: nothing is left to be flushed at exit
         return 141
     except KeyboardInterrupt:
         return 130

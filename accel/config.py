@@ -290,7 +290,7 @@ def _did_you_mean(name: str, choices: tuple[str, ...]) -> str:
 
 def _explain(item: object, model: type[BaseModel]) -> str:
     details = dict(item)  # type: ignore[call-overload]
-    name = ".".join(str(part) for part in details["loc"][:1])
+    name = ".".join(str(part) for part in details["loc"][:1]).rstrip("_")
     message = str(details["msg"]).removeprefix("Value error, ")
     if details["type"] == "extra_forbidden":
         return f"unknown option '{name}'{_did_you_mean(name, tuple(model.model_fields))}"

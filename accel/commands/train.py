@@ -84,10 +84,9 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
     for name, (kind, description) in _SOURCES.items():
         rows.append((name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None)))
     for name, field in TrainConfig.model_fields.items():
-        kind = field.rebuild_annotation() if field.metadata else field.annotation
         option = tyro.conf.arg(help=field.description or "", name=name.rstrip("_"))
-        rows.append((name, Annotated[kind, option], dataclasses.field(default=getattr(defaults, name))))
-    target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)  # type: ignore[arg-type]
+        rows.append((name, Annotated[field.annotation, option], dataclasses.field(default=getattr(defaults, name))))
+    target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)
     return tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=(tyro.conf.UseAppendAction,))
 
 
