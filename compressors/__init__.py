@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from compressors.inspection import float_kernels, integer_kernels
     from compressors.int4 import Int4
     from compressors.int8 import Int8
+    from compressors.inventory import PolicyLayer, policy_layers
     from compressors.lowrank import LowRank
     from compressors.prune import Prune
     from compressors.qat import FakeQuantiser
@@ -60,6 +61,8 @@ _HOMES = {
     "integer_kernels": "inspection",
     "Int4": "int4",
     "Int8": "int8",
+    "PolicyLayer": "inventory",
+    "policy_layers": "inventory",
     "LowRank": "lowrank",
     "Prune": "prune",
     "FakeQuantiser": "qat",
@@ -92,6 +95,7 @@ __all__ = [
     "Mismatch",
     "Plan",
     "PlanStatistics",
+    "PolicyLayer",
     "PolicySession",
     "Prune",
     "Scheme",
@@ -106,6 +110,7 @@ __all__ = [
     "integer_kernels",
     "make_compressor",
     "parse_scheme",
+    "policy_layers",
     "quantisation_study",
     "scheme_names",
     "verify_artifact",

@@ -64,20 +64,11 @@ class Int4Encoder(Encoder):
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
-        views = self._payload.views
         for layer in self._layers:
-            weight: FloatArray = parameters[layer.weight].astype(np.float32, copy=False)
-            if layer.is_convolution:
-                packed, scales = channel_codes(weight)
-            else:
-                packed, scales = block_codes(weight if layer.transposed else weight.T, self._block)
-            if not np.isfinite(scales).all():
-                raise WeightsError(f"layer {layer.name!r} has a weight that is not finite; do not publish it")
-            views[f"{layer.stem}:codes"][...] = packed
-            views[f"{layer.stem}:scale"][...] = scales
+            write_layer(layer, parameters[layer.weight], self._payload.views, self._block)
         for name in self._floats:
             require_finite(name, parameters[name])
-            views[name][...] = parameters[name]
+            self._payload.views[name][...] = parameters[name]
         return self._payload.to_bytes()
 
 
@@ -87,37 +78,54 @@ class _Int4Graph(LayerRewriter):
         super().__init__(graph)
 
     def replace(self, layer: Layer) -> list[NodeProto]:
-        shape = self.graph.parameters[layer.weight].shape
-        codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
-        if layer.is_convolution:
-            self.slots[codes] = Slot(shape, TensorProto.INT4)
-            self.slots[scale] = Slot((shape[0],))
-            real = helper.make_node(
-                "DequantizeLinear", [codes, scale], [layer.stem], name=f"{layer.stem}/real", domain=MICROSOFT, axis=0
-            )
-            copy = NodeProto()
-            copy.CopyFrom(layer.node)
-            copy.input[1] = layer.stem
-            return [real, copy]
-        outputs, inputs = shape if layer.transposed else shape[::-1]
-        blocks = -(-inputs // self._block)
-        self.slots[codes] = Slot((outputs, blocks, self._block // 2), TensorProto.UINT8)
-        self.slots[scale] = Slot((outputs * blocks,))
-        node = helper.make_node(
-            "MatMulNBits",
-            [layer.node.input[0], codes, scale, "", "", layer.bias],
-            layer.node.output,
-            name=layer.node.name,
-            domain=MICROSOFT,
-            K=inputs,
-            N=outputs,
-            bits=4,
-            block_size=self._block,
-        )
-        return [node]
+        nodes, slots = replace_layer(layer, self.graph.parameters[layer.weight].shape, self._block)
+        self.slots.update(slots)
+        return nodes
 
     def refusal(self, operator: str) -> str:
         return f"operator {operator} takes no 4-bit weights here; use fp16 or fp32"
+
+
+def replace_layer(
+    layer: Layer, shape: tuple[int, ...], block: int = _DEFAULT_BLOCK
+) -> tuple[list[NodeProto], dict[str, Slot]]:
+    """The nodes in a layer's place, and the initializers for its weight of the given shape."""
+    codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
+    if layer.is_convolution:
+        real = helper.make_node(
+            "DequantizeLinear", [codes, scale], [layer.stem], name=f"{layer.stem}/real", domain=MICROSOFT, axis=0
+        )
+        copy = NodeProto()
+        copy.CopyFrom(layer.node)
+        copy.input[1] = layer.stem
+        return [real, copy], {codes: Slot(shape, TensorProto.INT4), scale: Slot((shape[0],))}
+    outputs, inputs = shape if layer.transposed else shape[::-1]
+    blocks = -(-inputs // block)
+    node = helper.make_node(
+        "MatMulNBits",
+        [layer.node.input[0], codes, scale, "", "", layer.bias],
+        layer.node.output,
+        name=layer.node.name,
+        domain=MICROSOFT,
+        K=inputs,
+        N=outputs,
+        bits=4,
+        block_size=block,
+    )
+    return [node], {codes: Slot((outputs, blocks, block // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
+
+
+def write_layer(layer: Layer, weight: Array, views: Mapping[str, Array], block: int = _DEFAULT_BLOCK) -> None:
+    """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: a weight is not finite."""
+    values: FloatArray = weight.astype(np.float32, copy=False)
+    if layer.is_convolution:
+        packed, scales = channel_codes(values)
+    else:
+        packed, scales = block_codes(values if layer.transposed else values.T, block)
+    if not np.isfinite(scales).all():
+        raise WeightsError(f"layer {layer.name!r} has a weight that is not finite; do not publish it")
+    views[f"{layer.stem}:codes"][...] = packed
+    views[f"{layer.stem}:scale"][...] = scales
 
 
 def block_codes(weight: FloatArray, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -1,19 +1,29 @@
-"""``int8``: weights and activations in 8 bits, ranges of activations known beforehand, layers in integer kernels."""
+"""``int8``: weights and activations in 8 bits, ranges of activations known beforehand, layers in integer kernels.
+
+``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
+``layer=per_channel`` or ``layer=per_tensor`` its own kind of scales.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from onnx import NodeProto
 
+from compressors.artifact import Optimisation
 from compressors.base import Array, PlanStatistics
 from compressors.chain import Encoder, Format
+from compressors.codes import IntegerLayer, LayerFormat
 from compressors.cpu import ARM, VNNI, cpu_features
 from compressors.errors import CalibrationError, SchemeError
+from compressors.float import fuse_activations, require_finite
 from compressors.graph import OPSET, PolicyGraph
-from compressors.integer import IntegerGraph, IntegerLayer
+from compressors.int4 import write_layer
+from compressors.integer import IntegerGraph
+from compressors.layerwise import check_layers, choice_for, split_arguments
 from compressors.optimise import rearranged_nodes
 from compressors.payload import Payload, Slot
 from compressors.quantise import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
@@ -23,6 +33,7 @@ from compressors.weights import CodeWriter, as_float
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
+_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
 _PER_CHANNEL = "per_channel"
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 
@@ -37,11 +48,13 @@ class Int8(Format):
             the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations, faster on ARM. None: what
             suits the CPU.
         cpu: features of the CPU that will act; this machine's when None.
+        layers: formats by layer, in the place of the one that ``per_channel`` says.
     """
 
     per_channel: bool = False
     variant: Variant | None = None
     cpu: frozenset[str] | None = None
+    layers: tuple[tuple[str, LayerFormat], ...] = ()
 
     @property
     def method(self) -> MethodText:
@@ -49,16 +62,20 @@ class Int8(Format):
         options = [_PER_CHANNEL] if self.per_channel else []
         if self.variant is not None:
             options.append(self.variant)
-        return MethodText("int8", tuple(options))
+        return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
+
+    def layer_format(self, layer: str) -> LayerFormat:
+        """What a layer computes in."""
+        return choice_for(layer, self.layers, "per_channel" if self.per_channel else "per_tensor")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
-        """See ``Format.encoder``."""
-        if self.variant is not None:
-            return Int8Encoder(graph, self.variant, self.per_channel)
+        """See ``Format.encoder``. Raises SchemeError: a layer that the policy does not have."""
         features = cpu_features() if self.cpu is None else self.cpu
+        if self.variant is not None:
+            return Int8Encoder(graph, self, self.variant)
         if VNNI in features:
-            return Int8Encoder(graph, "u8s8", self.per_channel, (VNNI,))
-        return Int8Encoder(graph, "s8s8" if ARM in features else "reduce_range", self.per_channel)
+            return Int8Encoder(graph, self, "u8s8", (VNNI,))
+        return Int8Encoder(graph, self, "s8s8" if ARM in features else "reduce_range")
 
 
 class Int8Encoder(Encoder):
@@ -67,19 +84,19 @@ class Int8Encoder(Encoder):
     Attributes:
         layers: those with integer weights.
         variant: the one in use.
-        per_channel: whether weights have a scale for each output.
+        per_channel: whether weights have a scale for each output, where nothing else was chosen for a layer.
         weight_codes: the codes of weights.
     """
 
-    def __init__(
-        self, graph: PolicyGraph, variant: Variant, per_channel: bool, cpu_features: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...] = ()) -> None:
         self.cpu_features = cpu_features
         self.variant = variant
-        self.per_channel = per_channel
+        self.per_channel = options.per_channel
         self._codes, self.weight_codes = _CODES[variant]
-        integer = IntegerGraph(graph, self._codes, per_channel)
+        integer = IntegerGraph(graph, self._codes, options.layer_format)
+        check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
+        self._int4_layers = integer.int4_layers
         self._floats = integer.floats
         self._measured = integer.measured
         self._observer = RangeObserver(graph, integer.measured)
@@ -87,6 +104,9 @@ class Int8Encoder(Encoder):
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
         self._payload = _lay_out(integer, graph)
+        # onnxruntime blocks the channels of float convolutions for the CPU when it loads them
+        float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
+        self.optimisation: Optimisation = "all" if float_convolutions else "none"
         self._writer = CodeWriter(self.weight_codes, [graph.parameters[layer.weight].size for layer in self.layers])
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
@@ -137,19 +157,21 @@ class Int8Encoder(Encoder):
         self._writer.begin()
         for layer in self.layers:
             self._encode_layer(layer, parameters)
+        for int4_layer in self._int4_layers:
+            write_layer(int4_layer, parameters[int4_layer.weight], self._payload.views)
         for name in self._floats:
+            require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
         self._writer.end()
         return self._payload.to_bytes()
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
-        axis = layer.channel_axis if self.per_channel else None
         views, stem = self._payload.views, layer.stem
         weight = parameters[layer.weight]
         bias = as_float(layer.bias, parameters) if layer.bias else None
         input_scale = self._scales[layer.activation]
         scales = self._writer.write(
-            layer.name, weight, axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
+            layer.name, weight, layer.channel_axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
         )
         views[f"{stem}:scale"][...] = scales
         if bias is not None:
@@ -162,26 +184,38 @@ class Int8Encoder(Encoder):
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
-    """The ``int8`` method; options are ``per_channel`` and one of the variants.
+    """The ``int8`` method; options are ``per_channel``, one of the variants, and formats by layer.
 
     Raises:
-        SchemeError: an unknown option, or two variants.
+        SchemeError: an unknown option or format, or two variants.
     """
-    variants = [name for name in _VARIANTS if name in arguments]
-    unknown = [name for name in arguments if name not in (*_VARIANTS, _PER_CHANNEL)]
-    if unknown or len(variants) > 1 or len(set(arguments)) < len(arguments):
+    plain, choices = split_arguments(arguments)
+    variants = [name for name in _VARIANTS if name in plain]
+    unknown = [name for name in plain if name not in (*_VARIANTS, _PER_CHANNEL)]
+    if unknown or len(variants) > 1 or len(set(plain)) < len(plain):
         raise SchemeError(
-            f"int8({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once"
+            f"int8({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
+            "and layer=format"
         )
-    return Int8(_PER_CHANNEL in arguments, variants[0] if variants else None, context.cpu)
+    layers: list[tuple[str, LayerFormat]] = []
+    for layer, text in choices.items():
+        chosen = next((choice for choice in _FORMATS if choice == text), None)
+        if chosen is None:
+            raise SchemeError(f"int8({layer}={text}): a layer's format is one of {', '.join(_FORMATS)}")
+        layers.append((layer, chosen))
+    return Int8(_PER_CHANNEL in plain, variants[0] if variants else None, context.cpu, tuple(layers))
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
     slots = {**integer.slots, **{name: Slot.like(graph.parameters[name]) for name in integer.floats}}
     constants = {name: graph.constants[name] for name in integer.constants}
-    payload = Payload(integer.nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
-    if any(node.op_type == "MaxPool" for node in integer.nodes):
+    outputs = [spec.name for spec in graph.outputs]
+    nodes: Sequence[NodeProto] = integer.nodes
+    if not any(node.op_type == "Conv" for node in nodes):
+        nodes = fuse_activations(nodes, outputs)
+    payload = Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
+    if any(node.op_type == "MaxPool" for node in nodes) and not any(node.op_type == "Conv" for node in nodes):
         # pooling codes is thirty times faster channels-last, into which onnxruntime turns the graph
-        nodes = rearranged_nodes(payload, slots) or integer.nodes
+        nodes = rearranged_nodes(payload, slots) or nodes
         return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     return payload

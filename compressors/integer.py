@@ -1,20 +1,24 @@
 """Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes on unchanged.
 
 Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A
-layer with weights that has no integer kernel here is an error, never left in float silently.
+layer with weights that has no integer kernel here is an error, never left in float silently; only layers chosen to be
+float or int4 are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from compressors.codes import Codes, IntegerLayer, LayerFormat
 from compressors.errors import UnsupportedLayerError
 from compressors.graph import PolicyGraph
+from compressors.int4 import replace_layer
+from compressors.layers import Layer
+from compressors.layerwise import weight_layer
 from compressors.payload import MICROSOFT, Slot
 from compressors.quantise import IntegerType
 from compressors.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
@@ -23,48 +27,14 @@ from compressors.wiring import Wiring, int_attribute, is_plain_gemm, layer_name,
 _PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
 
 
-@dataclass(frozen=True)
-class IntegerLayer:
-    """A layer with integer weights.
-
-    Attributes:
-        name: for messages.
-        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
-        bias: the graph's parameter or "".
-        bias_codes: initializer for the bias's codes, "" without bias.
-        activation: the value read, whose scale the bias shares.
-        stem: what the weight's initializers are called; differs per layer when layers share a weight.
-        channel_axis: the weight's output axis.
-    """
-
-    name: str
-    weight: str
-    bias: str
-    bias_codes: str
-    activation: str
-    stem: str
-    channel_axis: int
-
-
-@dataclass(frozen=True)
-class Codes:
-    """A value as integer codes: its tensor, and the activation whose range gives scale and zero point."""
-
-    tensor: str
-    activation: str
-
-    @property
-    def parameters(self) -> tuple[str, str]:
-        """Names of the scale's and the zero point's initializers."""
-        return f"{self.activation}:scale", f"{self.activation}:zero"
-
-
 class IntegerGraph:
     """The rewritten graph.
 
     Attributes:
         nodes: in topological order.
         layers: those with integer weights.
+        int4_layers: those with 4-bit weights, computed in floats.
+        names: of all layers, for which a format is chosen.
         measured: activations whose ranges must be calibrated.
         fixed: activations whose codes come from outside at a given scale (images), to that scale.
         slots: initializers written at calibration or refresh, scales and codes.
@@ -72,16 +42,22 @@ class IntegerGraph:
         constants: names of graph constants still in use.
     """
 
-    def __init__(self, graph: PolicyGraph, codes: IntegerType, per_channel: bool) -> None:
+    def __init__(self, graph: PolicyGraph, codes: IntegerType, choose: Callable[[str], LayerFormat]) -> None:
         self._graph = graph
         self._codes = codes
-        self._per_channel = per_channel
+        self._formats: dict[str, LayerFormat] = {}
+        self.names: list[str] = []
+        for node in graph.nodes:
+            if node.op_type in ("Gemm", "Conv") and node.input[1] in graph.parameters:
+                self.names.append(weight_layer(graph, node.input[1]))
+                self._formats[node.output[0]] = choose(self.names[-1])
         self._wiring = Wiring(graph.nodes, [spec.name for spec in graph.outputs])
         self._as_codes: dict[str, Codes] = {}
         self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
         self._absorbed: set[str] = set()
         self.nodes: list[NodeProto] = []
         self.layers: list[IntegerLayer] = []
+        self.int4_layers: list[Layer] = []
         self.measured: list[str] = []
         self.fixed: dict[str, np.float32] = {}
         self.slots: dict[str, Slot] = {}
@@ -90,7 +66,9 @@ class IntegerGraph:
             "DequantizeLinear": self._image, "Clip": self._clip, **dict.fromkeys(_PASS_THROUGH, self._pass),
         }  # fmt: skip
         for node in graph.nodes:
-            if node.output[0] not in self._absorbed:
+            if not self._is_integer(node):
+                self._float_layer(node)
+            elif node.output[0] not in self._absorbed:
                 rules.get(node.op_type, self._float)(node)
         for spec in graph.outputs:
             self._emit_output(spec.name)
@@ -190,13 +168,31 @@ class IntegerGraph:
             array = self._graph.parameters.get(name)
             if array is not None and array.ndim > 1 and array.dtype.kind == "f":
                 self._refuse(node, f"operator {node.op_type} has no static integer kernel here")
+        self.nodes.append(self._on_floats(node))
+
+    def _float_layer(self, node: NodeProto) -> None:
+        """A layer that is not to compute in integers."""
+        copy = self._on_floats(node)
+        if self._formats[node.output[0]] == "float":
+            self.nodes.append(copy)
+            return
+        if node.op_type == "Gemm" and not is_plain_gemm(node):
+            self._refuse(node, "its product has factors or a transposed input")
+        layer = Layer(copy, copy.input[1], optional_input(copy, 2))
+        nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape)
+        self.nodes += nodes
+        self.slots.update(slots)
+        self.int4_layers.append(layer)
+
+    def _on_floats(self, node: NodeProto) -> NodeProto:
+        """The node, reading floats and making floats."""
         copy = NodeProto()
         copy.CopyFrom(node)
         for index, name in enumerate(node.input):
             copy.input[index] = self._float_of(name)
         for name in node.output:
             self._as_float[name] = name
-        self.nodes.append(copy)
+        return copy
 
     def _layer(self, node: NodeProto, x: Codes, channel_axis: int) -> IntegerLayer:
         weight, bias = node.input[1], optional_input(node, 2)
@@ -204,14 +200,16 @@ class IntegerGraph:
             self._refuse(node, "its bias is no fixed weight")
         stem = f"{node.output[0]}:weight"
         shape = self._graph.parameters[weight].shape
-        channels = (shape[channel_axis],) if self._per_channel else ()
+        per_channel = self._formats[node.output[0]] == "per_channel"
+        channels = (shape[channel_axis],) if per_channel else ()
         self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
         self.slots[f"{stem}:scale"] = Slot(channels)
         self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
         bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
         if bias:
             self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
-        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, channel_axis)
+        axis = channel_axis if per_channel else None
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, axis)
         self.layers.append(layer)
         return layer
 
@@ -280,12 +278,16 @@ class IntegerGraph:
 
     def _reads_codes(self, node: NodeProto, value: str) -> bool:
         if node.op_type in ("Gemm", "Conv"):
-            return node.input[0] == value
+            return node.input[0] == value and self._is_integer(node)
         if node.op_type == "Add":
             return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
         if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
             return node.input[0] == value and self._wants_codes(node.output[0])
         return False
+
+    def _is_integer(self, node: NodeProto) -> bool:
+        """False for layers that were chosen to compute in floats."""
+        return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel")
 
     def _is_fixed(self, name: str) -> bool:
         return name in self._graph.parameters or name in self._graph.constants

@@ -5,7 +5,8 @@
 C is the covariance of the layer's inputs h on recent real inputs, the identity before any were seen: among all bases of
 its rank, U loses least of what the layer really puts out. It is chosen when the scheme is bound and whenever
 ``rechoose`` is called; in between, a refresh projects the present weight on it. Layers for which two factors would hold
-no fewer numbers than the weight stay whole. Source: Eckart and Young 1936 for C = I; principal components of the
+no fewer numbers than the weight stay whole. ``lowrank(r,layer=q)`` gives one layer the rank ``q``, and
+``lowrank(layer=q)`` leaves the others whole. Source: Eckart and Young 1936 for C = I; principal components of the
 outputs, as in Zhang et al. 2015, arXiv:1505.06798, section 2.1.
 """
 
@@ -23,6 +24,7 @@ from compressors.base import Array, FloatArray, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
+from compressors.layerwise import check_layers, choice_for, is_named, parse_ratios, split_arguments
 from compressors.moments import InputMoments
 from compressors.scheme import Context, MethodText
 from compressors.state import load_state, read_state
@@ -35,15 +37,18 @@ class LowRank(Reduction):
     """Low-rank factors.
 
     Attributes:
-        ratio: rank as a share of a weight's smaller side, in (0, 1).
+        ratio: rank as a share of a weight's smaller side, in (0, 1]; at 1 layers stay whole.
+        layers: ratios in (0, 1] by layer, in the place of ``ratio``.
     """
 
     ratio: float
+    layers: tuple[tuple[str, float], ...] = ()
 
     @property
     def method(self) -> MethodText:
-        """``lowrank`` with its ratio."""
-        return MethodText("lowrank", (f"{self.ratio:g}",))
+        """``lowrank`` with its ratios."""
+        ratio = (f"{self.ratio:g}",) if self.ratio < 1.0 else ()
+        return MethodText("lowrank", (*ratio, *(f"{layer}={share:g}" for layer, share in self.layers)))
 
     def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
         """See ``Reduction.reduce``."""
@@ -118,6 +123,7 @@ class FactoredModule(BoundReduction):
 
     def _replace_layers(self) -> list[_Factored]:
         made: list[_Factored] = []
+        names: list[str] = []
         for name, layer in list(self.module.named_modules()):
             weights: tuple[str, ...]
             biases: tuple[str, ...]
@@ -137,11 +143,19 @@ class FactoredModule(BoundReduction):
             tensors = dict(layer.named_parameters(recurse=False))
             rows = tensors[weights[0]].shape[0]
             columns = sum(tensors[w].numel() // rows for w in weights)
-            rank = _rank(rows, columns, self._options.ratio)
-            if rank * (rows + columns) < rows * columns:
+            names.append(name)
+            ratio = choice_for(name, self._options.layers, self._options.ratio)
+            rank = factor_rank(rows, columns, ratio)
+            if rank is None and ratio < 1.0 and is_named(name, dict(self._options.layers)):
+                raise UnsupportedLayerError(
+                    f"{self._options.scheme}: factors of {name!r} [{rows}, {columns}] would be no smaller than its "
+                    "weight; take a smaller rank for it, or leave it out"
+                )
+            if rank is not None:
                 self.module = _replaced(self.module, name, _in_factors(layer, rank))
                 full = [tuple(f"{name}.{n}" if name else n for n in names) for names in (weights, biases)]
                 made.append(_Factored(full[0], full[1], name, rank))
+        check_layers(self._options.scheme, dict(self._options.layers), names)
         return made
 
 
@@ -155,15 +169,22 @@ def leading_basis(matrix: FloatArray, rank: int, covariance: Tensor | None = Non
 
 
 def make_lowrank(arguments: tuple[str, ...], context: Context) -> LowRank:
-    """The ``lowrank`` method: a ratio in (0, 1)."""
-    try:
-        (text,) = arguments
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0.0 < ratio < 1.0:
-        raise SchemeError(f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1")
-    return LowRank(ratio)
+    """The ``lowrank`` method: a ratio in (0, 1), and ratios by layer."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("lowrank", choices)
+    ratio = 1.0
+    if plain or not layers:
+        try:
+            (ratio,) = map(float, plain)
+        except ValueError:
+            ratio = -1.0
+    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share < 1.0 for _, share in layers)
+    if not in_range or any(share == 0.0 for _, share in layers):
+        raise SchemeError(
+            f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1; layer=share "
+            "for single layers"
+        )
+    return LowRank(ratio, layers)
 
 
 def _matrix(layer: _Factored, state: State) -> FloatArray:
@@ -173,8 +194,10 @@ def _matrix(layer: _Factored, state: State) -> FloatArray:
     return matrix
 
 
-def _rank(rows: int, columns: int, ratio: float) -> int:
-    return max(_MULTIPLE, _MULTIPLE * round(min(rows, columns) * ratio / _MULTIPLE))
+def factor_rank(rows: int, columns: int, ratio: float) -> int | None:
+    """The rank of a weight [rows, columns]; None where two factors would hold no fewer numbers, or the ratio is 1."""
+    rank = max(_MULTIPLE, _MULTIPLE * round(min(rows, columns) * ratio / _MULTIPLE))
+    return rank if ratio < 1.0 and rank * (rows + columns) < rows * columns else None
 
 
 def _check_lstm(name: str, layer: nn.LSTM | nn.LSTMCell) -> None:

@@ -1,5 +1,7 @@
 """``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
 
+``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` leaves the others whole.
+
 Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
 graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real inputs, it also adds a
 correction for what is gone, worked out anew at each ``calibrate`` and ``rechoose``. An LSTM's state keeps the policy's
@@ -23,6 +25,7 @@ from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.importance import magnitude, taylor
+from compressors.layerwise import check_layers, choice_for, is_named, parse_ratios, split_arguments
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.reconstruction import Reconstruction
 from compressors.scheme import Context, MethodText
@@ -38,19 +41,26 @@ class Prune(Reduction):
     """Structured pruning.
 
     Attributes:
-        ratio: share of units and channels to remove, in (0, 1).
+        ratio: share of units and channels to remove, in [0, 1).
         importance: ``magnitude``, or ``taylor``, which needs the gradients that the learner's last backward pass left,
             and chooses by magnitude until there are some.
+        layers: shares in [0, 1) by layer, in the place of ``ratio``.
     """
 
     ratio: float
     importance: Importance = "magnitude"
+    layers: tuple[tuple[str, float], ...] = ()
 
     @property
     def method(self) -> MethodText:
         """``prune`` with its arguments."""
+        ratio = (f"{self.ratio:g}",) if self.ratio else ()
         extra = () if self.importance == "magnitude" else (self.importance,)
-        return MethodText("prune", (f"{self.ratio:g}", *extra))
+        return MethodText("prune", (*ratio, *extra, *(f"{layer}={share:g}" for layer, share in self.layers)))
+
+    def kept(self, group: ChannelGroup) -> int:
+        """How many of a group's channels stay."""
+        return kept_count(group.size, choice_for(group.name, self.layers, self.ratio))
 
     def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
         """See ``Reduction.reduce``."""
@@ -68,7 +78,16 @@ class PrunedModule(BoundReduction):
         self._options = options
         whole = copy.deepcopy(module).cpu().eval()
         examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
-        self._groups = [g for g in find_groups(whole, examples) if kept_count(g.size, options.ratio) < g.size]
+        groups = find_groups(whole, examples)
+        check_layers(options.scheme, dict(options.layers), [group.name for group in groups])
+        for group in groups:
+            shares = dict(options.layers)
+            if is_named(group.name, [name for name in shares if shares[name]]) and options.kept(group) == group.size:
+                raise UnsupportedLayerError(
+                    f"{options.scheme}: {group.name!r} has {group.size} units, which go in multiples of 16, or of 8 "
+                    "below 64; remove more of it, or leave it out"
+                )
+        self._groups = [group for group in groups if options.kept(group) < group.size]
         if not self._groups:
             raise UnsupportedLayerError(
                 f"{options.scheme} finds no layer of this policy that can lose units: heads never do, nor layers of "
@@ -105,9 +124,8 @@ class PrunedModule(BoundReduction):
             scores = taylor(group, state, gradients) if self._options.importance == "taylor" else None
             if scores is None:
                 scores = magnitude(group, state)
-            count = kept_count(group.size, self._options.ratio)
             keep = np.zeros(group.size, dtype=bool)
-            keep[np.argsort(-scores, kind="stable")[:count]] = True
+            keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True
             self.kept[group.name] = np.flatnonzero(keep)
             for cut in group.cuts:
                 mask = masks.setdefault((cut.parameter, cut.axis), np.ones(state[cut.parameter].shape[cut.axis], bool))
@@ -186,24 +204,31 @@ def _pick(rows: Tensor, columns: Tensor) -> Tensor:
 
 def kept_count(size: int, ratio: float) -> int:
     """How many of a layer's channels stay: a multiple of 16, or of 8 below 64, as kernels like them; all below 16."""
-    if size < 16:
+    if size < 16 or ratio == 0.0:
         return size
     multiple = 16 if size >= 64 else 8
     return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
 
 
 def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
-    """The ``prune`` method: a ratio in (0, 1) and optionally ``magnitude`` or ``taylor``."""
-    try:
-        ratio = float(arguments[0])
-    except (IndexError, ValueError):
-        ratio = -1.0
-    kind = arguments[1] if len(arguments) == 2 else "magnitude"
-    if not 0.0 < ratio < 1.0 or len(arguments) > 2 or kind not in ("magnitude", "taylor"):
+    """The ``prune`` method: a ratio in (0, 1), optionally ``magnitude`` or ``taylor``, and ratios by layer."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("prune", choices)
+    importance: Importance = "taylor" if "taylor" in plain else "magnitude"
+    rest = plain[:-1] if plain[-1:] in (("magnitude",), ("taylor",)) else plain
+    ratio = 0.0
+    if rest or not layers:
+        try:
+            (ratio,) = map(float, rest)
+        except ValueError:
+            ratio = -1.0
+    in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
+    if not in_range or any(share == 1.0 for _, share in layers):
         raise SchemeError(
-            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then magnitude or taylor"
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then magnitude or taylor; "
+            "layer=share for single layers"
         )
-    return Prune(ratio, "taylor" if kind == "taylor" else "magnitude")
+    return Prune(ratio, importance, layers)
 
 
 def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:

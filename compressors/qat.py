@@ -26,12 +26,14 @@ from compressors.quantise import scales_for_bias, scales_of
 
 @dataclass(frozen=True)
 class _Rounding:
-    """A layer: the matrices that share its scale, its biases, the activation that it reads, and its modules' names."""
+    """A layer: the matrices that share its scale, its biases, the activation that it reads, its modules' names, and
+    whether each output has a scale of its own."""
 
     weights: tuple[str, ...]
     biases: tuple[str, ...]
     activation: str
     modules: tuple[str, ...]
+    per_channel: bool
 
 
 class FakeQuantiser:
@@ -60,13 +62,14 @@ class FakeQuantiser:
             sources = plan.graph.sources(layer.weight)
             weights = tuple(name for name in sources if plan.graph.leaf_ranks[name] > 1)
             biases = plan.graph.sources(layer.bias) if layer.bias else ()
-            if encoder.per_channel and (len(weights) > 1 or layer.channel_axis != 0):
+            per_channel = layer.channel_axis is not None
+            if per_channel and (len(weights) > 1 or layer.channel_axis != 0):
                 raise UnsupportedLayerError(
                     f"layer {layer.name!r} is made of {', '.join(weights)}, whose channels share scales; use int8 "
                     "without per_channel for quantisation-aware training"
                 )
             modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-            self._layers.append(_Rounding(weights, biases, layer.activation, modules))
+            self._layers.append(_Rounding(weights, biases, layer.activation, modules, per_channel))
 
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
         """Rounded weights by name, through which gradients pass unchanged; for ``torch.func.functional_call``."""
@@ -96,10 +99,9 @@ class FakeQuantiser:
 
     def _scale(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
         """[] or [channels]: the plan's formulae on the greatest magnitudes, which are all that they need."""
-        per_channel = self._encoder.per_channel
         with torch.no_grad():
             greatest = [
-                parameters[name].abs().flatten(1).amax(1) if per_channel else parameters[name].abs().max()
+                parameters[name].abs().flatten(1).amax(1) if layer.per_channel else parameters[name].abs().max()
                 for name in layer.weights
             ]
             magnitude = torch.stack(greatest).amax(0).cpu().numpy()
@@ -115,7 +117,7 @@ class FakeQuantiser:
         parts = [parameters[name].reshape(-1) for name in layer.biases]
         is_lstm = len(layer.weights) > 1 and len(layer.modules) == 1
         bias = torch.stack(parts).sum(0) if is_lstm else torch.cat(parts)
-        return bias[: len(parameters[layer.weights[0]])] if self._encoder.per_channel else bias
+        return bias[: len(parameters[layer.weights[0]])] if layer.per_channel else bias
 
     def _input_parameters(self, activation: str) -> tuple[np.float32, int]:
         try:

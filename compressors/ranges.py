@@ -57,6 +57,8 @@ class RangeObserver:
             CalibrationError: an input is missing, empty or misshapen, or an activation is not finite.
         """
         feeds = check_inputs(self._graph.inputs, inputs)
+        if not self._values:
+            return {}
         if self._piece is None:
             self._piece = _measuring_piece(self._graph, self._values)
         parts = [self._piece({**feed, **parameters}) for feed in _portions(feeds)]

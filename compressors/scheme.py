@@ -1,4 +1,8 @@
-"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back, and to a Compressor."""
+"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back, and to a Compressor.
+
+Arguments may choose for single layers of the policy, as in ``prune(0.5,torso.layers.0=0.25)+int8(policy_head=float)``;
+see ``layerwise``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     MethodFactory = Callable[[tuple[str, ...], "Context"], Method]
 
 _METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
-_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+")
+_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
 # name -> module:factory; resolved on demand because most of them import torch
 _FACTORIES = {
@@ -125,7 +129,9 @@ def _parse_method(part: str, text: str) -> MethodText:
     arguments = tuple(argument.strip() for argument in inside.split(","))
     for argument in arguments:
         if not _ARGUMENT.fullmatch(argument):
-            raise SchemeError(f"{argument!r} in scheme {text!r} is no argument: letters, digits and . _ - only")
+            raise SchemeError(
+                f"{argument!r} in scheme {text!r} is no argument: letters, digits and . _ - only, or layer=choice"
+            )
     return MethodText(name, arguments)
 
 

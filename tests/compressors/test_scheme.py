@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from compressors.errors import SchemeError
 from compressors.scheme import MethodText, Scheme, make_compressor, parse_scheme, scheme_names
 
-_ARGUMENTS = st.text("abcxyz0123456789._-", min_size=1, max_size=8)
+_PLAIN = st.text("abcxyz0123456789._-", min_size=1, max_size=8)
+_ARGUMENTS = _PLAIN | st.tuples(_PLAIN, _PLAIN).map("=".join)
 _METHODS = st.builds(MethodText, st.sampled_from(scheme_names()), st.lists(_ARGUMENTS, max_size=3).map(tuple))
 _SCHEMES = st.lists(_METHODS, min_size=1, max_size=4).map(tuple).map(Scheme)
 

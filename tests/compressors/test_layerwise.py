@@ -1,0 +1,191 @@
+"""Choices layer by layer: what each method does to the named layer, and to no other."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from compressors.chain import PipelinePlan
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.inspection import integer_kernels
+from compressors.inventory import policy_layers
+from compressors.layerwise import choice_for
+from compressors.scheme import make_compressor
+from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+
+_SEED = 3
+
+
+def _policy(case: str) -> torch.nn.Module:
+    return randomise(CASES[case].make(), _SEED)
+
+
+def _operators(model: bytes) -> list[str]:
+    return [node.op_type for node in onnx.load_from_string(model).graph.node]
+
+
+def test_the_longest_name_decides() -> None:
+    choices = [("torso", 1), ("torso.1", 2), ("torso.10", 3)]
+    found = [choice_for(layer, choices, 0) for layer in ("head", "torso.0", "torso.1", "torso.1.0", "torso.10", "tor")]
+    assert found == [0, 1, 2, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int8(torso.0=float)",
+        "int8(per_channel,u8s8,torso=int4,head=per_tensor)",
+        "prune(0.5,torso.0=0.25)+int8(per_channel,head=float)",
+        "prune(taylor,torso.0=0.5)",
+        "lowrank(torso.2=0.25)+prune(torso.0=0.5)",
+    ],
+)
+def test_schemes_with_layers_bind_and_keep_their_text(text: str) -> None:
+    case = CASES["deep-relu-mlp"]
+    plan = case.bind(text, _policy("deep-relu-mlp"))
+    assert plan.scheme == text == make_compressor(text).scheme
+
+
+@pytest.mark.parametrize("case", ["tanh-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"])
+def test_a_format_for_every_layer_is_that_format(case: str) -> None:
+    """All layers float is the policy itself; all per channel is ``int8(per_channel)``, to the last bit."""
+    module, inputs = _policy(case), CASES[case].inputs(16, seed=5)
+    top = ",".join(f"{name}={{0}}" for name, child in module.named_children() if list(child.parameters()))
+
+    def outputs(scheme: str) -> list[np.ndarray]:
+        return run_artifact(CASES[case].bind(scheme, module).refresh(module, 1), inputs)
+
+    for found, wanted in zip(outputs(f"int8({top.format('float')})"), run_module(module, inputs), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
+    for found, wanted in zip(outputs(f"int8({top.format('per_channel')})"), outputs("int8(per_channel)"), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for found, wanted in zip(outputs(f"int8({top.format('int4')})"), outputs("int4"), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("case", "named", "choice"),
+    [
+        ("tanh-mlp", "torso.0", "float"),
+        ("tanh-mlp", "head", "float"),
+        ("deep-relu-mlp", "torso.2", "int4"),
+        ("nature-cnn", "torso.2", "float"),
+        ("nature-cnn", "torso.7", "int4"),
+        ("resnet", "torso.2.a", "float"),
+        ("lstm", "core", "float"),
+        ("lstm-cell", "head", "float"),
+    ],
+)
+def test_a_spared_layer_alone_leaves_integer_arithmetic(case: str, named: str, choice: str) -> None:
+    module, inputs = _policy(case), CASES[case].inputs(64, seed=5)
+    whole = CASES[case].bind("int8", module).refresh(module, 1)
+    spared_plan = CASES[case].bind(f"int8({named}={choice})", module)
+    spared = spared_plan.refresh(module, 1)
+    before, after = (integer_kernels(a) for a in (whole, spared))
+    assert after.total() - after["MatMulNBits"] == before.total() - 1
+    assert after["MatMulNBits"] == (choice == "int4")
+    wanted = run_module(module, inputs)[0]
+    errors = [relative_error(run_artifact(artifact, inputs)[0], wanted) for artifact in (whole, spared)]
+    assert errors[1] < (1.5 * errors[0] if choice == "float" else 0.5)
+    randomise(module, _SEED + 1)
+    spared_plan.calibrate(CASES[case].inputs(128, seed=1))
+    refreshed = spared_plan.refresh(module, 2)
+    assert relative_error(run_artifact(refreshed, inputs)[0], run_module(module, inputs)[0]) < 0.5
+
+
+def test_a_float_layer_keeps_its_activation_in_one_node() -> None:
+    module = _policy("tanh-mlp")
+    model = CASES["tanh-mlp"].bind("int8(torso=float)", module).refresh(module, 1).model
+    operators = _operators(model)
+    assert operators.count("FusedGemm") == 2
+    assert operators.count("QGemm") == 1
+
+
+def test_shares_by_layer_remove_that_much_of_each() -> None:
+    module = _policy("deep-relu-mlp")  # 4 layers of 32
+    plan = CASES["deep-relu-mlp"].bind("prune(0.5,torso.0=0.75,torso.4=0)", module)
+    assert isinstance(plan, PipelinePlan)
+    shapes = {name: tuple(p.shape) for name, p in plan._reductions[0].module.named_parameters()}
+    widths = [shapes[f"torso.{i}.weight"][0] for i in (0, 2, 4, 6)]
+    assert widths == [8, 16, 32, 16]
+
+
+def test_ranks_by_layer_reach_only_those_layers() -> None:
+    module = _policy("deep-relu-mlp")
+    plan = CASES["deep-relu-mlp"].bind("lowrank(torso.2=0.25,torso.4=1)", module)
+    assert isinstance(plan, PipelinePlan)
+    names = [name for name, _ in plan._reductions[0].module.named_parameters()]
+    assert [name for name in names if name.startswith("torso.2.")] == [
+        "torso.2.0.weight", "torso.2.1.weight", "torso.2.1.bias",
+    ]  # fmt: skip
+    assert "torso.4.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("scheme", "spared"),
+    [("prune(core=0.5)+int8(core=float)", 1), ("prune(core=0.5)+lowrank(core=0.25)+int8(core=float)", 2)],
+)
+def test_names_reach_through_a_pruned_recurrent_policy(scheme: str, spared: int) -> None:
+    module = _policy("lstm")
+    operators = _operators(CASES["lstm"].bind(scheme, module).refresh(module, 1).model)
+    assert sum(name in ("Gemm", "FusedGemm") for name in operators) == spared
+    assert operators.count("QGemm") == 2
+
+
+def test_both_factors_take_the_format_of_their_layer() -> None:
+    module = _policy("deep-relu-mlp")
+    kernels = [
+        integer_kernels(CASES["deep-relu-mlp"].bind(scheme, module).refresh(module, 1)).total()
+        for scheme in ("lowrank(torso.2=0.25)+int8", "lowrank(torso.2=0.25)+int8(torso.2=float)")
+    ]
+    assert kernels[0] - kernels[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("int8(torzo=float)", "names 'torzo', but the layers that it can choose for are torso.0, torso.2, head"),
+        ("prune(head=0.5)", "names 'head', but the layers that it can choose for are"),
+        ("lowrank(nothing=0.5)", "names 'nothing', but the layers that it can choose for are torso.0, torso.2, head"),
+    ],
+)
+def test_a_layer_that_is_not_there_lists_the_layers(scheme: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        CASES["relu-mlp"].bind(scheme, _policy("relu-mlp"))
+
+
+@pytest.mark.parametrize("scheme", ["prune(torso.0=0.05)", "lowrank(head=0.9)"])
+def test_a_named_layer_is_never_skipped_silently(scheme: str) -> None:
+    with pytest.raises(UnsupportedLayerError, match="leave it out"):
+        CASES["relu-mlp"].bind(scheme, _policy("relu-mlp"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int8(torso=int7)", "int8(torso=float,torso=int4)", "prune(torso=1)", "prune(torso=0)", "prune(torso=half)",
+        "prune(torso.0=0.5,0.5,0.5)", "lowrank(torso=0)", "lowrank(torso=1)", "lowrank(torso=-1)", "int8(=float)",
+        "int8(torso=)", "int8(a=b=c)", "prune(1.5,torso=0.5)",
+    ],
+)  # fmt: skip
+def test_choices_that_mean_nothing_are_an_error(text: str) -> None:
+    with pytest.raises(SchemeError):
+        make_compressor(text)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_inventory_names_what_schemes_can_choose_for(case: str) -> None:
+    module = _policy(case)
+    layers = policy_layers(module, CASES[case].examples(), CASES[case].outputs)
+    assert len({layer.name for layer in layers}) == len(layers)
+    spared = ",".join(f"{layer.name}=float" for layer in layers)
+    assert not integer_kernels(CASES[case].bind(f"int8({spared})", module).refresh(module, 1))
+    for layer in layers:
+        if layer.units and layer.keeps(0.5) < layer.units:
+            CASES[case].bind(f"prune({layer.name}=0.5)", module)
+        if layer.rank(0.25):
+            CASES[case].bind(f"lowrank({layer.name}=0.25)", module)
+    assert any(layer.units for layer in layers) == (case != "lstm-cell"), "prune takes no LSTMCell"
+    assert layers[-1].units == 0, "heads keep their outputs"
