@@ -71,6 +71,8 @@ class Plan(Protocol):
     def rechoose(self, module: torch.nn.Module) -> None:
         """Choose pruned channels and low-rank bases anew for the present weights; off the critical path, on a schedule.
 
+        A ``calibrate`` that follows measures the present weights, with or without anything to choose.
+
         Raises:
             WeightsError: as for ``refresh``.
         """

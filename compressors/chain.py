@@ -211,13 +211,12 @@ class PipelinePlan:
 
     def rechoose(self, module: torch.nn.Module) -> None:
         """See ``Plan.rechoose``."""
-        if not self._reductions:
-            return
-        state: State = read_state(module)
-        gradients: State = read_gradients(module)
-        for reduction in self._reductions:
-            reduction.rechoose(state, gradients)
-            state, gradients = reduction.project(state), {}
+        if self._reductions:
+            state: State = read_state(module)
+            gradients: State = read_gradients(module)
+            for reduction in self._reductions:
+                reduction.rechoose(state, gradients)
+                state, gradients = reduction.project(state), {}
         self.load(module)
 
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:

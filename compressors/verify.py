@@ -102,7 +102,10 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]
         raise VerificationError(str(error)) from error
     for name, array in session.inputs.items():
         array[...] = inputs[name]
-    session.run()
+    try:
+        session.run()
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise VerificationError(f"policy {artifact.scheme!r} fails when it runs: {error}") from error
     return list(session.outputs.values())
 
 
