@@ -19,7 +19,7 @@ from accel.errors import EnvError
 
 # What differs from AtariVectorEnv's or the registration's defaults. Sticky actions are off unless asked for, rewards
 # are clipped only by the pipeline's own option, and an actor owns one core.
-_DEFAULTS: dict[str, object] = {"repeat_action_probability": 0.0, "reward_clipping": False, "num_threads": 1}
+DEFAULTS: dict[str, object] = {"repeat_action_probability": 0.0, "reward_clipping": False, "num_threads": 1}
 
 
 class AtariEnv(VectorisedEnv):
@@ -64,7 +64,7 @@ def make_atari(
     accepted = set(inspect.signature(AtariVectorEnv.__init__).parameters) - {"self", "game", "num_envs", "batch_size"}
     if unknown := sorted(args.keys() - accepted):
         raise EnvError(f"unknown environment arguments {unknown}; ALE's vector environment takes {sorted(accepted)}")
-    settings = {**registration.kwargs, **_DEFAULTS, **args}
+    settings = {**registration.kwargs, **DEFAULTS, **args}
     ALEInterface.setLoggerMode(LoggerMode.Error)
     try:
         env = AtariVectorEnv(num_envs=num_envs, **settings)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
 
 from accel.errors import EnvError
 from accel.spaces import EnvSpec
@@ -36,12 +37,14 @@ class VectorEnvironment(ABC):
 
     Attributes:
         spec: shapes, dtypes and the autoreset mode.
+        action_space: one environment's own action space, whose start and shape ``spec.action`` leaves out.
         num_envs: B.
         implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
             ``vector`` implementation, ``atari`` (ALE's C++ one) or ``envpool``.
     """
 
     spec: EnvSpec
+    action_space: spaces.Space[object]
     num_envs: int
     implementation: Implementation
 

@@ -73,6 +73,7 @@ class EnvLoop(VectorEnvironment):
     def _agree(self, squash_actions: bool) -> EnvSpec:
         first = self._envs[0]
         self._layout = observation_layout(first.observation_space)
+        self.action_space = first.action_space
         self._to_env = action_converter(first.action_space)
         for i, env in enumerate(self._envs):
             theirs, ours = (env.observation_space, env.action_space), (first.observation_space, first.action_space)

@@ -53,6 +53,7 @@ class VectorisedEnv(VectorEnvironment):
         self._seed: Seed | None = seed
         self._mode = autoreset_mode(env)
         self._layout: ObservationLayout = observation_layout(env.single_observation_space)
+        self.action_space = env.single_action_space
         self._to_env = action_converter(env.single_action_space)
         self.spec = EnvSpec(
             self._layout.shape,
