@@ -1,0 +1,54 @@
+"""The torch baseline acts with exactly the network's policy, whatever memory format it runs in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from accel.config import TrainConfig
+from accel.networks import build_network_from_config
+from accel.sampling import make_sampler
+from accel.spaces import ActionSpec, EnvSpec
+from accel.torch_acting import TorchPolicy, serialise_module
+from accel.transport.base import PolicyUpdate
+
+ENVS = 3
+VECTORS = EnvSpec((5,), "float32", ActionSpec("categorical", (4,)))
+IMAGES = EnvSpec((4, 40, 40), "uint8", ActionSpec("categorical", (4,)))
+
+
+@pytest.mark.parametrize(
+    ("network", "spec"),
+    [
+        ("mlp:16x2", VECTORS),
+        ("mlp:16x1+lstm:8", VECTORS),
+        ("nature-cnn:0.25", IMAGES),
+        ("impala-resnet:0.25", IMAGES),
+        ("mlp:16x1", IMAGES),
+    ],
+)
+def test_parameters_are_those_of_the_published_network(network: str, spec: EnvSpec) -> None:
+    torch.set_num_threads(1)
+    config = TrainConfig.create(network=network, compressor="fp32", actor_runtime="torch").to_json()
+    published = build_network_from_config(config, spec)
+    rng = np.random.default_rng(0)
+    sampler = make_sampler(spec.action, ENVS, 4, rng)
+    sampler.begin()
+    policy = TorchPolicy(config, spec, ENVS, sampler)
+    policy.load(PolicyUpdate(3, "fp32", serialise_module(published.acting_module())))
+    assert (policy.version, policy.scheme) == (3, "fp32")
+    state = published.initial_state(ENVS)
+    actions, params = np.zeros(ENVS, np.int64), np.zeros((ENVS, 4), np.float32)
+    for t in range(4):
+        draw = rng.integers(0, 256, (ENVS, *spec.observation_shape))
+        observations = draw.astype(spec.observation_dtype)
+        first = np.array([t == 2, False, t == 0])
+        policy.act(observations, first, t, actions, params)
+        with torch.no_grad():
+            wanted = published(torch.from_numpy(observations)[None], torch.from_numpy(first)[None], state)
+        state = wanted.state
+        np.testing.assert_allclose(params, wanted.params[0].numpy(), atol=1e-5)
+        assert ((actions >= 0) & (actions < 4)).all()
+        for ours, theirs in zip(policy.states(), state, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
