@@ -24,3 +24,11 @@ class RecorderError(MonitorError):
 
 class MismatchError(MonitorError, ValueError):
     """An argument of a mismatch measurement has the wrong shape, kind or range."""
+
+
+class ReportError(MonitorError):
+    """What a report needs is missing or unreadable, or runs cannot be compared; the message says which and why."""
+
+
+class TunerError(MonitorError, ValueError):
+    """A ladder or schedule of compression levels makes no sense."""

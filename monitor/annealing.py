@@ -1,0 +1,39 @@
+"""Annealing: compression levels that follow each other at given environment steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from monitor.errors import TunerError
+
+
+@dataclass(frozen=True)
+class AnnealingSchedule:
+    """Piecewise constant: each level holds from its step until the next one's.
+
+    Attributes:
+        levels: in order of time.
+        env_steps: valid steps learned from at which each begins; the first is 0, and they rise.
+    Raises:
+        TunerError: no level, another number of steps than of levels, a first step that is not 0, or steps that do not
+            rise.
+    """
+
+    levels: tuple[str, ...]
+    env_steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.levels or len(self.levels) != len(self.env_steps):
+            raise TunerError(f"{len(self.levels)} levels and {len(self.env_steps)} steps: need one step for each level")
+        if self.env_steps[0] != 0:
+            raise TunerError(
+                f"the first level, {self.levels[0]}, begins at step {self.env_steps[0]}; it must begin at 0"
+            )
+        for level, earlier, later in zip(self.levels[1:], self.env_steps, self.env_steps[1:], strict=False):
+            if later <= earlier:
+                raise TunerError(f"{level} begins at step {later}, not after the level before it, at {earlier}")
+
+    def level_at(self, env_steps: int) -> str:
+        """The level that holds after so many steps."""
+        return self.levels[bisect_right(self.env_steps, max(env_steps, 0)) - 1]

@@ -1,0 +1,132 @@
+"""The decision log: every choice of a compression level with its reasons and figures, one JSON object a line.
+
+``decisions.jsonl`` in the run's directory; each line holds
+
+    unix_time_s  when          env_steps  valid steps learned from until then
+    actor        the actor concerned, or null for all of them
+    kind         what was decided: see ``monitor.tuner``; ``anneal`` and ``fixed`` for schedules and fixed schemes
+    from, to     the actor's scheme before and after; ``int8:6;fp32:2`` gives six of its environments to int8, two to
+                 fp32, and ``:0`` marks a scheme that the actor only times
+    reason       a sentence
+    figures      numbers by name, such as rate/int8 in environment steps/s, ess/int8, return/fp32, episodes/fp32
+
+A line is written in one piece, so that a kill leaves whole lines; a reader skips and counts damaged ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monitor.errors import RecorderError
+
+DECISIONS_FILE = "decisions.jsonl"
+
+Figure = float | int | str | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of the log; the module's docstring names the fields."""
+
+    unix_time_s: float
+    env_steps: int
+    actor: int | None
+    kind: str
+    before: str
+    after: str
+    reason: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """The line's object; numbers that JSON lacks become text."""
+        return {
+            "unix_time_s": round(self.unix_time_s, 3),
+            "env_steps": self.env_steps,
+            "actor": self.actor,
+            "kind": self.kind,
+            "from": self.before,
+            "to": self.after,
+            "reason": self.reason,
+            "figures": {name: _plain(figure) for name, figure in self.figures.items()},
+        }
+
+
+class DecisionLog:
+    """Appends decisions to a run's directory."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Args: directory: an existing run directory; clock: Unix time in seconds."""
+        self._path = directory / DECISIONS_FILE
+        self._clock = clock
+
+    def write(
+        self,
+        env_steps: int,
+        actor: int | None,
+        kind: str,
+        before: str,
+        after: str,
+        reason: str,
+        figures: Mapping[str, Figure] | None = None,
+    ) -> Decision:
+        """Append one decision, stamped now. Raises RecorderError when it cannot be written."""
+        decision = Decision(self._clock(), env_steps, actor, kind, before, after, reason, figures or {})
+        line = (json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode()
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                size = os.fstat(descriptor).st_size
+                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                line = b"\n" + line if torn else line
+                written = os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise RecorderError(f"cannot write {self._path}: {error.strerror}") from error
+        if written != len(line):
+            raise RecorderError(
+                f"cannot write {self._path}: only {written} of {len(line)} bytes fit; is the disk full?"
+            )
+        return decision
+
+
+def read_decisions(directory: Path) -> tuple[list[Decision], int]:
+    """The decisions of a run, oldest first, and how many damaged lines were skipped; none when there is no log.
+
+    Raises: RecorderError: the log is there and cannot be read.
+    """
+    path = directory / DECISIONS_FILE
+    if not path.exists():
+        return [], 0
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecorderError(f"cannot read {path}: {error.strerror}") from error
+    parsed = [_parse(line) for line in lines if line.strip()]
+    decisions = [decision for decision in parsed if decision is not None]
+    return decisions, len(parsed) - len(decisions)
+
+
+def _parse(line: bytes) -> Decision | None:
+    try:
+        value = json.loads(line)
+        actor = None if value["actor"] is None else int(value["actor"])
+        kind, before, after, reason = (str(value[name]) for name in ("kind", "from", "to", "reason"))
+        figures = dict(value["figures"])
+        return Decision(
+            float(value["unix_time_s"]), int(value["env_steps"]), actor, kind, before, after, reason, figures
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _plain(figure: Figure) -> Figure:
+    if not isinstance(figure, float):
+        return figure
+    return float(f"{figure:.6g}") if math.isfinite(figure) else str(figure)

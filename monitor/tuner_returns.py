@@ -1,0 +1,203 @@
+"""Returns of whole episodes by compression level, and how two levels compare that acted at the same time.
+
+A return counts for a level only if every step of its episode was acted by that level. Learning moves returns, so levels
+are compared within strata of episodes that *started* at about the same time: of each level the first K started in the
+stratum, which counts once all of them have ended. Which episodes belong thus never depends on how long they turn out,
+nor on how many a faster level gets done. With S complete strata and d_s the difference of the two means in each:
+
+    difference = Σ d_s / S,    error² = (σ_c² + σ_r²) / (K S),    z = difference / error
+
+σ² is pooled within strata. Source: a stratified difference of means with equal cells. Deviations: none. While returns
+rise, the slower level's episodes last longer and see newer policies: a bias of the rise during that difference in time,
+against the faster level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.integer]
+EPISODES_PER_STRATUM = 4
+"""K."""
+
+
+@dataclass(frozen=True)
+class ReturnComparison:
+    """Returns of a candidate against a reference over the same strata.
+
+    Attributes:
+        candidate_episodes, reference_episodes: whole episodes that count.
+        candidate_mean, reference_mean: their plain mean returns.
+        difference: stratified candidate − reference; error: its standard error.
+        deviation: standard deviation of returns within strata, pooled over both levels.
+    """
+
+    candidate_episodes: int = 0
+    reference_episodes: int = 0
+    candidate_mean: float = math.nan
+    reference_mean: float = math.nan
+    difference: float = 0.0
+    error: float = 0.0
+    deviation: float = 0.0
+
+    def __str__(self) -> str:
+        if self.episodes == 0:
+            return "no whole episodes to compare"
+        return (
+            f"return {self.candidate_mean:.4g} over {self.candidate_episodes} episodes against "
+            f"{self.reference_mean:.4g} over {self.reference_episodes} concurrent ones (z {self.z:+.1f})"
+        )
+
+    @property
+    def episodes(self) -> int:
+        """Of the side that has fewer."""
+        return min(self.candidate_episodes, self.reference_episodes)
+
+    @property
+    def z(self) -> float:
+        """Difference in standard errors; infinite when returns do not vary and differ."""
+        if self.difference == 0.0:
+            return 0.0
+        return self.difference / self.error if self.error > 0.0 else math.copysign(math.inf, self.difference)
+
+    @property
+    def effect(self) -> float:
+        """Difference in standard deviations, or in tenths of the reference's mean where those are larger."""
+        if self.difference == 0.0:
+            return 0.0
+        scale = max(self.deviation, 0.1 * abs(self.reference_mean))
+        return self.difference / scale if scale > 0.0 else math.copysign(math.inf, self.difference)
+
+
+@dataclass
+class _Cell:
+    """One level's episodes in one stratum."""
+
+    started: int = 0
+    returns: list[float] = field(default_factory=list)
+    lost: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.started == EPISODES_PER_STRATUM and len(self.returns) + self.lost == self.started
+
+
+@dataclass
+class _Side:
+    """One level over all complete strata."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    freedom: int = 0
+
+    def add(self, returns: Sequence[float]) -> float:
+        """Take in one stratum's returns; returns their mean."""
+        mean = sum(returns) / len(returns)
+        self.count += len(returns)
+        self.total += mean * len(returns)
+        self.squares += sum((value - mean) ** 2 for value in returns)
+        self.freedom += len(returns) - 1
+        return mean
+
+    @property
+    def variance(self) -> float:
+        return self.squares / self.freedom if self.freedom else 0.0
+
+
+class ReturnLedger:
+    """Follows every environment's episode through the unrolls of its actor, in order, while two levels are compared.
+
+    Memory: one entry for each environment and each stratum that has not ended yet.
+    """
+
+    def __init__(self) -> None:
+        self._levels = (-1, -1)
+        self._reset()
+
+    def begin(self, candidate: int, reference: int) -> None:
+        """Compare these two levels: episodes that start from now on count."""
+        self._levels = (candidate, reference)
+        self._reset()
+
+    def forget(self, actor: int) -> None:
+        """Drop an actor that died: its unfinished episodes keep nothing waiting."""
+        for key in [key for key in self._running if key[0] == actor]:
+            self._lose(key)
+
+    def observe(self, actor: int, levels: Ints, envs: Ints, returns: npt.NDArray[np.floating]) -> None:
+        """Take in one unroll.
+
+        Args:
+            actor: whose unroll it is.
+            levels: [B] number of the level that acted on each environment throughout the unroll.
+            envs: [n] environment of each episode that ended in it, earlier rows first.
+            returns: [n] their returns.
+        """
+        for key, (level, _) in list(self._running.items()):
+            if key[0] == actor and level != levels[key[1]]:
+                self._lose(key)
+        for env, value in zip(envs.tolist(), returns.tolist(), strict=True):
+            key = (actor, env)
+            if key in self._running:
+                level, stratum = self._running.pop(key)
+                self._cells[stratum][level].returns.append(value)
+                self._settle(stratum)
+            self._start(key, int(levels[env]))
+
+    def compare(self) -> ReturnComparison:
+        """Candidate against reference over all complete strata since ``begin``."""
+        candidate, reference = self._sides
+        if not self._strata:
+            return ReturnComparison()
+        # Sums of d_s rather than of returns: cells that lost an episode weigh as much as the others.
+        variances = candidate.variance / candidate.count + reference.variance / reference.count
+        return ReturnComparison(
+            candidate_episodes=candidate.count,
+            reference_episodes=reference.count,
+            candidate_mean=candidate.total / candidate.count,
+            reference_mean=reference.total / reference.count,
+            difference=self._differences / self._strata,
+            error=math.sqrt(variances),
+            deviation=math.sqrt((candidate.variance + reference.variance) / 2.0),
+        )
+
+    def _reset(self) -> None:
+        self._running: dict[tuple[int, int], tuple[int, int]] = {}
+        self._stratum = 0
+        self._cells: dict[int, dict[int, _Cell]] = {0: {level: _Cell() for level in self._levels}}
+        self._sides = (_Side(), _Side())
+        self._differences = 0.0
+        self._strata = 0
+
+    def _start(self, key: tuple[int, int], level: int) -> None:
+        """An episode begins; it counts if it is among the stratum's first of its level."""
+        cells = self._cells[self._stratum]
+        if level not in cells or cells[level].started == EPISODES_PER_STRATUM:
+            return
+        cells[level].started += 1
+        self._running[key] = (level, self._stratum)
+        if all(cell.started == EPISODES_PER_STRATUM for cell in cells.values()):
+            self._stratum += 1
+            self._cells[self._stratum] = {level: _Cell() for level in self._levels}
+
+    def _lose(self, key: tuple[int, int]) -> None:
+        level, stratum = self._running.pop(key)
+        self._cells[stratum][level].lost += 1
+        self._settle(stratum)
+
+    def _settle(self, stratum: int) -> None:
+        cells = self._cells[stratum]
+        if not all(cell.is_complete for cell in cells.values()):
+            return
+        del self._cells[stratum]
+        candidate, reference = (cells[level].returns for level in self._levels)
+        if candidate and reference:
+            means = [side.add(returns) for side, returns in zip(self._sides, (candidate, reference), strict=True)]
+            self._differences += means[0] - means[1]
+            self._strata += 1

@@ -1,0 +1,73 @@
+"""The decision log: what is written is read back, and damaged lines are skipped and counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from monitor.annealing import AnnealingSchedule
+from monitor.decisions import DECISIONS_FILE, DecisionLog, read_decisions
+from monitor.errors import RecorderError, TunerError
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, clock=lambda: 1234.5)
+    figures = {"rate/int8": 123456.789, "z": -math.inf, "bottleneck": "learner", "missing": None, "episodes": 7}
+    written = log.write(500, 3, "accept", "fp32", "int8", "it's faster", figures)
+    log.write(600, None, "hold", "int8", "int8", "nothing to do")
+    first, second = read_decisions(tmp_path)[0]
+    assert (first.unix_time_s, first.env_steps, first.actor, first.kind) == (1234.5, 500, 3, "accept")
+    assert (first.before, first.after, first.reason) == (written.before, written.after, "it's faster")
+    assert first.figures == {
+        "rate/int8": 123457.0,
+        "z": "-inf",
+        "bottleneck": "learner",
+        "missing": None,
+        "episodes": 7,
+    }
+    assert second.actor is None and second.figures == {}
+    keys = {"unix_time_s", "env_steps", "actor", "kind", "from", "to", "reason", "figures"}
+    assert set(json.loads((tmp_path / DECISIONS_FILE).read_text().splitlines()[0])) == keys
+
+
+def test_damaged_lines_are_skipped_counted_and_do_not_spoil_the_next(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    log.write(1, None, "hold", "a", "a", "first")
+    with (tmp_path / DECISIONS_FILE).open("ab") as file:
+        file.write(b'not json\n{"env_steps": 3}\n[1]\n{"half": ')
+    log.write(2, None, "hold", "a", "a", "last")
+    decisions, damaged = read_decisions(tmp_path)
+    assert [decision.reason for decision in decisions] == ["first", "last"]
+    assert damaged == 4
+
+
+def test_no_log_is_no_decisions(tmp_path: Path) -> None:
+    assert read_decisions(tmp_path) == ([], 0)
+
+
+def test_unwritable_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecorderError, match="cannot write"):
+        DecisionLog(tmp_path / "missing").write(0, None, "hold", "a", "a", "")
+
+
+def test_schedule_holds_each_level_from_its_step() -> None:
+    schedule = AnnealingSchedule(("fp32", "int8", "prune(0.5)+int8"), (0, 100, 500))
+    levels = [schedule.level_at(steps) for steps in (0, 99, 100, 499, 500, 10**9)]
+    assert levels == ["fp32", "fp32", "int8", "int8", "prune(0.5)+int8", "prune(0.5)+int8"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "steps", "message"),
+    [
+        ((), (), "one step for each"),
+        (("a",), (5,), "must begin at 0"),
+        (("a", "b"), (0, 0), "not after"),
+        (("a",), (0, 1), "one step"),
+    ],
+)
+def test_senseless_schedules_are_refused(levels: tuple[str, ...], steps: tuple[int, ...], message: str) -> None:
+    with pytest.raises(TunerError, match=message):
+        AnnealingSchedule(levels, steps)
