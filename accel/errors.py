@@ -57,3 +57,9 @@ class JobError(AccelError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class ReportError(AccelError):
+    """A report cannot be made: not a run, no metrics yet, runs that cannot be compared, nowhere to write it."""
+
+    exit_code = 2

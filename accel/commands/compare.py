@@ -1,0 +1,45 @@
+"""``accel compare``: configurations against a baseline, with speedups, intervals and a verdict on the return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from accel.commands.report_choices import ReportChoices
+from accel.reporting import compare
+
+
+@dataclass(frozen=True)
+class CompareOptions(ReportChoices):
+    """Compare runs with a baseline: time to the same return, speed, and whether the return is the same.
+
+    Seeds of one configuration are put together, on both sides. Runs of another environment, machine or budget are
+    refused unless forced.
+
+    accel compare runs/fp32-s0 runs/fp32-s1 runs/int8-s0 runs/int8-s1
+    """
+
+    baseline: Annotated[
+        Path, tyro.conf.Positional, tyro.conf.arg(metavar="BASELINE", help="a run, or a directory of its seeds")
+    ]
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help="runs, or directories of runs")
+    ] = ()
+    out: Annotated[Path, tyro.conf.arg(help="directory to make")] = Path("comparison")
+    margin: Annotated[
+        float, tyro.conf.arg(help="how much lower a return still counts as the same, as a share of the baseline's gain")
+    ] = 0.05
+    force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, write, say where."""
+    options = tyro.cli(CompareOptions, prog="accel compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    choices = options.choices(margin=options.margin, force=options.force)
+    written = compare(options.baseline, options.runs, out=options.out, choices=choices, overwrite=options.overwrite)
+    print(f"{written.headline}\n{written.page}")
+    return 0

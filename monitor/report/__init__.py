@@ -1,0 +1,1 @@
+"""Reports about finished or running trainings: a page, Markdown, figures and JSON from what runs have recorded."""

@@ -1,0 +1,152 @@
+"""The report's figures of a run's course: policy lag, mismatch with its alarm levels, decisions on a time line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from monitor.decisions import Decision
+from monitor.mismatch import ESS_ALARM, KL_ALARM
+from monitor.report.analysis import Analysis
+from monitor.report.curves import aggregate, column, steps
+from monitor.report.drawing import DASHES, MUTED, SERIES, Drawing, finish, large_numbers, new_figure, style
+from monitor.report.figures import draw_curve, legend_below, short
+from monitor.report.runs import Group, Run
+
+MAX_TIME_LINES = 4
+MAX_BANDS = 2
+_FACTORS = re.compile(r"^(staleness|compression|total|product)_(ess|kl)(?:/(.+))?$")
+_SAMPLED = {"rho_ess": ("sampled", "ess"), "behaviour_kl": ("sampled", "kl")}
+
+
+def policy_lag(analysis: Analysis) -> Drawing | None:
+    """Mean policy lag over steps, with the band from the least to the greatest; None when it was never recorded."""
+    generator = np.random.default_rng(analysis.choices.seed)
+    with style("lag"):
+        figure, (axes,) = new_figure(3.0)
+        said = []
+        banded = len(analysis.groups) <= MAX_BANDS
+        for i, group in enumerate(analysis.groups):
+            low, middle, high = (
+                aggregate(group, steps, column(f"lag_{kind}"), generator=generator) for kind in ("min", "mean", "max")
+            )
+            if low is None or middle is None or high is None:
+                continue
+            colour = SERIES[i % len(SERIES)]
+            x = middle.x
+            if banded:
+                bottom, top = (np.interp(x, curve.x, curve.centre) for curve in (low, high))
+                axes.fill_between(x, bottom, top, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(x, middle.centre, color=colour, linestyle=DASHES[i % len(DASHES)], label=short(group.label))
+            said.append(f"{group.label}: mean lag {float(np.mean(middle.centre)):.3g} versions")
+        if not said:
+            return None
+        axes.set_ylim(bottom=0)
+        large_numbers(axes, "x")
+        axes.set_xlabel("environment steps")
+        axes.set_ylabel("policy lag, versions")
+        legend_below(axes)
+        band = "; the band goes from the least to the greatest" if banded else ""
+        caption = f"Versions between the policy that acted and the one that learned, on average{band}."
+        return finish(figure, "lag", "Policy lag", caption, f"{'; '.join(said)}.")
+
+
+def mismatch(analysis: Analysis) -> Drawing | None:
+    """Effective sample size and KL over steps by factor, with the alarm levels; None when nothing was recorded."""
+    generator = np.random.default_rng(analysis.choices.seed)
+    with style("mismatch"):
+        figure, axes = new_figure(4.6, rows=2)
+        said = []
+        for i, group in enumerate(analysis.groups):
+            for j, (name, factor, quantity) in enumerate(_factors(group)):
+                curve = aggregate(group, steps, column(name), generator=generator)
+                if curve is None:
+                    continue
+                index = i if len(analysis.groups) > 1 else j // 2
+                label = f"{short(group.label, 24)}: {factor}" if len(analysis.groups) > 1 else factor
+                target = axes[0 if quantity == "ess" else 1]
+                draw_curve(target, curve, index, label if quantity == "ess" else "_", seeds=False)
+                said.append(f"{label} {quantity.upper()} ends at {curve.centre[-1]:.3g}")
+        if not said:
+            return None
+        for target, level, side in ((axes[0], ESS_ALARM, "below"), (axes[1], KL_ALARM, "above")):
+            target.axhline(level, color=MUTED, linewidth=1, linestyle=":")
+            text = f"alarm {side} {level:g}"
+            target.annotate(
+                text,
+                (0.99, level),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=8.5,
+                color=MUTED,
+            )
+        axes[0].set_ylim(0, 1.05)
+        axes[0].set_ylabel("effective\nsample size")
+        axes[1].set_ylabel("KL, nats")
+        axes[1].set_xlabel("environment steps")
+        large_numbers(axes[1], "x")
+        legend_below(axes[0])
+        caption = (
+            "How far the policy that acted was from the one that learns: staleness π_θ/π_v, compression π_v/μ, or the "
+            "sampled weights of the whole ratio π_θ/μ. 1 and 0 are on-policy."
+        )
+        return finish(figure, "mismatch", "Mismatch over time", caption, f"{'; '.join(said)}.")
+
+
+def decisions(analysis: Analysis) -> Drawing | None:
+    """Which scheme each actor had when, one row of axes for a run; None when nothing was decided."""
+    chosen = [run for group in analysis.groups for run in group.runs if run.decisions][:MAX_TIME_LINES]
+    if not chosen:
+        return None
+    with style("decisions"):
+        levels = list(
+            dict.fromkeys(text for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
+        )
+        figure, axes = new_figure(0.9 + len(chosen) * (0.5 + 0.2 * len(levels)), rows=len(chosen))
+        for target, run in zip(axes, chosen, strict=True):
+            for i, (x, y) in enumerate(_steps_by_actor(run, levels)):
+                shift = 0.08 * (i % 5)
+                target.step(x, y + shift, where="post", color=SERIES[i % len(SERIES)], linewidth=1.6)
+                target.plot(x[1:-1], y[1:-1] + shift, ".", color=SERIES[i % len(SERIES)], markersize=5)
+            target.set_yticks(range(len(levels)), [short(level, 28) for level in levels], fontsize=8.5)
+            target.set_ylim(-0.5, len(levels) - 0.3)
+            target.set_title(short(run.name), loc="left", fontsize=9.5)
+        axes[-1].set_xlabel("environment steps")
+        large_numbers(axes[-1], "x")
+        count = sum(len(run.decisions) for run in chosen)
+        caption = f"{count} decisions; a line for each actor, a dot for each decision. The reasons are in the table."
+        alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
+        return finish(figure, "decisions", "Compression levels over time", caption, f"{alt}.")
+
+
+def _factors(group: Group) -> list[tuple[str, str, str]]:
+    """Columns of mismatch that a group has: (column, factor, ess or kl), effective sizes and divergences in pairs."""
+    found: list[tuple[str, str, str]] = []
+    for name in dict.fromkeys(name for run in group.runs for name in run.series.columns):
+        if match := _FACTORS.match(name):
+            factor, quantity, scheme = match.groups()
+            found.append((name, f"{factor} {scheme}" if scheme else factor, quantity))
+        elif name in _SAMPLED:
+            found.append((name, *_SAMPLED[name]))
+    exact = [entry for entry in found if entry[1] != "sampled"]
+    return sorted(exact or found, key=lambda entry: (entry[1], entry[2]))
+
+
+def _steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each actor (or all of them) the environment steps and level indices of its time line."""
+    lines: dict[int | None, list[Decision]] = {}
+    for decision in run.decisions:
+        lines.setdefault(decision.actor, []).append(decision)
+    end = run.steps if math.isfinite(run.steps) else 0.0
+    drawn = []
+    for made in lines.values():
+        first, last = made[0], made[-1]
+        x = [0.0, *(float(d.env_steps) for d in made), max(end, float(last.env_steps))]
+        texts = [first.before or first.after, *(d.after for d in made), last.after]
+        y = [float(levels.index(text)) if text in levels else math.nan for text in texts]
+        drawn.append((np.array(x), np.array(y)))
+    return drawn

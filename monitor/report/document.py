@@ -1,0 +1,191 @@
+"""Writes a report: page, Markdown, JSON and figures into one new directory, all of it or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from monitor.errors import ReportError
+from monitor.report import course, figures, wording
+from monitor.report.analysis import Analysis, Comparison, GroupResult
+from monitor.report.comparison import QUANTITIES
+from monitor.report.curves import Curve
+from monitor.report.drawing import Drawing
+from monitor.report.markdown import render_markdown
+from monitor.report.page import render_page
+from monitor.report.runs import Run
+
+PAGE, MARKDOWN, JSON_FILE = "index.html", "report.md", "report.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where a report lies and what it says in one sentence."""
+
+    directory: Path
+    headline: str
+
+    @property
+    def page(self) -> Path:
+        """The HTML page."""
+        return self.directory / PAGE
+
+    @property
+    def markdown(self) -> Path:
+        """The Markdown text."""
+        return self.directory / MARKDOWN
+
+    @property
+    def json(self) -> Path:
+        """Every number, JSON."""
+        return self.directory / JSON_FILE
+
+
+def check_target(out: Path, *, overwrite: bool) -> None:
+    """Raises ReportError when a report cannot be written to ``out``; call it before the work."""
+    parent = out.parent
+    if out.exists() or out.is_symlink():
+        if not out.is_dir() or (any(out.iterdir()) and not (out / JSON_FILE).is_file()):
+            raise ReportError(f"{out} exists and is not a report: choose another --out")
+        if not overwrite:
+            raise ReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
+
+
+def draw(analysis: Analysis) -> tuple[Drawing, ...]:
+    """Every figure there are numbers for, in the report's order."""
+    drawn = (
+        figures.learning_curve(analysis, "seconds"),
+        figures.learning_curve(analysis, "steps"),
+        figures.speedups(analysis),
+        figures.time_per_step(analysis, "actor"),
+        figures.time_per_step(analysis, "learner"),
+        course.policy_lag(analysis),
+        course.mismatch(analysis),
+        course.decisions(analysis),
+    )
+    return tuple(drawing for drawing in drawn if drawing is not None)
+
+
+def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
+    """Write everything beside ``out`` and move it there when it is whole.
+
+    Args:
+        out: the directory to make.
+        written: when and by what, for the page's footer.
+        overwrite: replace a report that is there.
+    Raises:
+        ReportError: ``out`` exists or cannot be written; nothing is left behind.
+    """
+    check_target(out, overwrite=overwrite)
+    drawings = draw(analysis)
+    texts = {
+        PAGE: render_page(analysis, drawings, written=written),
+        MARKDOWN: render_markdown(analysis, drawings, written=written),
+        JSON_FILE: json.dumps(_finite(to_json(analysis)), indent=1, allow_nan=False, default=str) + "\n",
+    }
+    texts |= {f"figures/{drawing.name}.svg": drawing.svg for drawing in drawings}
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        (temporary / "figures").mkdir(parents=True)
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8", errors="replace")
+        for drawing in drawings:
+            (temporary / "figures" / f"{drawing.name}.png").write_bytes(drawing.png)
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.rename(out)
+    except OSError as error:
+        raise ReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return WrittenReport(out, wording.headline(analysis))
+
+
+def to_json(analysis: Analysis) -> dict[str, object]:
+    """Every number of a report, plain."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "headline": wording.headline(analysis),
+        "environment": analysis.environment,
+        "threshold": analysis.threshold,
+        "threshold_source": analysis.threshold_source,
+        "margin": analysis.margin,
+        "choices": asdict(analysis.choices),
+        "baseline": None if analysis.baseline is None else analysis.baseline.label,
+        "caveats": list(analysis.caveats),
+        "quantities": {
+            name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
+        },
+        "groups": [_group(result, analysis.threshold) for result in analysis.results],
+        "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
+        "commands": list(wording.commands(analysis)),
+    }
+
+
+def _group(result: GroupResult, threshold: float) -> dict[str, object]:
+    return {
+        "label": result.group.label,
+        "options": dict(result.group.options),
+        "config": dict(result.group.config),
+        "final_return": None if result.final_return is None else asdict(result.final_return),
+        "quantities": {name: list(values) for name, values in result.by_quantity.items()},
+        "reached": result.reached,
+        "actor_us_per_step": dict(result.actor_us),
+        "learner_us_per_step": dict(result.learner_us),
+        "return_against_seconds": _curve(result.against_time),
+        "return_against_steps": _curve(result.against_steps),
+        "runs": [_run(run, threshold) for run in result.group.runs],
+    }
+
+
+def _run(run: Run, threshold: float) -> dict[str, object]:
+    crossing = run.crossing(threshold) if math.isfinite(threshold) else None
+    return {
+        "name": run.name,
+        "path": run.path,
+        "seed": run.seed,
+        "env_steps": run.steps,
+        "training_s": run.training_s,
+        "final_return": run.final_return,
+        "time_to_threshold_s": None if crossing is None else crossing[0],
+        "steps_to_threshold": None if crossing is None else crossing[1],
+        "records": run.series.records,
+        "damaged_lines": run.series.damaged,
+        "machine": dict(run.machine),
+        "summary": None if run.summary is None else dict(run.summary),
+        "decisions": [decision.to_json() for decision in run.decisions],
+    }
+
+
+def _comparison(comparison: Comparison) -> dict[str, object]:
+    return {
+        "group": comparison.group.label,
+        "verdict": asdict(comparison.verdict),
+        "speedups": {name: asdict(value) for name, value in comparison.speedups.items()},
+        "marks": list(comparison.marks),
+    }
+
+
+def _curve(curve: Curve | None) -> dict[str, list[float]] | None:
+    if curve is None:
+        return None
+    return {name: [float(v) for v in getattr(curve, name)] for name in ("x", "centre", "low", "high")}
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinities: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,204 @@
+"""The report's figures of learning, speed and time: curves, speedups, stacked bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from monitor.report.analysis import Analysis, GroupResult
+from monitor.report.comparison import QUANTITIES, Speedup
+from monitor.report.curves import Curve
+from monitor.report.drawing import (
+    DASHES,
+    MUTED,
+    SERIES,
+    TEXT,
+    Drawing,
+    finish,
+    large_numbers,
+    new_figure,
+    phase_colours,
+    style,
+)
+
+PHASE_TITLES = {
+    "env": "step environments",
+    "policy": "run policy",
+    "own": "own Python",
+    "pull": "pull",
+    "deserialise": "deserialise",
+    "load": "load policy",
+    "send": "send",
+    "wait": "wait",
+}
+_SHORT = 42
+
+
+def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
+    """Return against ``seconds`` of training or environment ``steps``; None when no episode has finished."""
+    curves = [r.against_time if axis == "seconds" else r.against_steps for r in analysis.results]
+    if all(curve is None for curve in curves):
+        return None
+    name = f"return_{axis}"
+    with style(name):
+        figure, (axes,) = new_figure(3.3)
+        for i, (result, curve) in enumerate(zip(analysis.results, curves, strict=True)):
+            if curve is not None:
+                draw_curve(axes, curve, i, f"{short(result.group.label)} ({_seeds(result)})")
+        if math.isfinite(analysis.threshold):
+            axes.axhline(analysis.threshold, color=MUTED, linewidth=1, linestyle=":")
+            place = (0.01, analysis.threshold)
+            label = f"threshold {analysis.threshold:.4g}"
+            axes.annotate(label, place, xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=MUTED)
+        large_numbers(axes, "x")
+        axes.set_xlabel("training time, s" if axis == "seconds" else "environment steps")
+        axes.set_ylabel("mean training return")
+        legend_below(axes)
+        caption = (
+            f"Interquartile mean over seeds with a {analysis.choices.confidence:.0%} bootstrap band; thin lines are "
+            "single seeds. A seed that has ended keeps its last value."
+        )
+        ends = "; ".join(
+            f"{r.group.label} ends at {c.centre[-1]:.4g}" for r, c in zip(analysis.results, curves, strict=True) if c
+        )
+        title = "Return against wall-clock" if axis == "seconds" else "Return against environment steps"
+        return finish(figure, name, title, caption, f"{title} in {analysis.environment}: {ends}.")
+
+
+def speedups(analysis: Analysis) -> Drawing | None:
+    """Every speedup with its interval on one logarithmic axis; None when nothing is compared."""
+    found = {
+        name: [(i, c.speedups[name]) for i, c in enumerate(analysis.comparisons, 1) if name in c.speedups]
+        for name in QUANTITIES
+    }
+    found = {name: values for name, values in found.items() if values}
+    if not found or analysis.baseline is None:
+        return None
+    with style("speedups"):
+        figure, (axes,) = new_figure(1.1 + 0.2 * len(found) + 0.22 * sum(map(len, found.values())))
+        bottom, ticks = 0.0, []
+        for values in found.values():
+            for i, value in values:
+                _draw_speedup(axes, bottom, value, i)
+                bottom += 1.0
+            ticks.append(bottom - (len(values) + 1) / 2)
+            bottom += 0.8
+        axes.axvline(1.0, color=TEXT, linewidth=1)
+        _ratio_axis(axes)
+        axes.set_yticks(ticks, [QUANTITIES[name].title for name in found])
+        axes.set_ylim(bottom - 1.0, -0.8)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"times better than {short(analysis.baseline.label)}")
+        if len(analysis.comparisons) > 1:
+            for i, comparison in enumerate(analysis.comparisons, 1):
+                axes.plot([], [], "o-", color=SERIES[i % len(SERIES)], label=short(comparison.group.label))
+            legend_below(axes)
+        caption = (
+            f"Ratio of geometric means over seeds with Welch's {analysis.choices.confidence:.0%} interval; a point "
+            "without a line has a single seed on one side. Right of 1 is better."
+        )
+        labels = ["", *(c.group.label for c in analysis.comparisons)]
+        alt = "; ".join(
+            f"{labels[i]}, {QUANTITIES[name].title}: {value.ratio.estimate:.3g} times"
+            for name, values in found.items()
+            for i, value in values
+        )
+        return finish(figure, "speedups", f"Speedups over {analysis.baseline.label}", caption, f"{alt}.")
+
+
+def time_per_step(analysis: Analysis, side: str) -> Drawing | None:
+    """Stacked bars of the ``actor``'s or ``learner``'s time per environment step; None without timings."""
+    bars = [(r.group.label, r.actor_us if side == "actor" else r.learner_us) for r in analysis.results]
+    bars = [(label, times) for label, times in bars if sum(times.values()) > 0]
+    if not bars:
+        return None
+    name = f"{side}_time"
+    with style(name):
+        phases = [
+            p for p in dict.fromkeys(p for _, times in bars for p in times) if any(t.get(p, 0) > 0 for _, t in bars)
+        ]
+        figure, (axes,) = new_figure(1.5 + 0.36 * len(bars) + 0.16 * len(phases) / 3)
+        _stack(axes, bars, phases)
+        axes.set_xlabel("µs per environment step" + (", all actors together" if side == "actor" else ""))
+        legend_below(axes, columns=3)
+        worker = "actors" if side == "actor" else "learner"
+        caption = f"Where the {worker} spent time, over all seeds of a configuration. Waiting is drawn last."
+        alt = "; ".join(f"{label}: " + ", ".join(f"{p} {t:.3g} µs" for p, t in times.items()) for label, times in bars)
+        title = "Actor time per step" if side == "actor" else "Learner time per step"
+        return finish(figure, name, title, caption, f"{alt}.")
+
+
+def draw_curve(axes: Axes, curve: Curve, index: int, label: str, *, seeds: bool = True) -> None:
+    """One group's line, band and single seeds, in the colour and dash of its index."""
+    colour, dash = SERIES[index % len(SERIES)], DASHES[index % len(DASHES)]
+    if seeds and len(curve.seeds) > 1:
+        for x, y in curve.seeds:
+            axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.7)
+    axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+    marker = "o" if len(curve.x) == 1 else None
+    axes.plot(curve.x, curve.centre, color=colour, linestyle=dash, marker=marker, label=label)
+
+
+def legend_below(axes: Axes, columns: int = 1) -> None:
+    """The legend under the axes, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles and (figure := axes.get_figure(root=True)) is not None:
+        columns = columns if columns > 1 else (2 if max(map(len, labels)) < 28 else 1)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def short(text: str, length: int = _SHORT) -> str:
+    """A label that fits."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _stack(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]], phases: list[str]) -> None:
+    ordered = [p for p in phases if p != "wait"] + [p for p in phases if p == "wait"]
+    colours = phase_colours(ordered)
+    widest = max(sum(times.values()) for _, times in bars)
+    starts = [0.0] * len(bars)
+    for phase in ordered:
+        widths = [times.get(phase, 0.0) for _, times in bars]
+        axes.barh(range(len(bars)), widths, 0.62, starts, color=colours[phase], label=PHASE_TITLES.get(phase, phase))
+        for y, (width, start) in enumerate(zip(widths, starts, strict=True)):
+            if width > 0.09 * widest:
+                dark = phase in {"wait", "policy", "correct", "measure"}
+                ink = "#10161d" if dark else "#fdfdfd"
+                axes.text(start + width / 2, y, f"{width:.3g}", ha="center", va="center", fontsize=8.5, color=ink)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    axes.set_yticks(range(len(bars)), [short(label, 24) for label, _ in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+
+
+def _draw_speedup(axes: Axes, y: float, value: Speedup, index: int) -> None:
+    colour, ratio = SERIES[index % len(SERIES)], value.ratio
+    if value.has_interval:
+        axes.plot([ratio.low, ratio.high], [y, y], color=colour, linewidth=2.2)
+    axes.plot([ratio.estimate], [y], "o", color=colour, markersize=5.5)
+    end = ratio.high if value.has_interval else ratio.estimate
+    axes.annotate(
+        f"{ratio.estimate:.3g}×", (end, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5, color=TEXT
+    )
+
+
+def _ratio_axis(axes: Axes) -> None:
+    """A logarithmic axis with round ratios on it, 1 among them."""
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_xlim()
+    low, high = min(low, 0.9) / 1.05, max(high, 1.1) * 1.2
+    steps = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
+    shown = [tick for tick in steps if low <= tick <= high]
+    if len(shown) > 7:
+        shown = [tick for tick in shown if tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.set_xlim(low, high)
+
+
+def _seeds(result: GroupResult) -> str:
+    count = len(result.group.runs)
+    return "1 seed" if count == 1 else f"{count} seeds"

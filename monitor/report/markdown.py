@@ -1,0 +1,54 @@
+"""The report as Markdown: the same words and tables, with the figures as files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from monitor.report import wording
+from monitor.report.analysis import Analysis
+from monitor.report.drawing import Drawing
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
+
+
+def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written: str) -> str:
+    """The text; figures are expected in ``figures/NAME.png``."""
+    parts = [f"# {escaped(wording.headline(analysis))}"]
+    for outcome, label, text, marks in wording.verdicts(analysis):
+        parts.append(f"**{escaped(label)}** ({outcome}): {escaped(text)}")
+        parts += [f"**Not comparable:** {escaped(mark)}" for mark in marks]
+    if analysis.caveats:
+        parts.append("\n".join(f"- {escaped(text)}" for text in analysis.caveats))
+    for drawing in drawings:
+        parts.append(f"## {escaped(drawing.title)}\n\n![{escaped(drawing.alt)}](figures/{drawing.name}.png)")
+        parts.append(escaped(drawing.caption))
+    tables = (
+        ("Results", wording.results_table(analysis)),
+        ("Speedups", wording.speedup_table(analysis)),
+        ("Runs", wording.runs_table(analysis)),
+        ("Decisions", wording.decisions_table(analysis)),
+        ("Machines", wording.machines_table(analysis)),
+        ("Options", wording.options_table(analysis)),
+    )
+    parts += [f"## {title}\n\n{_table(table)}" for title, table in tables if table is not None]
+    if commands := wording.commands(analysis):
+        parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))
+    parts.append("## How the numbers came about\n\n" + "\n\n".join(map(escaped, wording.method(analysis))))
+    parts.append(escaped(written))
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text without line breaks and with nothing left that Markdown or HTML would act on."""
+    return _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+
+
+def _table(table: wording.Table) -> str:
+    lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]
+    rows = [f"| {' | '.join(c if c == '---' else escaped(c) for c in line)} |" for line in lines]
+    return f"{escaped(table.caption)}\n\n" + "\n".join(rows)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,163 @@
+"""The report as one HTML page: no script, nothing from elsewhere, light and dark, on paper and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from monitor.report import wording
+from monitor.report.analysis import Analysis
+from monitor.report.comparison import QUANTITIES
+from monitor.report.drawing import Drawing, colour_variables
+from monitor.report.html import Html, element, join
+
+OUTCOMES = {
+    "same": "Same return",
+    "higher": "Higher return",
+    "lower": "Lower return",
+    "undecided": "Undecided",
+    "untested": "Not tested",
+}
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "training_s")
+
+
+def render_page(analysis: Analysis, drawings: Sequence[Drawing], *, written: str) -> str:
+    """The page.
+
+    Args:
+        analysis: what it says. drawings: its figures, in order.
+        written: when and by what, for the footer.
+    """
+    headline = wording.headline(analysis)
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        element("title", headline),
+        element("style", Html(_style())),
+    )
+    body = element(
+        "body",
+        _header(analysis, headline),
+        element(
+            "main", _verdicts(analysis), _caveats(analysis), _figures(drawings), _tables(analysis), _method(analysis)
+        ),
+        element("footer", element("p", written)),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _style() -> str:
+    sheet = files("monitor.report").joinpath("page.css").read_text(encoding="utf-8")
+    variables = colour_variables()
+    light = "".join(f"{name}:{value[1]};" for name, value in variables.items())
+    dark = "".join(f"{name}:{value[2]};" for name, value in variables.items())
+    # The print rule comes last: paper is light, whatever the screen is.
+    return (
+        f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{sheet}"
+        f"@media print{{:root{{{light}--good:#1f7a4d;--bad:#a8324b;--open:#8a6d00;}}}}"
+    )
+
+
+def _header(analysis: Analysis, headline: str) -> Html:
+    runs = sum(len(group.runs) for group in analysis.groups)
+    kind = "Report" if analysis.baseline is None else f"Comparison with {analysis.baseline.label}"
+    count = f"{runs} run{'s' if runs != 1 else ''}, {len(analysis.groups)} configuration"
+    count += "s" if len(analysis.groups) != 1 else ""
+    return element(
+        "header", element("p", f"{kind} · {analysis.environment} · {count}", class_="kind"), element("h1", headline)
+    )
+
+
+def _verdicts(analysis: Analysis) -> Html:
+    if not analysis.comparisons:
+        return Html()
+    cards = [
+        element(
+            "div",
+            element("span", OUTCOMES[outcome], class_="badge"),
+            element("h3", label),
+            element("p", text),
+            *(element("p", f"Not comparable: {mark}", class_="mark") for mark in marks),
+            class_=f"verdict {outcome}",
+        )
+        for outcome, label, text, marks in wording.verdicts(analysis)
+    ]
+    tiles = []
+    if len(analysis.comparisons) == 1:
+        for name in _TILES:
+            value = analysis.comparisons[0].speedups.get(name)
+            if value is not None:
+                ends = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}" if value.has_interval else "single seed"
+                shown = f"{value.ratio.estimate:.3g}×"
+                tiles.append(
+                    element(
+                        "div", element("b", shown), element("span", f"{QUANTITIES[name].title}, {ends}"), class_="tile"
+                    )
+                )
+    return element(
+        "section",
+        element("div", *cards, class_="verdicts"),
+        element("div", *tiles, class_="tiles") if tiles else None,
+        aria_label="Verdict",
+    )
+
+
+def _caveats(analysis: Analysis) -> Html:
+    if not analysis.caveats:
+        return Html()
+    items = [element("li", text) for text in analysis.caveats]
+    return element("section", element("h3", "To know before reading on"), element("ul", *items), class_="caveats")
+
+
+def _figures(drawings: Sequence[Drawing]) -> Html:
+    return element(
+        "section",
+        element("h2", "Figures"),
+        element("div", *map(_figure, drawings), class_="figures"),
+        aria_label="Figures",
+    )
+
+
+def _figure(drawing: Drawing) -> Html:
+    name = f"{drawing.name}-alt"
+    opening, _, rest = drawing.inline.partition(">")
+    described = f'{opening} role="img" aria-labelledby="{name}">{element("title", drawing.alt, id=name)}{rest}'
+    return element("figure", element("h3", drawing.title), Html(described), element("figcaption", drawing.caption))
+
+
+def _tables(analysis: Analysis) -> Html:
+    speedups, decisions = wording.speedup_table(analysis), wording.decisions_table(analysis)
+    commands = wording.commands(analysis)
+    return join(
+        element("h2", "Results"),
+        _table(wording.results_table(analysis)),
+        None if speedups is None else _table(speedups),
+        _table(wording.runs_table(analysis)),
+        None if decisions is None else join(element("h2", "Decisions"), _table(decisions)),
+        element("h2", "Machines and commands"),
+        _table(wording.machines_table(analysis)),
+        element("pre", "\n".join(commands)) if commands else None,
+        element("h2", "Options"),
+        element(
+            "details",
+            element("summary", "Every option of every configuration"),
+            _table(wording.options_table(analysis)),
+        ),
+    )
+
+
+def _table(table: wording.Table) -> Html:
+    head = element("tr", *(element("th", title, scope="col") for title in table.columns))
+    rows = [
+        element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:]))
+        for row in table.rows
+    ]
+    inner = element("table", element("caption", table.caption), element("thead", head), element("tbody", *rows))
+    return element("div", element("div", inner, class_="scroll", tabindex="0"), class_="table")
+
+
+def _method(analysis: Analysis) -> Html:
+    return join(element("h2", "How the numbers came about"), *(element("p", text) for text in wording.method(analysis)))

@@ -1,0 +1,263 @@
+"""Runs and groups of runs: what a training left behind, which are seeds of one another, which may be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from monitor.decisions import Decision
+from monitor.errors import ReportError
+from monitor.report.series import ELAPSED, Floats, Series
+
+NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
+"""Options in which seeds of one configuration differ."""
+ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
+BUDGET = ("total_env_steps", "max_seconds", "stop_at_return", "stop_window")
+MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
+FINAL_SHARE = 0.1
+"""A run's final return is the mean over this last part of its environment steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training run, finished or not.
+
+    Attributes:
+        name, path: of its directory.
+        config: every option of the run, as in ``config.toml``.
+        machine: as in ``machine.json``; empty when that is missing.
+        summary: as in ``summary.json``; None for a run that has not ended in order.
+        series: its metrics.
+        decisions: what the monitor decided, oldest first.
+        notes: what was wrong with its files.
+    """
+
+    name: str
+    path: str
+    config: Mapping[str, object]
+    machine: Mapping[str, object]
+    summary: Mapping[str, object] | None
+    series: Series
+    decisions: Sequence[Decision] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seed(self) -> object:
+        """Its seed."""
+        return self.config.get("seed")
+
+    @property
+    def elapsed_s(self) -> Floats:
+        """[n] seconds of training."""
+        return self.series.column(ELAPSED)
+
+    @property
+    def env_steps(self) -> Floats:
+        """[n] valid steps consumed by the learner."""
+        return self.series.column("env_steps")
+
+    @property
+    def returns(self) -> Floats:
+        """[n] mean return of the last episodes; NaN until ``stop_window`` of them have finished."""
+        values = self.series.column("return_mean")
+        window, episodes = self.config.get("stop_window"), self.series.column("episodes")
+        if not isinstance(window, int) or np.isnan(episodes).all() or np.nanmax(episodes) < window:
+            return values
+        return np.where(episodes >= window, values, math.nan)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of training so far."""
+        return _last(self.elapsed_s)
+
+    @property
+    def steps(self) -> float:
+        """Environment steps so far."""
+        return _last(self.env_steps)
+
+    @property
+    def final_return(self) -> float:
+        """Mean return over the last tenth of the steps; NaN when no episode finished."""
+        returns = self.returns
+        late = returns[(self.env_steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
+        return float(late.mean()) if late.size else _last(returns)
+
+    def crossing(self, threshold: float) -> tuple[float, float] | None:
+        """Training seconds and environment steps when the mean return first reached ``threshold``, interpolated."""
+        returns = self.returns
+        known = np.flatnonzero(np.isfinite(returns))
+        above = np.flatnonzero(returns[known] >= threshold)
+        if not above.size:
+            return None
+        after = known[above[0]]
+        if above[0] == 0:
+            return float(self.elapsed_s[after]), float(self.env_steps[after])
+        before = known[above[0] - 1]
+        share = (threshold - returns[before]) / (returns[after] - returns[before])
+        seconds, steps = (v[before] + share * (v[after] - v[before]) for v in (self.elapsed_s, self.env_steps))
+        return float(seconds), float(steps)
+
+    def seconds_by_phase(self, side: str) -> dict[str, float]:
+        """Seconds of the ``learner`` or all ``actor`` processes by phase, from the summary or else the records."""
+        if self.summary is not None:
+            totals = self.summary.get(f"{side}_s")
+            if isinstance(totals, Mapping) and totals:
+                return {str(k): float(v) for k, v in totals.items() if isinstance(v, int | float)}
+        spent = np.diff(self.elapsed_s, prepend=0.0)
+        if side == "actor":
+            spent = spent * np.nan_to_num(self.series.column("actors_alive"), nan=1.0)
+        shares = {
+            name.removeprefix(f"{side}_").removesuffix("_share"): values
+            for name, values in self.series.columns.items()
+            if name.startswith(f"{side}_") and name.endswith("_share")
+        }
+        return {phase: float(np.nansum(values * spent)) for phase, values in shares.items()}
+
+    def timed_steps(self) -> float:
+        """Environment steps behind ``seconds_by_phase``: a resumed run's summary times its last part only."""
+        if self.summary is not None and self.summary.get("actor_s"):
+            rate, seconds = self.summary.get("env_steps_per_s"), self.summary.get("training_s")
+            if isinstance(rate, int | float) and isinstance(seconds, int | float) and rate * seconds > 0:
+                return float(rate * seconds)
+        return self.steps
+
+    @property
+    def actor_us_per_step(self) -> float:
+        """Microseconds that actors worked per environment step, waiting for the learner left out; NaN if unknown."""
+        seconds = self.seconds_by_phase("actor")
+        busy = sum(value for phase, value in seconds.items() if phase != "wait")
+        steps = self.timed_steps()
+        return busy / steps * 1e6 if steps > 0 and busy > 0 else math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one configuration: its seeds.
+
+    Attributes:
+        label: what sets it apart from the other groups, short.
+        runs: at least one, by seed.
+        options: the options in which it differs from the other groups.
+        marks: why it must not be compared with the baseline, where that was forced.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    options: Mapping[str, object] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """The configuration of its first run."""
+        return self.runs[0].config
+
+
+def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
+    """Put seeds of one configuration together, in order of appearance.
+
+    Args:
+        keys: the options by which to group; empty: all but seed, name and results_dir.
+    Raises:
+        ReportError: no run, or a key that no run has.
+    """
+    if not runs:
+        raise ReportError("no run was given")
+    known = {key for run in runs for key in run.config}
+    if unknown := [key for key in keys if key not in known]:
+        raise ReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
+    members: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        kept = sorted(k for k in run.config if (k in keys if keys else k not in NOT_CONFIGURATION))
+        members.setdefault(tuple((k, repr(run.config[k])) for k in kept), []).append(run)
+    groups = [sorted(found, key=lambda run: str(run.seed).rjust(20)) for found in members.values()]
+    differing = sorted(keys or _differing([found[0].config for found in groups]))
+    labels = _distinct([_label(found[0].config, differing) for found in groups])
+    return tuple(
+        Group(label, tuple(found), {k: found[0].config.get(k) for k in differing})
+        for label, found in zip(labels, groups, strict=True)
+    )
+
+
+def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
+    """Why two groups must not be compared, in sentences; empty when they may."""
+    found: list[str] = []
+    for kind, keys in (("environment", ENVIRONMENT), ("budget", BUDGET)):
+        for key in keys:
+            ours, theirs = baseline.config.get(key), group.config.get(key)
+            if ours != theirs:
+                found.append(f"another {kind}: {key} is {theirs!r}, the baseline's is {ours!r}")
+    ours_on, theirs_on = ({_machine(run) for run in side.runs} for side in (baseline, group))
+    if ours_on != theirs_on:
+        found.append(f"another machine: {_machines(theirs_on)}; the baseline ran on {_machines(ours_on)}")
+    found += [f"{run.name} has not ended in order (no summary.json)" for run in group.runs if run.summary is None]
+    return tuple(found)
+
+
+def caveats(group: Group) -> tuple[str, ...]:
+    """What a reader must know about a group's runs."""
+    found = [f"{run.name}: {note}" for run in group.runs for note in run.notes]
+    for run in group.runs:
+        if run.series.damaged:
+            found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
+        if run.summary is None:
+            found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
+        if run.machine.get("dirty"):
+            found.append(f"{run.name}: ran from a checkout with uncommitted changes")
+    seeds = [run.seed for run in group.runs]
+    found += [f"{group.label}: seed {seed} occurs twice, so its runs are not independent" for seed in _repeated(seeds)]
+    if len({run.machine.get("commit") for run in group.runs}) > 1:
+        found.append(f"{group.label}: its runs are of different commits")
+    if len({_machine(run) for run in group.runs}) > 1:
+        found.append(f"{group.label}: its runs were made on different machines")
+    return tuple(found)
+
+
+def _repeated(values: Iterable[object]) -> list[object]:
+    seen: set[str] = set()
+    repeated = []
+    for value in values:
+        if repr(value) in seen:
+            repeated.append(value)
+        seen.add(repr(value))
+    return repeated
+
+
+def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
+    keys = {key for config in configs for key in config} - NOT_CONFIGURATION
+    return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
+
+
+def _label(config: Mapping[str, object], differing: Sequence[str]) -> str:
+    parts = []
+    if "compressor" in differing or not differing:
+        parts.append(str(config.get("compressor", "run")))
+    if config.get("actor_runtime") == "torch" and ("actor_runtime" in differing or not differing):
+        parts = [*(f"{part} (torch eager)" for part in parts)] or ["torch eager"]
+    parts += [f"{key}={config.get(key)}" for key in differing if key not in {"compressor", "actor_runtime"}]
+    return ", ".join(parts) or f"actor_runtime={config.get('actor_runtime')}"
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    """Labels cut to a readable length, numbered where that makes them equal."""
+    cut = [label if len(label) <= 60 else f"{label[:57]}…" for label in labels]
+    return [label if cut.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(cut)]
+
+
+def _machine(run: Run) -> str:
+    """What decides a machine's speed, as one text; the host's name does not."""
+    gpus = run.machine.get("gpus") or []
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
+    parts = [str(run.machine.get(key, "unknown")) for key in MACHINE if key != "gpus"]
+    return f"{parts[0]} ({parts[1]}, {parts[2]} cores{', ' + ', '.join(names) if names else ''})"
+
+
+def _machines(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
+
+
+def _last(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else math.nan
