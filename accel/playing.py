@@ -5,102 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
 from accel.loading import TrainedRun
+from accel.players import Array, Bools, Player, Policy, make_player
 from accel.sampling import make_sampler
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
 
-Array = npt.NDArray[np.generic]
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 Picture = npt.NDArray[np.uint8]
-Policy = CompressedPolicy | torch.nn.Module
 
 MAX_ENVS = 16
 _NOISE_ROWS = 64
 # what the seed is for; the actors' ranks stay far below
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
-
-
-class Player(Protocol):
-    """A policy for a fixed number of environments, with its recurrent state."""
-
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """Distribution parameters [B, P] of one step, valid until the next.
-
-        Args:
-            observations: [B, *obs].
-            first: [B], where an episode begins and the state is zeroed; None for nowhere.
-        """
-        ...
-
-    def inputs(self) -> dict[str, Array]:
-        """The policy's inputs by name, [B, *shape], as the latest step read them."""
-        ...
-
-
-class SessionPlayer:
-    """Plays an artifact on onnxruntime, as actors do."""
-
-    def __init__(self, artifact: CompressedPolicy, batch: int) -> None:
-        session = PolicySession(artifact, batch=batch)
-        self._session = session
-        self._observations, *states = session.inputs.values()
-        self._params, *following = session.outputs.values()
-        self._states = list(zip(states, following, strict=True))
-        self._before = [np.zeros_like(state) for state in states]
-
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """See ``Player.params``."""
-        self._observations[...] = observations
-        for (state, _), before in zip(self._states, self._before, strict=True):
-            if first is not None:
-                state[first] = 0
-            before[...] = state
-        self._session.run()
-        for state, following in self._states:
-            state[...] = following
-        return self._params  # type: ignore[return-value]
-
-    def inputs(self) -> dict[str, Array]:
-        """See ``Player.inputs``."""
-        return dict(zip(self._session.inputs, (self._observations, *self._before), strict=True))
-
-
-class TorchPlayer:
-    """Plays an acting module in torch: the reference that artifacts are measured against."""
-
-    def __init__(self, module: torch.nn.Module, state_shapes: tuple[tuple[int, ...], ...], batch: int) -> None:
-        self._module = module
-        self._states = tuple(torch.zeros(batch, *shape) for shape in state_shapes)
-        self._inputs: dict[str, Array] = {}
-
-    @torch.inference_mode()
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """See ``Player.params``."""
-        if first is not None:
-            keep = torch.from_numpy(np.logical_not(first))
-            self._states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in self._states)
-        self._inputs = {"observations": observations}
-        self._inputs.update({f"state_{i}": state.numpy() for i, state in enumerate(self._states)})
-        outputs = self._module(torch.from_numpy(np.ascontiguousarray(observations)), *self._states)
-        params, *states = outputs if isinstance(outputs, tuple) else (outputs,)
-        self._states = tuple(states)
-        array: Floats = params.numpy()
-        return array
-
-    def inputs(self) -> dict[str, Array]:
-        """See ``Player.inputs``."""
-        return self._inputs
 
 
 @dataclass(frozen=True)
@@ -118,13 +40,6 @@ class Episodes:
     lengths: npt.NDArray[np.int64]
     seconds: float
     env_steps: int
-
-
-def make_player(policy: Policy, run: TrainedRun, batch: int) -> Player:
-    """A player for an artifact or for an acting module of ``run``; raises ArtifactError."""
-    if isinstance(policy, CompressedPolicy):
-        return SessionPlayer(policy, batch)
-    return TorchPlayer(policy, run.network.state_shapes, batch)
 
 
 def play(
@@ -148,7 +63,7 @@ def play(
         print(play(run.compress("fp32"), run, episodes=20).returns.mean())
 
     Args:
-        policy: an artifact, or an acting module in torch such as ``run.policy``.
+        policy: an artifact, an acting module in torch such as ``run.policy``, or a function from a batch to a session.
         run: where the environment and the action space come from.
         episodes: n, at least 1.
         seed: of environments and noise; unrelated to the training's.
@@ -165,7 +80,7 @@ def play(
         raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-    player = make_player(policy, run, width)
+    player = make_player(policy, run.network.state_shapes, width)
     environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
     env_steps, start = 0, time.perf_counter()
     try:
@@ -253,7 +168,7 @@ def collect_inputs(
     moments = -(-rows // envs)
     steps = max(steps, moments)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
-    player = make_player(run.policy if policy is None else policy, run, envs)
+    player = make_player(run.policy if policy is None else policy, run.network.state_shapes, envs)
     environment = run.make_env(envs, (seed, _COLLECTION))
     kept: dict[str, list[Array]] = {}
     try:

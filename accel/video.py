@@ -10,7 +10,8 @@ from typing import Protocol, cast
 from accel.errors import ConfigError, MissingExtraError
 from accel.extras import install_command
 from accel.loading import TrainedRun
-from accel.playing import Episodes, Picture, Policy, play
+from accel.players import Policy
+from accel.playing import Episodes, Picture, play
 
 FRAMES_PER_S = 30
 _NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
