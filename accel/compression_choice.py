@@ -1,0 +1,122 @@
+"""How a run's compression is chosen: a fixed scheme, ``auto`` or ``auto(…;…)``, or ``anneal(scheme@step;…)``. No torch.
+
+int8                                         fixed
+auto                                         tuned by the monitor over a ladder that suits the network
+auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
+anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from accel.errors import ConfigError
+from accel.networks.text import parse_network
+from compressors.errors import CompressorError
+from compressors.scheme import parse_scheme
+from monitor.annealing import AnnealingSchedule
+from monitor.errors import TunerError
+
+FULL_PRECISION = "fp32"
+_NARROW_MLP = 128
+_LADDER = (FULL_PRECISION, "int8", "prune(0.25)+int8", "prune(0.5)+int8")
+_NARROW_LADDER = (FULL_PRECISION, "int8")
+# Half the channels of a small convolution are faster in single precision than in int8.
+_CNN_LADDER = (FULL_PRECISION, "int8", "prune(0.25)+int8", "prune(0.5)", "prune(0.5)+int8")
+
+
+@dataclass(frozen=True)
+class CompressionChoice:
+    """A parsed choice; ``str`` gives its canonical text, which parses to an equal one.
+
+    Attributes:
+        kind: who chooses.
+        levels: every scheme that may be published, canonical; for ``auto`` from finest to coarsest.
+        schedule: of ``anneal`` only.
+    """
+
+    kind: Literal["fixed", "auto", "anneal"]
+    levels: tuple[str, ...]
+    schedule: AnnealingSchedule | None = None
+
+    def __str__(self) -> str:
+        if self.schedule is not None:
+            steps = zip(self.schedule.levels, self.schedule.env_steps, strict=True)
+            return f"anneal({';'.join(f'{level}@{step}' for level, step in steps)})"
+        return self.levels[0] if self.kind == "fixed" else f"auto({';'.join(self.levels)})"
+
+
+def parse_choice(text: str, network: str) -> CompressionChoice:
+    """Read a run's ``compressor``.
+
+    Args:
+        text: see the module's docstring.
+        network: the network's text, which decides the ladder of a bare ``auto``.
+    Raises:
+        ConfigError: malformed text, an unknown scheme, a ladder or schedule that makes no sense.
+    """
+    name, inside = _call(text)
+    try:
+        if name == "auto":
+            return CompressionChoice("auto", _ladder(inside, network))
+        if name == "anneal":
+            schedule = _schedule(inside)
+            return CompressionChoice("anneal", tuple(dict.fromkeys(schedule.levels)), schedule)
+        return CompressionChoice("fixed", (str(parse_scheme(text)),))
+    except (CompressorError, TunerError) as error:
+        raise ConfigError(f"compressor '{text}': {error}" if inside is not None else str(error)) from None
+
+
+def default_ladder(network: str) -> tuple[str, ...]:
+    """The levels that ``auto`` tries: those that can pay on a network of this kind, from finest to coarsest."""
+    parsed = parse_network(network)
+    if parsed.is_factory:
+        return _NARROW_LADDER
+    if parsed.is_cnn:
+        return _CNN_LADDER
+    return _NARROW_LADDER if parsed.sizes[0] <= _NARROW_MLP and parsed.lstm_size is None else _LADDER
+
+
+def _call(text: str) -> tuple[str, str | None]:
+    """``name(inside)`` apart, with None where there are no parentheses; a scheme comes back as (text, None)."""
+    stripped = text.strip()
+    if stripped == "auto":
+        return "auto", None
+    for name in ("auto", "anneal"):
+        if stripped.startswith(f"{name}(") and stripped.endswith(")"):
+            return name, stripped[len(name) + 1 : -1]
+    if stripped.startswith(("auto", "anneal")):
+        raise ConfigError(f"compressor '{text}': write auto, auto(scheme;scheme…) or anneal(scheme@step;scheme@step…)")
+    return stripped, None
+
+
+def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
+    levels = default_ladder(network) if inside is None else tuple(str(parse_scheme(part)) for part in inside.split(";"))
+    if FULL_PRECISION in levels and levels[0] != FULL_PRECISION:
+        raise TunerError(f"{FULL_PRECISION} is the finest level and comes first")
+    levels = (FULL_PRECISION, *(level for level in levels if level != FULL_PRECISION))
+    if len(levels) < 2 or len(set(levels)) != len(levels):
+        raise TunerError("needs at least two different levels")
+    return levels
+
+
+def _schedule(inside: str | None) -> AnnealingSchedule:
+    levels, steps = [], []
+    for part in (inside or "").split(";"):
+        scheme, at, step = part.rpartition("@")
+        if not at:
+            raise TunerError(f"'{part}' lacks its step: write scheme@step, such as int8@100000")
+        levels.append(str(parse_scheme(scheme)))
+        steps.append(_step(step))
+    return AnnealingSchedule(tuple(levels), tuple(steps))
+
+
+def _step(text: str) -> int:
+    try:
+        number = float(text.replace("_", ""))
+        if number < 0 or number != int(number):
+            raise ValueError
+        return int(number)
+    except (ValueError, OverflowError):
+        raise TunerError(f"'{text}' is no environment step: write a whole number, such as 100000 or 1e5") from None

@@ -1,0 +1,247 @@
+"""Sampled mismatch against its definition, its memory and its budget of the learner's time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from accel.batch import Batch, Batcher
+from accel.config import TrainConfig
+from accel.distributions import make_distribution
+from accel.learner import Learner
+from accel.mismatch_copies import PolicyCopies
+from accel.mismatch_sampling import COPIES, MismatchSampler
+from accel.networks import build_network
+from accel.spaces import ActionSpec, EnvSpec
+from accel.trajectory import Unroll, UnrollLayout
+from monitor.mismatch import effective_horizon, factor_mismatch
+
+BOX = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
+VECTOR = EnvSpec((5,), "float32", BOX)
+T, B = 8, 4
+SCHEMES = ("fp32", "int8")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _config(**changes: object) -> TrainConfig:
+    return TrainConfig.create(network="mlp:16x2", envs_per_actor=B, unroll_length=T, discount=0.9, **changes)
+
+
+def _unroll(
+    learner: Learner, version: int, seed: int = 0, *, scheme_ids: tuple[int, ...] = (1,) * B, error: float = 0.05
+) -> Unroll:
+    """What an actor would send whose compressed policy is off by ``error``: real shapes, masks and recorded μ."""
+    network, spec = learner.network, learner.spec
+    layout = UnrollLayout(spec, T, B, network.state_shapes)
+    unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
+    generator = torch.Generator().manual_seed(seed)
+    random = np.random.default_rng(seed)
+    unroll["observations"][...] = torch.randn(T + 1, B, *spec.observation_shape, generator=generator).numpy()
+    unroll["valid"][...] = random.random((T + 1, B)) < 0.9
+    unroll["first"][...] = random.random((T + 1, B)) < 0.1
+    unroll["terminated"][...] = random.random((T, B)) < 0.1
+    for state in unroll.states:
+        state[...] = random.standard_normal(state.shape)
+    with torch.no_grad():
+        first = torch.from_numpy(unroll["first"][:T].copy())
+        states = tuple(torch.from_numpy(state.copy()) for state in unroll.states)
+        params = network(torch.from_numpy(unroll["observations"][:T].copy()), first, states).params
+    params = params + error * torch.randn(params.shape, generator=generator)
+    distribution = make_distribution(spec.action, params)
+    actions = distribution.sample(generator)
+    unroll["behaviour_params"][...] = params.numpy()
+    unroll["actions"][...] = actions.numpy()
+    unroll["behaviour_log_prob"][...] = distribution.log_prob(actions).numpy()
+    unroll["policy_version"][...] = version
+    unroll["scheme_id"][...] = scheme_ids
+    unroll["header"][1] = version
+    return unroll
+
+
+def _learn(learner: Learner, amount: float = 0.05) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in learner.network.parameters():
+            parameter += amount * torch.randn(parameter.shape, generator=generator)
+
+
+def _batch(learner: Learner, *unrolls: Unroll) -> Batch:
+    return Batcher(learner.spec, learner.device).build(unrolls)
+
+
+def _sampler(config: TrainConfig, learner: Learner, share: float = 1e6) -> MismatchSampler:
+    return MismatchSampler(config, learner.network, SCHEMES, time_share=share)
+
+
+@pytest.mark.parametrize("network", ["mlp:16x2", "mlp:16x1+lstm:8"])
+def test_sample_is_its_definition(network: str) -> None:
+    config = _config(clip_rho=1.2, lambda_=0.8).replace(network=network)
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    unroll = _unroll(learner, version=3)
+    sampler.published(3)
+    observations = torch.from_numpy(unroll["observations"][:T])
+    first = torch.from_numpy(unroll["first"][:T])
+    states = tuple(torch.from_numpy(state) for state in unroll.states)
+    with torch.no_grad():
+        of_version = learner.network(observations, first, states).params
+        _learn(learner)
+        target = learner.network(observations, first, states).params
+    sampler.sample([unroll], _batch(learner, unroll))
+    (sample,) = sampler.recent("int8")
+    actions = torch.from_numpy(unroll["actions"])
+    log_probs = [make_distribution(BOX, params).log_prob(actions).numpy() for params in (target, of_version)]
+    expected = factor_mismatch(
+        BOX,
+        target.numpy(),
+        of_version.numpy(),
+        unroll["behaviour_params"],
+        *(log_prob - unroll["behaviour_log_prob"] for log_prob in log_probs),
+        valid=unroll["valid"][:T],
+        ends=unroll["terminated"],
+        horizon=effective_horizon(0.9, 0.8, T),
+        clip_rho=1.2,
+    )
+    for factor in ("staleness", "compression", "total"):
+        found, wanted = getattr(sample, factor).metrics(), getattr(expected, factor).metrics()
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5), factor
+    assert sample.staleness.kl > 1e-4 and sample.compression.kl > 1e-4
+
+
+def test_no_staleness_and_no_compression_are_none() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    unroll = _unroll(learner, version=0, error=0.0)
+    sampler.published(0)
+    sampler.sample([unroll], _batch(learner, unroll))
+    (sample,) = sampler.recent("int8")
+    for factor in (sample.staleness, sample.compression, sample.total):
+        assert factor.ess == pytest.approx(1.0, abs=1e-5)
+        assert factor.retention == pytest.approx(1.0, abs=1e-4)
+        assert factor.greedy_agreement == 1.0
+
+
+def test_schemes_within_one_unroll_are_measured_apart() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    unroll = _unroll(learner, version=0, scheme_ids=(1, 0, 1, 0), error=0.0)
+    unroll["behaviour_params"][:, [0, 2]] += 0.3
+    sampler.published(0)
+    sampler.sample([unroll], _batch(learner, unroll))
+    assert sampler.recent("fp32")[0].compression.ess == pytest.approx(1.0, abs=1e-5)
+    assert sampler.recent("int8")[0].compression.ess < 0.95
+    metrics = sampler.metrics()
+    assert metrics["mismatch_samples"] == 2 and metrics["mismatch_samples/int8"] == 1
+    fp32, int8 = metrics["compression_ess/fp32"], metrics["compression_ess/int8"]
+    assert isinstance(fp32, float) and isinstance(int8, float) and isinstance(metrics["compression_ess"], float)
+    assert int8 < metrics["compression_ess"] < fp32
+
+
+def test_unrolls_of_other_versions_are_left_alone_and_each_scheme_is_measured_once_a_copy() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    sampler.published(4)
+    other, mine = _unroll(learner, version=5), _unroll(learner, version=4)
+    sampler.sample([other], _batch(learner, other))
+    assert sampler.count("int8") == 0
+    for _ in range(3):
+        sampler.sample([other, mine], _batch(learner, other, mine))
+    assert sampler.count("int8") == 1
+
+
+def test_the_right_columns_of_a_joined_batch_are_measured() -> None:
+    config = _config(batch_unrolls=2)
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    wrong, right = _unroll(learner, version=5, seed=1, error=3.0), _unroll(learner, version=4, error=0.0)
+    sampler.published(4)
+    sampler.sample([wrong, right], _batch(learner, wrong, right))
+    assert sampler.recent("int8")[0].compression.ess == pytest.approx(1.0, abs=1e-5)
+
+
+def test_memory_is_a_fixed_number_of_copies_of_what_was_then() -> None:
+    network = build_network("mlp:16x2", VECTOR, normalise_observations=True)
+    copies = PolicyCopies(network, COPIES)
+    observations, first = torch.randn(T, B, 5), torch.zeros(T, B, dtype=torch.bool)
+    outputs = {}
+    for version in range(12):
+        copies.keep(version)
+        with torch.no_grad():
+            outputs[version] = copies.act(None, observations, first, ())
+            for parameter in network.parameters():
+                parameter += 0.1
+    assert list(copies.versions) == [8, 9, 10, 11]
+    one = sum(t.nbytes for t in (*network.acting_module().parameters(), *network.acting_module().buffers()))
+    assert copies.nbytes == COPIES * one
+    for version in copies.versions:
+        torch.testing.assert_close(copies.act(version, observations, first, ()), outputs[version])
+
+
+def test_time_stays_within_its_share() -> None:
+    """On a clock that moves by one millisecond at each look, so that a copy or a sample takes one."""
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    unroll = _unroll(learner, version=0)
+    batch = _batch(learner, unroll)
+    shares, counts = [], []
+    for share in (1e6, 0.02, 0.002):
+        ticks = itertools.count()
+        sampler = MismatchSampler(
+            config, learner.network, SCHEMES, time_share=share, clock=lambda ticks=ticks: next(ticks) * 1e-3
+        )
+        for version in range(2000):
+            sampler.published(version)
+            unroll["policy_version"][...] = unroll["header"][1] = version
+            sampler.sample([unroll], batch)
+        shares.append(sampler.time_share)
+        counts.append(sampler.count("int8"))
+    assert shares[0] > 0.3 and counts[0] == 2000
+    assert 0.01 < shares[1] < 0.021 and 10 < counts[1] < 60
+    assert 0.0005 < shares[2] < 0.0022 and 0 < counts[2] < 6
+
+
+def test_metrics_cover_the_time_since_the_last_record() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    assert set(sampler.metrics()) == {"mismatch_time_share", "mismatch_alarms"}
+    unroll = _unroll(learner, version=0)
+    sampler.published(0)
+    sampler.sample([unroll], _batch(learner, unroll))
+    first = sampler.metrics()
+    for name in ("staleness_kl", "compression_ess/int8", "total_retention", "compression_greedy_agreement/int8"):
+        assert isinstance(first[name], float), name
+    assert "staleness_kl" not in sampler.metrics()
+    assert sampler.count("int8") == 1
+    sampler.forget()
+    assert sampler.count("int8") == 0
+
+
+def test_alarms_are_logged_once_when_they_begin_and_when_they_end(caplog: pytest.LogCaptureFixture) -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    texts = []
+    with caplog.at_level(logging.INFO, "accel"):
+        for version, error in enumerate((3.0, 3.0, 0.0)):
+            unroll = _unroll(learner, version, error=error)
+            sampler.published(version)
+            sampler.sample([unroll], _batch(learner, unroll))
+            texts.append(sampler.metrics()["mismatch_alarms"])
+    assert "compression of int8: ess is" in str(texts[0]) and "compression of int8: ess is" in str(texts[1])
+    assert texts[2] == ""
+    begun = [r for r in caplog.records if "mismatch alarm: compression of int8: ess" in r.message]
+    ended = [r for r in caplog.records if "compression_ess/int8 is within" in r.message]
+    assert len(begun) == len(ended) == 1
+    assert not any("staleness" in record.message for record in caplog.records)
