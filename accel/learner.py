@@ -17,6 +17,7 @@ from accel.distributions import ActionDistribution, make_distribution
 from accel.errors import ConfigError, DivergenceError
 from accel.minibatches import Targets, split_environments, split_steps
 from accel.networks import NetworkOutput, build_network_from_config
+from accel.optimizers import QuickAdam, QuickRMSprop
 from accel.spaces import EnvSpec
 from correctors import nstep, retrace, vtrace
 
@@ -267,14 +268,14 @@ class Learner:
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
         if config.optimizer == "rmsprop":
-            return torch.optim.RMSprop(
+            return QuickRMSprop(
                 self.parameters,
                 config.learning_rate,
                 alpha=config.rmsprop_decay,
                 eps=config.optimizer_epsilon,
                 foreach=True,
             )
-        return torch.optim.Adam(
+        return QuickAdam(
             self.parameters,
             config.learning_rate,
             betas=(0.9, config.adam_beta2),

@@ -1,9 +1,14 @@
-"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.rank JOB. Knows its role first."""
+"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.rank JOB. Knows its role first.
+
+The learner's torch is imported from the first moment on, in a thread, while MPI starts and actors make environments.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
+import threading
 
 from accel.transport.launcher import detect_launch
 from accel.transport.topology import is_actor
@@ -19,6 +24,7 @@ def main() -> int:
         from accel.launch import act
 
         return guarded(lambda: act(info))
+    threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
     return guarded(_learn)
 
 
