@@ -86,6 +86,7 @@ class Int8Encoder(Encoder):
         variant: the one in use.
         per_channel: whether weights have a scale for each output, where nothing else was chosen for a layer.
         weight_codes: the codes of weights.
+        coded: see ``IntegerGraph``.
     """
 
     def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...] = ()) -> None:
@@ -99,6 +100,7 @@ class Int8Encoder(Encoder):
         self._int4_layers = integer.int4_layers
         self._floats = integer.floats
         self._measured = integer.measured
+        self.coded = integer.coded
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}

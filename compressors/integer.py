@@ -36,10 +36,10 @@ class IntegerGraph:
         int4_layers: those with 4-bit weights, computed in floats.
         names: of all layers, for which a format is chosen.
         measured: activations whose ranges must be calibrated.
+        coded: by module (``torso.0``) that puts out codes, as layer or as sum, their activation.
         fixed: activations whose codes come from outside at a given scale (images), to that scale.
         slots: initializers written at calibration or refresh, scales and codes.
-        floats: parameters that stay in single precision.
-        constants: names of graph constants still in use.
+        floats, constants: parameters that stay in single precision, and graph constants still in use.
     """
 
     def __init__(self, graph: PolicyGraph, codes: IntegerType, choose: Callable[[str], LayerFormat]) -> None:
@@ -59,6 +59,7 @@ class IntegerGraph:
         self.layers: list[IntegerLayer] = []
         self.int4_layers: list[Layer] = []
         self.measured: list[str] = []
+        self.coded: dict[str, str] = {}
         self.fixed: dict[str, np.float32] = {}
         self.slots: dict[str, Slot] = {}
         rules: dict[str, Callable[[NodeProto], None]] = {
@@ -85,12 +86,10 @@ class IntegerGraph:
         result = self._through_relu(node.output[0])
         inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), layer.bias_codes]
         if self._wants_codes(result):
-            made = self._new_codes(result)
-            inputs += made.parameters
-            output = made.tensor
+            made = self._new_codes(result, node)
+            inputs, output = [*inputs, *made.parameters], made.tensor
         else:
-            result = self._through_nothing(node.output[0])
-            output = self._new_float(result)
+            output = self._new_float(self._through_nothing(node.output[0]))
         self.nodes.append(
             helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
         )
@@ -100,7 +99,7 @@ class IntegerGraph:
             self._refuse(node, "its kernel is no fixed weight")
         x = self._codes_of(node.input[0])
         layer = self._layer(node, x, channel_axis=0)
-        made = self._new_codes(self._through_relu(node.output[0]))
+        made = self._new_codes(self._through_relu(node.output[0]), node)
         inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), *made.parameters]
         if layer.bias_codes:
             inputs.append(layer.bias_codes)
@@ -117,7 +116,7 @@ class IntegerGraph:
             self._float(node)
             return
         a, b = (self._codes_of(name) for name in node.input)
-        made = self._new_codes(result)
+        made = self._new_codes(result, node)
         inputs = [a.tensor, *a.parameters, b.tensor, *b.parameters, *made.parameters]
         self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
 
@@ -239,11 +238,14 @@ class IntegerGraph:
         if self._float_of(name) != name:
             raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
 
-    def _new_codes(self, value: str) -> Codes:
+    def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
+        """A value as codes of its own scale, put out by a kernel if there is a maker."""
         codes = Codes(f"{value}:codes", value)
         self._as_codes[value] = codes
         self.measured.append(value)
         self._declare(value)
+        if maker is not None:
+            self.coded[layer_name(maker)] = value
         return codes
 
     def _new_float(self, value: str) -> str:

@@ -3,7 +3,7 @@
     ŵ = w + stop_gradient(s round(w / s) − w);   x̂ likewise, saturating at the ends of its range
 
 The scales are those of the bound plan, by the same code: what the learner rounds to are the codes that the next refresh
-writes. Biases stay whole (their 32-bit codes are exact to a fraction of a step), and so does an LSTM's hidden state.
+writes, of weights and of biases. An LSTM's hidden state stays whole, as torch runs it over time in one call.
 Source: Jacob et al. 2018, arXiv:1712.05877, section 3; for the estimator Bengio et al. 2013, arXiv:1308.3432.
 """
 
@@ -34,6 +34,12 @@ class _Rounding:
     activation: str
     modules: tuple[str, ...]
     per_channel: bool
+    stem: str
+
+    @property
+    def is_lstm(self) -> bool:
+        """Whether two matrices of one module share the layer."""
+        return len(self.weights) > 1 and len(self.modules) == 1
 
 
 class FakeQuantiser:
@@ -69,10 +75,10 @@ class FakeQuantiser:
                     "without per_channel for quantisation-aware training"
                 )
             modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-            self._layers.append(_Rounding(weights, biases, layer.activation, modules, per_channel))
+            self._layers.append(_Rounding(weights, biases, layer.activation, modules, per_channel, layer.stem))
 
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
-        """Rounded weights by name, through which gradients pass unchanged; for ``torch.func.functional_call``."""
+        """Rounded weights and biases by name, through which gradients pass; for ``torch.func.functional_call``."""
         parameters = dict(module.named_parameters())
         rounded: dict[str, Tensor] = {}
         for layer in self._layers:
@@ -81,11 +87,13 @@ class FakeQuantiser:
                 weight = parameters[name]
                 shaped = scale.to(weight).reshape(-1, *[1] * (weight.dim() - 1)) if scale.dim() else scale.to(weight)
                 rounded[name] = _straight_through(weight, torch.round(weight.detach() / shaped) * shaped)
+            rounded.update(self._rounded_biases(layer, parameters, scale))
         return rounded
 
     @contextmanager
     def activations(self, module: nn.Module) -> Iterator[None]:
-        """Within this context every quantised layer of the module rounds what it reads.
+        """Within this context every quantised layer of the module rounds what it reads, and what it puts out as codes;
+        so does a module that ends in a sum of codes, such as a residual block.
 
         Raises:
             CalibrationError: the plan has no ranges yet.
@@ -95,7 +103,32 @@ class FakeQuantiser:
                 hook = self._hook(layer.activation)
                 for name in layer.modules:
                     stack.enter_context(module.get_submodule(name).register_forward_pre_hook(hook))
+            for name, part in module.named_modules():
+                if name in self._encoder.coded:
+                    rounder = self._hook(self._encoder.coded[name])
+                    stack.enter_context(part.register_forward_hook(rounder.round_output))
             yield
+
+    def round_input(self, module_name: str, value: Tensor) -> Tensor:
+        """What a quantised layer reads when it is given this value; the value itself where the layer is not quantised.
+
+        For layers whose module is not called, such as an LSTM that runs over time in another way.
+
+        Raises:
+            CalibrationError: the plan has no ranges yet.
+        """
+        for layer in self._layers:
+            if module_name in layer.modules:
+                return self._hook(layer.activation).round(value)
+        return value
+
+    def readers(self) -> Iterator[tuple[str, str, tuple[float, int]]]:
+        """For every quantised layer that reads what one module is given first: its stem in the graph, the module's
+        name, and the scale and zero point of that input."""
+        for layer in self._layers:
+            if len(layer.modules) == 1 and not layer.weights[0].rpartition(".")[2].startswith("weight_hh"):
+                scale, zero = self._input_parameters(layer.activation)
+                yield layer.stem, layer.modules[0], (float(scale), zero)
 
     def _scale(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
         """[] or [channels]: the plan's formulae on the greatest magnitudes, which are all that they need."""
@@ -112,11 +145,27 @@ class FakeQuantiser:
             scales = scales_for_bias(scales, self._input_parameters(layer.activation)[0], bias)
         return torch.from_numpy(np.array(scales))
 
+    def _rounded_biases(
+        self, layer: _Rounding, parameters: Mapping[str, Tensor], scale: Tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """To multiples of s_x·s_w, as the 32-bit codes are. Of an LSTM's two biases one takes the whole rounding, as
+        only their sum is in the graph; what merged heads have beside the rows of the weight stays as it is."""
+        if not layer.biases:
+            return
+        step = torch.from_numpy(np.asarray(self._input_parameters(layer.activation)[0] * scale.numpy(), np.float64))
+        if layer.is_lstm:
+            first, second = (parameters[name] for name in layer.biases)
+            whole = (first + second).detach()
+            yield layer.biases[0], first + (_to_multiples(whole, step) - whole)
+            return
+        for name in layer.biases if not layer.per_channel else layer.biases[:1]:
+            bias = parameters[name]
+            yield name, _straight_through(bias, _to_multiples(bias.detach(), step))
+
     def _bias(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
         """The graph's bias: an LSTM's two are summed, merged heads' are side by side; of the rows that have a scale."""
         parts = [parameters[name].reshape(-1) for name in layer.biases]
-        is_lstm = len(layer.weights) > 1 and len(layer.modules) == 1
-        bias = torch.stack(parts).sum(0) if is_lstm else torch.cat(parts)
+        bias = torch.stack(parts).sum(0) if layer.is_lstm else torch.cat(parts)
         return bias[: len(parameters[layer.weights[0]])] if layer.per_channel else bias
 
     def _input_parameters(self, activation: str) -> tuple[np.float32, int]:
@@ -138,15 +187,25 @@ class _Rounder:
         self._low, self._high = minimum, maximum
 
     def __call__(self, module: nn.Module, arguments: tuple[object, ...]) -> tuple[object, ...]:
-        return tuple(self._round(argument) if index == 0 else argument for index, argument in enumerate(arguments))
+        first, *rest = arguments
+        return (self.round(first) if isinstance(first, Tensor) else first, *rest)
 
-    def _round(self, value: object) -> object:
-        if not isinstance(value, Tensor):
-            return value
+    def round_output(self, module: nn.Module, arguments: tuple[object, ...], output: object) -> object:
+        """A forward hook that rounds what a layer puts out."""
+        return self.round(output) if isinstance(output, Tensor) else output
+
+    def round(self, value: Tensor) -> Tensor:
+        """To the codes of the range, saturating at its ends."""
         low, high = ((end - self._zero) * self._scale for end in (self._low, self._high))
         clipped = value.clamp(low, high)
         codes = torch.round(clipped.detach() / self._scale).clamp(self._low - self._zero, self._high - self._zero)
         return _straight_through(clipped, codes * self._scale)
+
+
+def _to_multiples(bias: Tensor, step: Tensor) -> Tensor:
+    """In double precision, as codes have 32 bits."""
+    step = step.to(bias.device)
+    return (torch.round(bias.double() / step) * step).to(bias)
 
 
 def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compressors.differences import code_differences
 from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from compressors.int8 import Int8
 from compressors.qat import FakeQuantiser
@@ -70,6 +71,57 @@ def test_the_rounded_forward_of_an_lstm_is_close_to_the_artifact() -> None:
     found = _rounded_forward(plan, module, inputs)
     for ours, theirs in zip(found, run_artifact(plan.refresh(module, version=1), inputs), strict=True):
         assert np.sqrt(np.mean((ours.detach().numpy() - theirs) ** 2)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "greatest"),
+    [("tanh-mlp", 1e-3, 1), ("relu-mlp", 1e-3, 1), ("deep-relu-mlp", 1e-3, 1), ("nature-cnn", 1e-4, 1),
+     ("lstm", 0.05, 1), ("resnet", 0.01, 8)],
+)  # fmt: skip
+@pytest.mark.parametrize("variant", ["u8s8", "reduce_range", "s8s8"])
+def test_activations_have_the_codes_of_the_artifact(name: str, variant: str, rate: float, greatest: int) -> None:
+    """But for an LSTM's hidden state, and rare flips on the edge between codes, which deep residual nets pass on."""
+    case = CASES[name]
+    module = randomise(case.make(), seed=1)
+    plan = case.bind(f"int8({variant})", module)
+    quantiser = FakeQuantiser(plan)
+    artifact = plan.refresh(module, version=1)
+    found = code_differences(quantiser, artifact, module, case.inputs(64, seed=3))
+    assert found.rate <= rate and found.greatest <= greatest and found.compared > 64 * 11
+    with torch.no_grad():
+        module.torso[0].weight.mul_(-1.0)
+    other = code_differences(quantiser, artifact, module, case.inputs(64, seed=3))
+    assert other.rate > 0.1, "weights of another version have other codes"
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [(name, f"int8({options})") for name in ("tanh-mlp", "nature-cnn", "lstm") for options in ("u8s8", "reduce_range")]
+    + [("tanh-mlp", "int8(per_channel,u8s8)"), ("nature-cnn", "int8(per_channel,u8s8)")],
+)
+def test_rounded_biases_are_the_codes_of_the_next_refresh(name: str, scheme: str) -> None:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind(scheme, module)
+    rounded = FakeQuantiser(plan).weights(module)
+    numbers = initializers(plan.refresh(module, version=1).model)
+    compared = 0
+    for layer in plan.encoder.layers:
+        parts = [rounded[n].detach().double().numpy() for n in plan.graph.sources(layer.bias) if n in rounded]
+        recurrent = "core" in layer.name
+        if recurrent:  # the graph has the sum of both, gates in another order
+            parts = [parts[0] + dict(module.named_parameters())["core.bias_hh_l0"].detach().double().numpy()]
+        bias = np.concatenate(parts)
+        step = numbers[f"{layer.stem}:scale"].astype(np.float64) * float(plan.encoder.activation(layer.activation)[0])
+        codes = numbers[layer.bias_codes]
+        if codes.size > bias.size:
+            codes, step = codes[: bias.size], step[: bias.size] if step.ndim else step
+        found = bias / step
+        if recurrent:
+            found, codes = np.sort(found), np.sort(codes)
+        np.testing.assert_allclose(found, codes, rtol=1e-6, atol=0.01)
+        compared += 1
+    assert compared >= 2
 
 
 def test_gradients_pass_through_the_rounding() -> None:
