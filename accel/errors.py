@@ -63,3 +63,11 @@ class ReportError(AccelError):
     """A report cannot be made: not a run, no metrics yet, runs that cannot be compared, nowhere to write it."""
 
     exit_code = 2
+
+
+class ExportError(AccelError):
+    """A policy cannot be exported as asked: the format cannot take it, a failed gate, nowhere to write it."""
+
+
+class BundleError(AccelError):
+    """An exported bundle is damaged, incomplete, or not for this machine."""

@@ -1,0 +1,1 @@
+"""Bundles: a trained policy, compressed, checked and packed for another machine."""

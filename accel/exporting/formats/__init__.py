@@ -1,0 +1,31 @@
+"""What a policy can be exported to: one file a format, each with the session that runs it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import cast
+
+from accel.errors import ConfigError
+from accel.exporting.formats.base import Format
+
+# name: module and class; each imports what it needs when it is used
+_HOMES = MappingProxyType(
+    {
+        "onnx": "accel.exporting.formats.onnx:OnnxFormat",
+        "ort": "accel.exporting.formats.ort:OrtFormat",
+        "openvino": "accel.exporting.formats.openvino:OpenVinoFormat",
+        "c": "accel.exporting.formats.c:CFormat",
+    }
+)
+FORMATS = tuple(_HOMES)
+
+
+def make_format(name: str) -> Format:
+    """The format of a name. Raises ConfigError, which lists the formats, and MissingExtraError."""
+    if name not in _HOMES:
+        raise ConfigError(f"unknown format '{name}'; choose from {', '.join(FORMATS)}")
+    module, _, attribute = _HOMES[name].partition(":")
+    made = cast(Format, getattr(import_module(module), attribute)())
+    made.require()
+    return made

@@ -1,0 +1,72 @@
+"""What every export format does: say what it needs, write its files, run what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from accel.players import ActingSession
+from accel.spaces import Json
+from compressors.artifact import CompressedPolicy
+
+Contract = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a format has put into a bundle.
+
+    Attributes:
+        files: names of the files of its own.
+        model_bytes: what the target has to keep of them, in bytes: the model, without what only describes it.
+        facts: plain JSON for the contract: operators, settings, sizes.
+    """
+
+    files: tuple[str, ...]
+    model_bytes: int
+    facts: Json = field(default_factory=dict)
+
+
+class Format(Protocol):
+    """One export format.
+
+    Attributes:
+        name: as the user writes it.
+        batch: the only batch that it can be called with, or None for any.
+        runs_onnx: whether its session is onnxruntime's, on the contract's ``model``.
+    """
+
+    name: str
+    batch: int | None
+    runs_onnx: bool
+
+    def require(self) -> None:
+        """Raise MissingExtraError or ExportError where something that the format needs is not installed."""
+        ...
+
+    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+        """Write the format's own files for a policy.
+
+        Raises:
+            ExportError: the format cannot take an operator of the policy; names it.
+        """
+        ...
+
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+        """Load what was written, here.
+
+        Args:
+            directory: the bundle.
+            contract: its contract, of which inputs, outputs, ``model`` and ``target`` are read.
+            batch: rows of a call; a format with a batch of its own is called as often as needed.
+        Raises:
+            BundleError: it cannot be loaded.
+        """
+        ...
+
+
+def runs_integers(operators: Mapping[str, int]) -> bool:
+    """Whether a model computes in integers, whose rounding differs between kinds of CPU and engines."""
+    return any("Integer" in name or "QGemm" in name or "QLinear" in name or "Quantize" in name for name in operators)

@@ -1,0 +1,38 @@
+"""``onnx``: the very model that actors run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel.errors import BundleError
+from accel.exporting import run_policy
+from accel.exporting.formats.base import Written
+from accel.players import ActingSession
+from compressors.artifact import CompressedPolicy
+
+MODEL = "model.onnx"
+
+
+class OnnxFormat:
+    """See ``Format``."""
+
+    name = "onnx"
+    batch = None
+    runs_onnx = True
+
+    def require(self) -> None:
+        """onnxruntime is always there."""
+
+    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+        """See ``Format.write``."""
+        (directory / MODEL).write_bytes(artifact.model)
+        return Written((MODEL,), len(artifact.model))
+
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+        """See ``Format.session``."""
+        try:
+            return run_policy.OnnxSession(directory, dict(contract), batch)
+        except run_policy.BundleError as error:
+            raise BundleError(str(error)) from error

@@ -1,0 +1,83 @@
+"""``openvino``: OpenVINO's intermediate representation, model.xml and model.bin, in single precision or int8."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import onnx
+
+from accel.errors import BundleError, ExportError, MissingExtraError
+from accel.exporting.formats.base import Written
+from accel.exporting.graphs import dequantised_products, operators
+from accel.exporting.run_policy import empty_arrays
+from accel.extras import install_command
+from accel.players import ActingSession, Array
+from compressors.artifact import CompressedPolicy
+
+XML, BIN = "model.xml", "model.bin"
+# left alone, the CPU plug-in computes single precision in bfloat16 where the CPU has it
+SETTINGS = MappingProxyType(
+    {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"}
+)
+
+
+class OpenVinoFormat:
+    """See ``Format``."""
+
+    name = "openvino"
+    batch = None
+    runs_onnx = False
+
+    def require(self) -> None:
+        """Raise MissingExtraError without OpenVINO."""
+        if importlib.util.find_spec("openvino") is None:
+            raise MissingExtraError(f"format openvino needs OpenVINO: {install_command('openvino')}")
+
+    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+        """See ``Format.write``."""
+        import openvino
+
+        model = dequantised_products(onnx.load_from_string(artifact.model))
+        foreign = [name for name in operators(model) if "." in name]
+        if foreign:
+            raise ExportError(
+                f"format openvino cannot take operator {foreign[0]} of scheme {artifact.scheme!r}: choose fp32, fp16 "
+                "or int8, or format onnx or ort"
+            )
+        try:
+            converted = openvino.Core().read_model(model.SerializeToString())
+        except RuntimeError as error:
+            raise ExportError(f"OpenVINO cannot take scheme {artifact.scheme!r}: {error}") from error
+        openvino.save_model(converted, directory / XML, compress_to_fp16=False)
+        size = (directory / XML).stat().st_size + (directory / BIN).stat().st_size
+        facts = {"settings": dict(SETTINGS), "operators": operators(model), "openvino": openvino.__version__}
+        return Written((XML, BIN), size, facts)
+
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+        """See ``Format.session``."""
+        return OpenVinoSession(directory, contract, batch)
+
+
+class OpenVinoSession:
+    """An ``ActingSession`` on OpenVINO's CPU plug-in, one thread."""
+
+    def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
+        import openvino
+
+        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
+        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
+        core = openvino.Core()
+        try:
+            model = core.read_model(directory / XML)
+            model.reshape({name: list(array.shape) for name, array in self.inputs.items()})
+            compiled = core.compile_model(model, "CPU", dict(contract["target"]["settings"]))
+            request = compiled.create_infer_request()
+            for name, array in {**self.inputs, **self.outputs}.items():
+                request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        except RuntimeError as error:
+            raise BundleError(f"OpenVINO {openvino.__version__} cannot load {directory / XML}: {error}") from error
+        self.run = request.infer

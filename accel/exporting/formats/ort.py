@@ -1,0 +1,34 @@
+"""``ort``: onnxruntime's own file format, which its reduced builds for mobile and edge devices load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from accel.errors import ExportError
+from accel.exporting.formats.base import Written
+from accel.exporting.formats.onnx import OnnxFormat
+from compressors.artifact import CompressedPolicy
+from compressors.runtime import session_options
+
+MODEL = "model.ort"
+
+
+class OrtFormat(OnnxFormat):
+    """See ``Format``. Optimisations that hold on any CPU are already done in the file."""
+
+    name = "ort"
+
+    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+        """See ``Format.write``."""
+        options = session_options(artifact.optimisation)
+        if artifact.optimisation == "all":
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(directory / MODEL)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        try:
+            ort.InferenceSession(artifact.model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors share no base but Exception
+            raise ExportError(f"onnxruntime cannot write {artifact.scheme!r} as .ort: {error}") from error
+        return Written((MODEL,), (directory / MODEL).stat().st_size)

@@ -1,0 +1,390 @@
+#!/usr/bin/env python3
+"""Runs the policy of the bundle that this file lies in. Needs Python 3.10 or newer, numpy and onnxruntime, no more.
+
+    python run_policy.py --verify          check every file, the test vectors and this machine; measure latency
+    python run_policy.py --play            play episodes, where gymnasium and the environment are installed
+    python run_policy.py --stdin           answer observations from standard input, one JSON object a line
+
+Without an option it plays where gymnasium is installed and answers from standard input elsewhere. A line such as
+{"observation": [0.1, 0.2], "first": true} is answered by {"action": 1, "params": [...]}; "first" begins an episode.
+In a program of your own:
+
+    from run_policy import Policy
+    policy = Policy("path/of/this/bundle")
+    action = policy.act(observation, first=True)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import json
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.generic]
+    Contract = dict[str, Any]
+
+FORMAT, FORMAT_VERSION = "accel-bundle", 1
+CONTRACT, SUMS = "contract.json", "SHA256SUMS"
+_SUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_.-]+)\n")
+_KEYS = {"format_version", "scheme", "target", "files", "model", "inputs", "outputs", "vectors", "recurrent_state"}
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+class BundleError(Exception):
+    """The bundle is damaged, incomplete, or not for this machine."""
+
+
+class PolicySession(Protocol):
+    """A model loaded for a fixed batch: write ``inputs``, call ``run``, read ``outputs``."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``."""
+
+
+class OnnxSession:
+    """A ``PolicySession`` on onnxruntime, one thread, with arrays that are allocated once and bound."""
+
+    def __init__(self, bundle: Path, contract: Contract, batch: int, part: str = "model") -> None:
+        """Args: part: ``model`` for the compressed one, ``fp32`` for full precision. Raises BundleError."""
+        wanted = contract[part]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.graph_optimization_level = _LEVELS[wanted["graph_optimisation"]]
+        options.log_severity_level = 3
+        for key, value in wanted["session_options"].items():
+            options.add_session_config_entry(key, value)
+        try:
+            self._session = ort.InferenceSession(
+                str(bundle / wanted["path"]), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise BundleError(f"onnxruntime {ort.__version__} cannot load {wanted['path']}: {error}") from error
+        self._binding = self._session.io_binding()
+        self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
+        self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
+        for name, array in self.inputs.items():
+            self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in self.outputs.items():
+            self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """See ``PolicySession``."""
+        self._session.run_with_iobinding(self._binding)
+
+
+class Policy:
+    """The policy, one observation at a time, its recurrent state included."""
+
+    def __init__(self, bundle: str | Path | None = None, *, sample: bool = False, seed: int = 0) -> None:
+        """Args: bundle: the directory, this file's when None. sample: draw actions instead of the most likely ones."""
+        path = Path(__file__).parent if bundle is None else Path(bundle)
+        self.contract = read_contract(path)
+        check_cpu(self.contract)
+        self._session = OnnxSession(path, self.contract, 1)
+        self._rng = np.random.default_rng(seed) if sample else None
+        self._states = [(state["input"], state["output"]) for state in self.contract["recurrent_state"]]
+
+    def act(self, observation: object, *, first: bool = False) -> tuple[Array, Array]:
+        """What to do: (the action as the environment takes it, the distribution's parameters [P]).
+
+        Args: observation: as the contract says; first: it begins an episode.
+        """
+        session, wanted = self._session, self.contract["inputs"][0]
+        array = np.asarray(observation, wanted["dtype"])
+        if list(array.shape) != wanted["shape"][1:]:
+            raise ValueError(f"the observation has shape {list(array.shape)}, the policy takes {wanted['shape'][1:]}")
+        session.inputs[wanted["name"]][0] = array
+        for source, _ in self._states:
+            if first:
+                session.inputs[source][...] = 0
+        session.run()
+        for source, following in self._states:
+            session.inputs[source][...] = session.outputs[following]
+        params = session.outputs[self.contract["outputs"][0]["name"]][0].copy()
+        return choose_action(params, self.contract["action"], self._rng), params
+
+
+def choose_action(params: Array, action: Mapping[str, Any], rng: np.random.Generator | None) -> Array:
+    """The environment's action from distribution parameters [P]; the most likely one without ``rng``."""
+    kind, sizes = action["kind"], action["sizes"]
+    if kind == "gaussian":
+        size = sizes[0]
+        value = np.array(params[:size], np.float64)
+        if rng is not None:
+            value += np.exp(params[size:]) * rng.standard_normal(size)
+        low, high = (np.array([float(bound) for bound in action[side]]) for side in ("low", "high"))
+        value = (low + high) / 2 + np.tanh(value) * (high - low) / 2 if action["squash"] else value
+        return value.clip(low, high).astype(np.float32).reshape(action["shape"])
+    logits = params.astype(np.float64)
+    if rng is not None:
+        logits += rng.gumbel(size=params.shape)
+    parts = np.split(logits, np.cumsum(sizes)[:-1])
+    indices = np.array([int(part.argmax()) for part in parts]) + np.asarray(action["start"])
+    return np.asarray(indices.reshape(action["shape"]))
+
+
+def empty_arrays(specs: list[Mapping[str, Any]], batch: int) -> dict[str, Array]:
+    """Zeros for each tensor of the contract, with the batch filled in."""
+    return {s["name"]: np.zeros([batch if n == "batch" else n for n in s["shape"]], s["dtype"]) for s in specs}
+
+
+def sums_text(sums: Mapping[str, str]) -> str:
+    """What the list of checksums holds: the lines that ``sha256sum --check`` reads, by name."""
+    return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
+
+
+def read_contract(bundle: Path) -> Contract:
+    """The contract, after every file's checksum was found right. Raises BundleError."""
+    try:
+        text = (bundle / SUMS).read_text(encoding="ascii")
+        sums = {name: checksum for checksum, name in _SUM_LINE.findall(text)}
+        if text != sums_text(sums) or CONTRACT not in sums:
+            raise BundleError(f"{bundle / SUMS} is damaged: copy the bundle again")
+        for name, expected in sums.items():
+            if hashlib.sha256((bundle / name).read_bytes()).hexdigest() != expected:
+                raise BundleError(f"{bundle / name} is damaged: its checksum does not match; copy the bundle again")
+        contract: Contract = json.loads((bundle / CONTRACT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{bundle} is no complete bundle: {error}") from error
+    if contract.get("format") != FORMAT or not contract.keys() >= _KEYS:
+        raise BundleError(f"{bundle / CONTRACT} is not the contract of a bundle")
+    if contract["format_version"] != FORMAT_VERSION:
+        raise BundleError(f"the bundle has format {contract['format_version']}, this program reads {FORMAT_VERSION}")
+    listed = {name: facts["sha256"] for name, facts in contract["files"].items()}
+    if {name: value for name, value in sums.items() if name != CONTRACT} != listed:
+        raise BundleError(f"{bundle / SUMS} and {CONTRACT} list different files: copy the bundle again")
+    return contract
+
+
+def check_cpu(contract: Contract) -> None:
+    """Raise BundleError where this CPU is known to lack what the model's integer kernels assume."""
+    needed = set(contract["model"]["cpu_features"])
+    info = Path("/proc/cpuinfo")
+    if not needed or not info.exists():
+        return
+    flags = set(re.findall(r"[\w]+", info.read_text()))
+    found = {"arm"} if platform.machine().lower().startswith(("arm", "aarch64")) else {"avx2"} & flags
+    if flags & {"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"}:
+        found.add("vnni")
+    if needed - found:
+        raise BundleError(
+            f"the model's integer kernels assume {', '.join(sorted(needed - found))}, which this CPU lacks: its "
+            "results would be wrong; export it for this CPU (accel export --cpu)"
+        )
+
+
+def load_vectors(bundle: Path, contract: Contract) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The test vectors: inputs by name [N, ...], expected outputs by name [N, ...]. Raises BundleError."""
+    try:
+        with np.load(bundle / contract["vectors"]["path"], allow_pickle=False) as stored:
+            arrays = dict(stored.items())
+        inputs = {spec["name"]: arrays[f"input/{spec['name']}"] for spec in contract["inputs"]}
+        return inputs, {spec["name"]: arrays[f"output/{spec['name']}"] for spec in contract["outputs"]}
+    except (OSError, KeyError, ValueError) as error:
+        raise BundleError(f"the test vectors of {bundle} cannot be read: {error}") from error
+
+
+def run_rows(session: PolicySession, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs [N, ...] of inputs [N, ...], in portions of the session's batch, which divides N."""
+    batch = len(next(iter(session.inputs.values())))
+    rows = len(next(iter(inputs.values())))
+    parts: dict[str, list[Array]] = {name: [] for name in session.outputs}
+    for start in range(0, rows, batch):
+        for name, array in session.inputs.items():
+            array[...] = inputs[name][start : start + batch]
+        session.run()
+        for name, array in session.outputs.items():
+            parts[name].append(array.copy())
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def mismatch(found: Array, wanted: Array) -> tuple[float, float]:
+    """(root mean square difference over the wanted output's deviation from its mean row, greatest difference)."""
+    theirs = wanted.astype(np.float64)
+    difference = found.astype(np.float64) - theirs
+    scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
+    error = float(np.sqrt(np.mean(np.square(difference))))
+    return error / max(scale, 1e-12), float(np.abs(difference).max())
+
+
+def check_vectors(session: PolicySession, bundle: Path, contract: Contract) -> dict[str, Any]:
+    """Hold a session to the test vectors; returns ``rows``, ``relative``, ``greatest``. Raises BundleError."""
+    inputs, expected = load_vectors(bundle, contract)
+    found = run_rows(session, inputs)
+    bound = float(contract["vectors"]["bound"])
+    worst = {"rows": len(next(iter(inputs.values()))), "bound": bound, "relative": 0.0, "greatest": 0.0}
+    for name, wanted in expected.items():
+        relative, greatest = mismatch(found[name], wanted)
+        if not relative <= bound:
+            raise BundleError(
+                f"output '{name}' differs from the test vectors by {relative:.3g} of its spread ({greatest:.3g}), "
+                f"over the bound of {bound:g}: this is not the policy that was exported"
+            )
+        worst["relative"] = max(worst["relative"], relative)
+        worst["greatest"] = max(worst["greatest"], greatest)
+    return worst
+
+
+def measure_latency(*sessions: PolicySession, seconds: float = 0.5, calls: int = 2000) -> list[dict[str, float]]:
+    """Microseconds a call of each session, measured in turns: ``p50_us``, ``p95_us``, ``p99_us``, ``calls``."""
+    samples: list[list[int]] = [[] for _ in sessions]
+    end = time.perf_counter() + seconds * len(sessions)
+    for session in sessions:
+        session.run()
+    while len(samples[0]) < calls and (time.perf_counter() < end or not samples[0]):
+        for session, durations in zip(sessions, samples, strict=True):
+            for _ in range(20):
+                start = time.perf_counter_ns()
+                session.run()
+                durations.append(time.perf_counter_ns() - start)
+    quantiles = [np.quantile(np.array(durations) / 1000, (0.5, 0.95, 0.99)) for durations in samples]
+    return [
+        {"p50_us": float(q[0]), "p95_us": float(q[1]), "p99_us": float(q[2]), "calls": float(len(samples[0]))}
+        for q in quantiles
+    ]
+
+
+def verify(bundle: Path) -> dict[str, Any]:
+    """Check files, contract, machine and vectors, and measure latency at batch 1. Raises BundleError."""
+    contract = read_contract(bundle)
+    check_cpu(contract)
+    inputs, _ = load_vectors(bundle, contract)
+    rows = len(next(iter(inputs.values())))
+    vectors = check_vectors(OnnxSession(bundle, contract, rows), bundle, contract)
+    single = OnnxSession(bundle, contract, 1)
+    check_vectors(single, bundle, contract)
+    return {"scheme": contract["scheme"], "vectors": vectors, "latency": measure_latency(single)[0]}
+
+
+def answer(policy: Policy) -> None:
+    """Standard input to standard output, line by line."""
+    for line in sys.stdin:
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+            action, params = policy.act(request["observation"], first=bool(request.get("first", False)))
+            reply: dict[str, Any] = {"action": action.tolist(), "params": params.tolist()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+class Environment:
+    """The environment that the policy was trained on, one copy of it; needs gymnasium and the environment's package."""
+
+    def __init__(self, contract: Contract) -> None:
+        import gymnasium
+
+        wanted = contract["environment"]
+        for name in wanted["imports"]:
+            gymnasium.register_envs(importlib.import_module(name))
+        self._is_vector: bool = wanted["vector"]
+        if self._is_vector:
+            self._env: Any = gymnasium.make_vec(wanted["id"], 1, "vector_entry_point", **wanted["kwargs"])
+            return
+        self._env = gymnasium.make(wanted["id"], **wanted["kwargs"])
+        for path in wanted["wrappers"]:
+            module, _, function = path.partition(":")
+            self._env = getattr(importlib.import_module(module), function)(self._env)
+
+    def reset(self, seed: int) -> Array:
+        """The first observation, as the policy takes it."""
+        observation, _ = self._env.reset(seed=seed)
+        return self._arrange(observation)
+
+    def step(self, action: Array) -> tuple[Array, float, bool]:
+        """Observation, reward, and whether the episode is over."""
+        if self._is_vector:
+            observation, rewards, ends, cuts, _ = self._env.step(action[None])
+            return self._arrange(observation), float(rewards[0]), bool(ends[0] or cuts[0])
+        observation, reward, end, cut, _ = self._env.step(action if action.shape else action.item())
+        return self._arrange(observation), float(reward), bool(end or cut)
+
+    def _arrange(self, observation: object) -> Array:
+        """Images channels first, everything else flattened."""
+        if self._is_vector:
+            observation = np.asarray(observation)[0]
+        if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.ndim >= 2:
+            shape = observation.shape
+            is_last = not self._is_vector and len(shape) > 2 and shape[-1] <= shape[-3]
+            image = np.moveaxis(observation, -1, -3) if is_last else observation
+            return image.reshape(-1, *image.shape[-2:])
+        if self._is_vector:
+            return np.asarray(observation, np.float32).reshape(-1)
+        from gymnasium.spaces import flatten
+
+        return np.asarray(flatten(self._env.observation_space, observation), np.float32)
+
+
+def play(policy: Policy, episodes: int, seed: int) -> list[float]:
+    """Returns of episodes from the seeds ``seed``, ``seed`` + 1, …"""
+    environment = Environment(policy.contract)
+    returns = []
+    for episode in range(episodes):
+        observation, total, over, first = environment.reset(seed + episode), 0.0, False, True
+        while not over:
+            action, _ = policy.act(observation, first=first)
+            observation, reward, over = environment.step(action)
+            total, first = total + reward, False
+        returns.append(total)
+        print(f"episode {episode}: return {total:.6g}", flush=True)
+    return returns
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, do, print; the exit status is 1 for a damaged bundle and 2 for a missing package."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--verify", action="store_true", help="check files, test vectors and this machine")
+    mode.add_argument("--play", action="store_true", help="play episodes; needs gymnasium and the environment")
+    mode.add_argument("--stdin", action="store_true", help="answer JSON lines from standard input")
+    parser.add_argument("--bundle", type=Path, default=Path(__file__).parent, help="default: where this file lies")
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    options = parser.parse_args(arguments)
+    try:
+        if options.verify:
+            print(json.dumps(verify(options.bundle), indent=2))
+            return 0
+        policy = Policy(options.bundle, sample=options.sample, seed=options.seed)
+        if options.stdin or not (options.play or importlib.util.find_spec("gymnasium")):
+            answer(policy)
+        else:
+            returns = play(policy, options.episodes, options.seed)
+            print(f"mean return of {len(returns)} episodes: {sum(returns) / max(len(returns), 1):.6g}")
+    except BundleError as error:
+        print(f"run_policy: {error}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        print(f"run_policy: playing needs gymnasium and the environment's package: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
