@@ -153,35 +153,37 @@ class Recorder:
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a ``metrics.jsonl``, oldest first; a half-written last line is left out.
+    """The records of a ``metrics.jsonl``, oldest first, one in memory at a time; a half-written last line is left out.
 
-    A string that names a non-finite number is returned as that number.
+    A string that names a non-finite number is returned as that number. ``monitor.report.series`` reads what may be
+    damaged.
+
     Raises: RecorderError: the file is missing or a whole line is not a record.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    record = _parse(path, number, line)
+                    yield {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
     except OSError as error:
         raise RecorderError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        record = _parse(path, number, line)
-        yield {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
 
 
 def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None:
-    """Cut off a half-written last line, and on resume the records after ``resume_env_steps``."""
-    size = os.fstat(descriptor).st_size
+    """Cut off a half-written last line, and on resume the records after ``resume_env_steps``, a line at a time."""
+    size, keep = os.fstat(descriptor).st_size, 0
     if not size:
         return
-    content = path.read_bytes()
-    keep = content.rfind(b"\n") + 1
-    if resume_env_steps is not None:
-        start = 0
-        for number, line in enumerate(content[:keep].split(b"\n")[:-1], 1):
-            steps = _parse(path, number, line)[STEP_KEY]
-            if isinstance(steps, int) and steps > resume_env_steps:
-                keep = start
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
                 break
-            start += len(line) + 1
+            if resume_env_steps is not None:
+                steps = _parse(path, number, line)[STEP_KEY]
+                if isinstance(steps, int) and steps > resume_env_steps:
+                    break
+            keep += len(line)
     if keep < size:
         os.ftruncate(descriptor, keep)
 
