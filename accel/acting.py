@@ -11,6 +11,7 @@ from accel.sampling import ActionArray, Sampler
 from accel.spaces import EnvSpec
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
+from compressors.errors import ArtifactError
 from compressors.runtime import PolicySession
 
 Array = npt.NDArray[np.generic]
@@ -63,23 +64,51 @@ class SessionPolicy:
         self._carried = tuple(np.zeros((envs, *shape), np.float32) for shape in state_shapes)
 
     def load(self, update: PolicyUpdate) -> None:
-        """Build a session for the update; raises ArtifactError and keeps the old session when that fails."""
+        """Build a session for the update and change over to it, between two unrolls.
+
+        The session is built here, in the actor's own thread, while no environment step waits. A second thread would
+        not make it cheaper: an actor has one core, and between its turns with the interpreter lock a session took 5 to
+        25 ms longer to arrive, where building it here takes 0.5 to 7 ms.
+
+        Raises:
+            ArtifactError: the payload is damaged, does not load here, or is no policy for this environment and network;
+                the old session stays.
+        """
         if update.payload is not None:
             artifact = CompressedPolicy.from_bytes(update.payload)
+            self._check_contract(artifact)
             session = PolicySession(artifact, batch=self._envs)
-            count = len(self._state_shapes)
-            inputs = tuple(session.inputs[f"state_{i}"] for i in range(count))
+            names = range(len(self._state_shapes))
+            inputs = tuple(session.inputs[f"state_{i}"] for i in names)
             for target, source in zip(inputs, self.states(), strict=True):
                 target[...] = source
             self._carried = inputs  # type: ignore[assignment]
             self._inputs = inputs
-            self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in range(count))
+            self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in names)
             self._observations = session.inputs["observations"]
             self._params = session.outputs["params"]
             self._session = session
             self._run = session.run
+            self.scheme = artifact.scheme
         self.version = update.version
-        self.scheme = update.scheme
+
+    def _check_contract(self, artifact: CompressedPolicy) -> None:
+        """Names, shapes and dtypes of what goes in and comes out are this environment's and network's."""
+        parts = range(len(self._state_shapes))
+        spec = self._spec
+        wanted = {"observations": (spec.observation_dtype, spec.observation_shape)}
+        wanted |= {f"state_{i}": ("float32", self._state_shapes[i]) for i in parts}
+        wanted |= {"params": ("float32", (spec.action.param_size,))}
+        wanted |= {f"next_state_{i}": ("float32", self._state_shapes[i]) for i in parts}
+        found = {
+            t.name: (t.dtype, t.shape[1:]) for t in (*artifact.inputs, *artifact.outputs) if t.shape[:1] == (None,)
+        }
+        if found != wanted:
+            wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+            raise ArtifactError(
+                f"policy {artifact.scheme!r} is for another environment or network: {', '.join(wrong)} should be "
+                f"{[wanted.get(name) for name in wrong]}, not {[found.get(name) for name in wrong]}"
+            )
 
     def states(self) -> tuple[Floats, ...]:
         """The recurrent state [B, *shape] before the next ``act``."""

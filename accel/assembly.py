@@ -80,7 +80,7 @@ class Assembly:
         self.layout = UnrollLayout(
             crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes
         )
-        self.publisher = Publisher(config, self.learner.network)
+        self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features)
         self._progress: Progress = NoProgress()
         self._recorder: Recorder | None = None
         self.trainer = Trainer(

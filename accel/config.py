@@ -83,7 +83,7 @@ class TrainConfig(BaseModel):
         1000, description="learner updates between choices of pruned channels and low-rank bases; sooner at the start"
     )
     distill_interval_updates: Count = Field(
-        4, description="learner updates between training steps of a distilled student on recent observations"
+        2, description="learner updates between training steps of a distilled student on recent observations"
     )
     check_interval_updates: Count = Field(
         200,

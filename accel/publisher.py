@@ -1,141 +1,207 @@
-"""From the learner's network to the actors' policy: calibrate, compress, publish."""
+"""From the learner's network to the actors' policies: bind, calibrate, compress, check, publish."""
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from time import perf_counter
+from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from accel.batch import Batch
 from accel.config import TrainConfig
+from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
+from accel.networks.rounding import NetworkRounding
+from accel.publishing.check import ArtifactCheck
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.figures import level_metrics
+from accel.publishing.inputs import REFILLS, RecentInputs
+from accel.publishing.level import FULL_PRECISION, Level
 from accel.torch_acting import serialise_module
-from accel.trajectory import Unroll
-from compressors.artifact import CompressedPolicy
-from compressors.base import Plan
-from compressors.scheme import make_compressor
-
-FIRST_SCHEME = "fp32"
+from compressors.artifact import CompressedPolicy, Json
+from compressors.errors import CompressorError
+from compressors.qat import FakeQuantiser
+from compressors.scheme import make_compressor, parse_scheme
 
 logger = logging.getLogger("accel")
 
 
 class Publisher:
-    """Compresses the network's acting part and offers it to the actors.
+    """Compresses the network's acting part at every level in use and offers it to the actors.
 
-    Until ``calibration_size`` real observations have been seen, ``fp32`` is published: ranges guessed from anything else
-    would be wrong. With the torch runtime the full-precision weights are published as they are.
+    A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
+    ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
+    wrong. The first artifact of a level, and one every ``check_interval_updates``, is checked; a bad one is kept back,
+    the last good one stays with the actors, and ``fp32`` stands in for it where that would grow too old, where there
+    is none, and where other levels are published. With the torch runtime the weights are published as they are.
+
+    Args:
+        config: the run's configuration.
+        network: what the learner trains.
+        cpu_features: what every actor's CPU offers, which chooses between variants of int8; None: this machine's.
+        levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
+    Raises:
+        ConfigError: the first level does not suit the network.
     """
 
-    def __init__(self, config: TrainConfig, network: PolicyNetwork) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: PolicyNetwork,
+        *,
+        cpu_features: frozenset[str] | None = None,
+        levels: Iterable[str] | None = None,
+    ) -> None:
         self._config = config
         self._network = network
-        self._on_device = network.acting_module()
-        self._module = self._host_copy()
-        self._metadata = {"action": network.spec.action.to_json(), "env": config.env, "network": config.network}
-        self._recent: dict[str, list[npt.NDArray[np.generic]]] = {}
-        self._recent_rows = 0
-        self._updates_since_calibration = 0
-        self._plan: Plan | None = None
-        self.scheme = FIRST_SCHEME if config.actor_runtime == "onnxruntime" else config.compressor
+        self._cpu = cpu_features
+        self._module = network.acting_module()
+        self._metadata: dict[str, Json] = {
+            "action": cast("Json", network.spec.action.to_json()),
+            "env": config.env,
+            "network": config.network,
+        }
+        self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compressor,))))
+        self._recent = RecentInputs(config.calibration_size, self._renewal_updates(), config.seed)
+        self._check = ArtifactCheck(network.spec, network.state_shapes, self._recent, config.max_publish_kl)
+        self._bound: dict[str, Level] = {}
+        self._in_use: tuple[str, ...] = ()
+        self.scheme = FULL_PRECISION
         if config.actor_runtime == "onnxruntime":
-            self._plan = self._bind(FIRST_SCHEME, None)
+            self._level(FULL_PRECISION)
+            self.set_levels(self.levels[:1])
 
     @property
     def schemes(self) -> tuple[str, ...]:
         """Every scheme that unrolls of this run may carry; its index is the unrolls' scheme id."""
-        return tuple(dict.fromkeys((FIRST_SCHEME, self._config.compressor)))
+        return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether the configured scheme is published, rather than the first one."""
-        return self.scheme == self._config.compressor
+    def set_levels(self, levels: Iterable[str]) -> None:
+        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept.
 
-    def observe(self, unroll: Unroll, observations: torch.Tensor) -> None:
-        """Keep a few of an unroll's real inputs for calibration and recalibrate when it is time.
+        Raises:
+            ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
+        """
+        wanted = tuple(dict.fromkeys(_canonical(level) for level in levels))
+        unknown = [level for level in wanted if level not in self.schemes]
+        if unknown or not wanted:
+            raise ConfigError(f"levels '{', '.join(unknown)}' are none of {', '.join(self.schemes)}")
+        for level in wanted:
+            self._level(level)
+            if level not in self._in_use:
+                self._bound[level].resume(self._recent)
+        self._in_use = wanted
+
+    def offers(self, level: str) -> bool:
+        """Whether actors that are assigned this level get it, rather than fp32 in its stead; from its last use if it is
+        not in use."""
+        return level in self._bound and self._bound[level].fit
+
+    def observe(self, batch: Batch) -> None:
+        """After each learner update: keep a few of its batch's inputs, and do what is due at the levels in use."""
+        if self._config.actor_runtime == "torch":
+            return
+        self._recent.observe(batch)
+        for scheme in self._in_use:
+            self._tend(self._bound[scheme])
+        if FULL_PRECISION not in self._in_use:
+            self._bound[FULL_PRECISION].tend(self._recent)
+
+    def payloads(self) -> Mapping[str, bytes]:
+        """The network as it is now at each level in use, to be published together; empty when all is kept back.
+
+        Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
+        version 0 and only saved ones hold their own.
+        """
+        if self._config.actor_runtime == "torch":
+            return {FULL_PRECISION: serialise_module(self._module)}
+        found = {scheme: level.payload() if level.ready else None for scheme, level in self._levels_in_use()}
+        offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
+        if not offered and all(self._may_wait(level) for _, level in self._levels_in_use()):
+            return {}
+        self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
+        if len(offered) < len(found):
+            stand_in = offered.get(FULL_PRECISION)
+            if stand_in is None and FULL_PRECISION not in found:
+                stand_in = self._bound[FULL_PRECISION].payload()
+            if stand_in is not None:
+                offered = {scheme: offered.get(scheme, stand_in) for scheme in found}
+        return offered if len(offered) == len(found) else {}
+
+    def artifact(self, version: int, scheme: str | None = None) -> CompressedPolicy | None:
+        """The present policy as an artifact, for the run's directory; None with the torch runtime.
 
         Args:
-            unroll: where recurrent states come from.
-            observations: [T+1, B, *obs] of the same unroll.
+            version: which it holds.
+            scheme: a level, or fp32; None: the first in use, or fp32 while that is not published.
         """
-        if self._config.actor_runtime == "torch" or self._config.compressor == FIRST_SCHEME:
-            return
-        self._updates_since_calibration += 1
-        if self.calibrated and self._updates_since_calibration < self._config.calibration_interval_updates:
-            return
-        self._sample(unroll, observations)
-        if self._recent_rows < self._config.calibration_size:
-            return
-        inputs = {name: np.concatenate(arrays) for name, arrays in self._recent.items()}
-        self._recent, self._recent_rows, self._updates_since_calibration = {}, 0, 0
-        self._refresh_host_copy()
-        if self.calibrated and self._plan is not None:
-            self._plan.calibrate(inputs)
-            return
-        self._plan = self._bind(self._config.compressor, inputs)
-        self.scheme = self._config.compressor
-        rows = len(inputs["observations"])
-        logger.info("actors change from %s to %s, calibrated on %d observations", FIRST_SCHEME, self.scheme, rows)
-
-    def payload(self, version: int) -> bytes:
-        """The network as it is now, compressed. The wire carries the version beside the payload, so that an unchanged
-        policy is recognised: artifacts travel as version 0 and only saved ones hold their own."""
-        self._refresh_host_copy()
-        if self._plan is None:
-            return serialise_module(self._module)
-        return self._plan.refresh(self._module, version=version).with_version(0).to_bytes()
-
-    def artifact(self, version: int) -> CompressedPolicy | None:
-        """The policy as it would be published now, for the run's directory; None with the torch runtime."""
-        self._refresh_host_copy()
-        return None if self._plan is None else self._plan.refresh(self._module, version=version)
+        if self._config.actor_runtime == "torch":
+            return None
+        level = self._level(self.scheme if scheme is None else scheme)
+        return (level if level.ready else self._bound[FULL_PRECISION]).artifact(version)
 
     def full_precision(self, version: int) -> CompressedPolicy:
         """The same policy uncompressed, for comparison."""
-        self._refresh_host_copy()
-        return self._bind(FIRST_SCHEME, None).refresh(self._module, version=version)
+        return self._level(FULL_PRECISION).artifact(version)
 
-    def _bind(self, scheme: str, calibration: Mapping[str, npt.NDArray[np.generic]] | None) -> Plan:
-        module = self._module
-        observation = torch.zeros(1, *self._network.spec.observation_shape)
-        if self._network.spec.observation_dtype == "uint8":
-            observation = observation.to(torch.uint8)
-        example = {"observations": observation}
+    def metrics(self) -> dict[str, float]:
+        """Figures by ``name/level``, of the levels in use; see ``accel.publishing.figures``."""
+        metrics: dict[str, float] = {}
+        for scheme, level in self._levels_in_use():
+            metrics |= {f"{name}/{scheme}": value for name, value in level_metrics(level).items()}
+        return metrics
+
+    def _renewal_updates(self) -> int:
+        """Ranges outlive a calibration interval; a student must learn from where the policy is now."""
+        config = self._config
+        has_student = any("distill" in level for level in self.levels)
+        return REFILLS * config.distill_interval_updates if has_student else config.calibration_interval_updates
+
+    def _levels_in_use(self) -> list[tuple[str, Level]]:
+        return [(scheme, self._bound[scheme]) for scheme in self._in_use]
+
+    def _may_wait(self, level: Level) -> bool:
+        """Whether actors may go on with what they have: something newer must come before their unrolls are dropped."""
+        return level.published and level.updates_kept_back <= self._config.max_policy_lag // 2
+
+    def _tend(self, level: Level) -> None:
+        was_ready = level.ready
+        level.tend(self._recent)
+        if level.ready and not was_ready and self._config.quantisation_aware:
+            level.quantiser = FakeQuantiser(level.plan)
+            self._network.rounding = NetworkRounding(level.quantiser)
+            logger.info("the learner rounds its policy as %s does from now on", level.scheme)
+
+    def _level(self, scheme: str) -> Level:
+        if scheme not in self._bound:
+            started = perf_counter()
+            try:
+                plan = make_compressor(
+                    scheme,
+                    cpu=self._cpu,
+                    student_factory=StudentFactory(self._config, self._network),
+                    divergence=PolicyDivergence(self._network.spec.action),
+                ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
+                if self._config.quantisation_aware and scheme != FULL_PRECISION:
+                    FakeQuantiser(plan)
+            except CompressorError as error:
+                raise ConfigError(
+                    f"compressor '{scheme}' does not suit network '{self._config.network}': {error}"
+                ) from error
+            self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._check)
+            logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
+        return self._bound[scheme]
+
+    def _example(self) -> dict[str, torch.Tensor]:
+        spec = self._network.spec
+        dtype = torch.uint8 if spec.observation_dtype == "uint8" else torch.float32
+        example = {"observations": torch.zeros(1, *spec.observation_shape, dtype=dtype)}
         for i, shape in enumerate(self._network.state_shapes):
             example[f"state_{i}"] = torch.zeros(1, *shape)
-        return make_compressor(scheme).bind(
-            module, example, calibration, output_names=module.output_names, metadata=self._metadata
-        )
+        return example
 
-    def _sample(self, unroll: Unroll, observations: torch.Tensor) -> None:
-        """Rows spread over the unroll; with a recurrent core the first row, whose state is known."""
-        wanted = self._config.calibration_size - self._recent_rows
-        if unroll.recurrent_states:
-            rows = {"observations": observations[0]} | {
-                f"state_{i}": torch.from_numpy(s) for i, s in enumerate(unroll.states)
-            }
-        else:
-            flat = observations[:-1].flatten(0, 1)
-            rows = {"observations": flat[:: max(len(flat) // wanted, 1)]}
-        for name, values in rows.items():
-            self._recent.setdefault(name, []).append(values[:wanted].cpu().numpy().copy())
-        self._recent_rows += len(self._recent["observations"][-1])
 
-    def _host_copy(self) -> torch.nn.Module:
-        """The acting module itself on CPU; a CPU twin of it when the learner is on CUDA."""
-        if next(self._on_device.parameters()).device.type == "cpu":
-            return self._on_device
-        return copy.deepcopy(self._on_device).cpu()
-
-    def _refresh_host_copy(self) -> None:
-        if self._module is self._on_device:
-            return
-        with torch.no_grad():
-            source = [*self._on_device.parameters(), *self._on_device.buffers()]
-            target = [*self._module.parameters(), *self._module.buffers()]
-            for destination, tensor in zip(target, source, strict=True):
-                destination.copy_(tensor, non_blocking=True)
-            torch.cuda.synchronize()
+def _canonical(scheme: str) -> str:
+    return str(parse_scheme(scheme))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
@@ -14,6 +15,7 @@ from accel.networks import build_network_from_config
 from accel.sampling import ActionArray, Sampler
 from accel.spaces import EnvSpec
 from accel.transport.base import PolicyUpdate
+from compressors.errors import ArtifactError
 
 
 def serialise_module(module: torch.nn.Module) -> bytes:
@@ -41,15 +43,34 @@ class TorchPolicy:
         self._states = tuple(torch.zeros(envs, *shape) for shape in network.state_shapes)
 
     def load(self, update: PolicyUpdate) -> None:
-        """Load the published weights."""
+        """Load the published weights.
+
+        Raises:
+            ArtifactError: the payload is damaged or of another network; the old weights stay.
+        """
         if update.payload is not None:
-            self._module.load_state_dict(load_tensors(bytes(update.payload)))
+            self._module.load_state_dict(self._read(update.payload))
         self.version = update.version
         self.scheme = update.scheme
+
+    def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
+        """All of the module's tensors, checked before any is written: a partly loaded policy would act for nobody."""
+        try:
+            tensors = load_tensors(bytes(payload))
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise ArtifactError(f"these are no weights of a policy: {error}") from None
+        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._module.state_dict().items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != wanted:
+            raise ArtifactError("the weights are of another network than this actor's")
+        return tensors
 
     def states(self) -> tuple[Floats, ...]:
         """The recurrent state [B, *shape] before the next ``act``."""
         return tuple(state.numpy() for state in self._states)
+
+    def scheme_ids(self, schemes: Sequence[str]) -> int:
+        """See ``ActingPolicy.scheme_ids``."""
+        return schemes.index(self.scheme)
 
     @torch.inference_mode()
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:

@@ -259,16 +259,17 @@ class Trainer:
             raise DivergenceError(
                 f"{error}; the batch is saved in {path}. Lower learning_rate or check the rewards."
             ) from None
-        self.publisher.observe(unrolls[0], batch.observations)
+        self.publisher.observe(batch)
         self._timer.mark("compress")
         return statistics
 
     def publish(self) -> None:
         """Offer the current policy to the actors."""
-        payload = self.publisher.payload(self.learner.version)
+        payloads = self.publisher.payloads()
         self._timer.mark("compress")
-        self.transport.publish(self.learner.version, {self.publisher.scheme: payload})
-        self.published_bytes = len(payload)
+        if payloads:
+            self.transport.publish(self.learner.version, payloads)
+            self.published_bytes = len(next(iter(payloads.values())))
         self._timer.mark("publish")
 
     def _keep_records(self, statistics: UpdateStatistics) -> None:
@@ -298,6 +299,7 @@ class Trainer:
             "actors_alive": len(self.transport.alive()),
         }
         record |= self._recent_lag.as_json()
+        record |= self.publisher.metrics()
         self._recent_lag = LagStatistics()
         if statistics is not None:
             record |= statistics.read()

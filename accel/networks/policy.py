@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from accel.networks.initialisation import orthogonal
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
 from accel.spaces import EnvSpec
+
+if TYPE_CHECKING:
+    from accel.networks.rounding import NetworkRounding
 
 Critic = Literal["value", "action-value"]
 
@@ -49,6 +52,7 @@ class PolicyNetwork(nn.Module):
     Attributes:
         state_shapes: shapes of one environment's recurrent state, () or ((H,), (H,)).
         normaliser: None where observations are not normalised.
+        rounding: makes ``forward``, never the acting module, compute with rounded numbers; None for whole ones.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class PolicyNetwork(nn.Module):
         self.spec = spec
         self.critic = critic
         self.state_shapes: tuple[tuple[int, ...], ...] = () if lstm_size is None else ((lstm_size,), (lstm_size,))
+        self.rounding: NetworkRounding | None = None
         self._channels_last = channels_last
         self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
         self.torso = torso
@@ -95,13 +100,14 @@ class PolicyNetwork(nn.Module):
                 "start from initial_state(batch), or from the state stored with the unroll"
             )
         x = _prepare(observations.flatten(0, 1), self.normaliser, self._channels_last)
-        policy_features = critic_features = _features(self.torso, x)
+        parts = PolicyParts(self) if self.rounding is None else self.rounding.parts(self)
+        policy_features = critic_features = parts.torso(x)
         if self.value_torso is not None:
             critic_features = _features(self.value_torso, x)
         elif self.core is not None:
-            sequence, state = self.core(policy_features.view(length, batch, -1), first, state)
+            sequence, state = parts.core(self.core, policy_features.view(length, batch, -1), first, state)
             policy_features = critic_features = sequence.flatten(0, 1)
-        params = self.policy_head(policy_features).view(length, batch, -1)
+        params = parts.head(policy_features).view(length, batch, -1)
         predictions = self.critic_head(critic_features)
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
@@ -149,6 +155,29 @@ class ActingModule(nn.Module):
         return (self.policy_head(state[0]), *state)
 
 
+class PolicyParts:
+    """How ``forward`` computes the policy side of a network: in single precision, here."""
+
+    def __init__(self, network: PolicyNetwork) -> None:
+        self._network = network
+
+    def torso(self, x: Tensor) -> Tensor:
+        """[N, *obs] float to [N, F]."""
+        return _features(self._network.torso, x)
+
+    def core(
+        self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """[T, B, F], [T, B] and each [B, H] to [T, B, H] and the state after the last row."""
+        result: tuple[Tensor, tuple[Tensor, ...]] = core(features, first, state)
+        return result
+
+    def head(self, features: Tensor) -> Tensor:
+        """[N, F] to [N, P]."""
+        params: Tensor = self._network.policy_head(features)
+        return params
+
+
 def _features(torso: nn.Module, observations: Tensor) -> Tensor:
     features: Tensor = torso.train_features(observations) if isinstance(torso, Torso) else torso(observations)
     return features
@@ -158,7 +187,7 @@ def _prepare(observations: Tensor, normaliser: nn.Module | None, channels_last: 
     """[N, *obs]: uint8 to float in [0, 1]; floats normalised where there is a normaliser."""
     if observations.dtype == torch.uint8:
         if channels_last:
-            return observations.to(torch.float32, memory_format=torch.channels_last) * (1.0 / 255.0)
+            return observations.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)
         return observations.to(torch.float32) * (1.0 / 255.0)
     if normaliser is not None:
         normalised: Tensor = normaliser(observations)

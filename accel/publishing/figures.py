@@ -1,0 +1,45 @@
+"""The publisher's numbers for the metrics record.
+
+Per level, as ``name/scheme``:
+
+    payload_bytes         bytes of the last artifact
+    refresh_ms            requantise and patch, mean since the last record; serialise_ms: header, checksum, copy
+    changed_codes         share of integer weight codes that the last refresh changed, in [0, 1]
+    calibrations          how often activation ranges were measured
+    drifted_activations   activations found outside their range, over the whole run
+    kept_back             publications at which the policy was unfit
+    publish_kl            mean KL(policy ‖ artifact) in nats at the last check; check_ms: what that check took
+    rechoices             choices of channels and bases; rechoose_ms: mean of one, over the whole run
+    distill_kl            mean KL(policy ‖ student) in nats at the student's last training step
+    qat_differences       share of activation codes in which a quantisation-aware learner and its artifact differed at
+                          the last check, in [0, 1]
+
+A number is absent where the scheme has no such thing, or there is none yet.
+"""
+
+from __future__ import annotations
+
+from accel.publishing.level import Level
+
+
+def level_metrics(level: Level) -> dict[str, float]:
+    """The figures of one level by name; those since the last call start anew."""
+    figures, seen = level.figures, level.plan.statistics
+    found: dict[str, float | None] = {
+        "payload_bytes": figures.payload_bytes or None,
+        "changed_codes": seen.changed_codes,
+        "calibrations": seen.calibrations or None,
+        "drifted_activations": seen.drifted_activations if seen.calibrations else None,
+        "kept_back": figures.kept_back,
+        "publish_kl": figures.check_kl,
+        "check_ms": 1e3 * figures.check_s if figures.check_kl is not None else None,
+        "rechoices": figures.rechoices or None,
+        "rechoose_ms": 1e3 * figures.rechoose_s / figures.rechoices if figures.rechoices else None,
+        "distill_kl": figures.student_kl,
+        "qat_differences": figures.code_differences,
+    }
+    if figures.refreshes:
+        found["refresh_ms"] = 1e3 * figures.refresh_s / figures.refreshes
+        found["serialise_ms"] = 1e3 * figures.serialise_s / figures.refreshes
+        figures.refreshes, figures.refresh_s, figures.serialise_s = 0, 0.0, 0.0
+    return {name: float(value) for name, value in found.items() if value is not None}

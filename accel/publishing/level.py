@@ -1,0 +1,215 @@
+"""One compression scheme on a live run: bound once, refreshed at each publication, looked after in between."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from accel.config import TrainConfig
+from accel.publishing.check import ArtifactCheck
+from accel.publishing.inputs import RecentInputs
+from accel.publishing.schedule import Schedule
+from compressors.artifact import CompressedPolicy
+from compressors.base import Plan
+from compressors.differences import code_differences
+from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
+from compressors.qat import FakeQuantiser
+from compressors.scheme import parse_scheme
+
+FULL_PRECISION = "fp32"
+DRIFT_ROWS = 64
+STUDENT_ROWS = 256
+STUDENT_WARM_UP_STEPS = 200
+_FIRST_RECHOICE_UPDATES = 25
+_NUMBER = re.compile(r"\d[\d.e+-]*")
+
+logger = logging.getLogger("accel")
+
+
+@dataclass
+class LevelFigures:
+    """What happened at one level so far; see ``Publisher.metrics``."""
+
+    refreshes: int = 0
+    refresh_s: float = 0.0
+    serialise_s: float = 0.0
+    payload_bytes: int = 0
+    kept_back: int = 0
+    rechoices: int = 0
+    rechoose_s: float = 0.0
+    check_kl: float | None = None
+    check_s: float = 0.0
+    student_kl: float | None = None
+    code_differences: float | None = None
+
+
+class Level:
+    """One scheme as actors may be given it.
+
+    Args:
+        scheme: its text.
+        plan: bound to the module, not calibrated yet.
+        module: the learner's acting module.
+        config: the run's intervals.
+        check: what an artifact must pass.
+    Attributes:
+        ready: whether real inputs have been seen, where the scheme waits for them: calibrated, chosen, trained.
+        published: whether any artifact has been fit to be published.
+        updates_kept_back: learner updates since the last that was, 0 while they are.
+        quantiser: what the learner trains with, if it is aware of this level's rounding.
+    """
+
+    def __init__(
+        self, scheme: str, plan: Plan, module: torch.nn.Module, config: TrainConfig, check: ArtifactCheck
+    ) -> None:
+        self.scheme = scheme
+        self.plan = plan
+        self.figures = LevelFigures()
+        self.ready = scheme == FULL_PRECISION
+        self.published = False
+        self.updates_kept_back = 0
+        self.quantiser: FakeQuantiser | None = None
+        self._module = module
+        self._config = config
+        self._check = check
+        self._check_due = True
+        self._blocked = False
+        self._checks = Schedule(config.check_interval_updates)
+        self._calibrations = Schedule(config.calibration_interval_updates)
+        self._drift = Schedule(config.drift_interval_updates, first=1)
+        names = {method.name for method in parse_scheme(scheme).methods}
+        self._chooses = not names.isdisjoint({"prune", "lowrank"})
+        self._choices = Schedule(config.rechoose_interval_updates, first=_FIRST_RECHOICE_UPDATES)
+        self._has_student = "distill" in names
+        self._lessons = Schedule(config.distill_interval_updates)
+        self._causes: set[str] = set()
+
+    def begin(self, inputs: RecentInputs) -> None:
+        """Take the first real inputs: ranges, choices, a student's first lessons. Stays unready if they are unfit."""
+        started = perf_counter()
+        try:
+            if self._has_student:
+                for _ in range(STUDENT_WARM_UP_STEPS):
+                    self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
+            self.plan.rechoose(self._module)
+            self.plan.calibrate(inputs.every())
+        except CalibrationError as error:
+            self._complain(f"{self.scheme} cannot be calibrated", error)
+            return
+        self.ready = True
+        elapsed_ms = 1e3 * (perf_counter() - started)
+        logger.info(
+            "actors change to %s, calibrated on %d observations in %.0f ms", self.scheme, inputs.rows, elapsed_ms
+        )
+
+    def artifact(self, version: int) -> CompressedPolicy:
+        """The present policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
+        return self.plan.refresh(self._module, version=version)
+
+    def payload(self) -> bytes | None:
+        """The present policy as it goes on the wire, as version 0; None when it is unfit and is kept back."""
+        if self._blocked and not self._check_due:
+            self.figures.kept_back += 1
+            return None
+        figures = self.figures
+        started = perf_counter()
+        try:
+            artifact = self.plan.refresh(self._module, version=0)
+            refreshed = perf_counter()
+            payload = artifact.to_bytes()
+            figures.refresh_s += refreshed - started
+            figures.serialise_s += perf_counter() - refreshed
+            figures.refreshes += 1
+            if self._check_due:
+                self._run_check(artifact)
+        except (VerificationError, WeightsError) as error:
+            self._keep_back(error)
+            return None
+        figures.payload_bytes = len(payload)
+        self._release()
+        return payload
+
+    @property
+    def fit(self) -> bool:
+        """Whether its artifacts are published: it has seen real inputs, and the last check passed."""
+        return self.ready and not self._blocked
+
+    def resume(self, inputs: RecentInputs) -> None:
+        """Catch up with the policy after a time out of use: ranges, and choices of channels and bases."""
+        if self.scheme == FULL_PRECISION or not self.ready:
+            return
+        try:
+            if self._chooses:
+                self._rechoose(inputs)
+            else:
+                self.plan.calibrate(inputs.every())
+        except CalibrationError as error:
+            self._complain(f"{self.scheme} keeps its ranges", error)
+        self._check_due = True
+
+    def tend(self, inputs: RecentInputs) -> None:
+        """After each learner update: whatever is due."""
+        self.updates_kept_back += self._blocked
+        self._check_due |= self._checks.tick()
+        if self.scheme == FULL_PRECISION:
+            return
+        if not self.ready:
+            if inputs.full:
+                self.begin(inputs)
+            return
+        if self._has_student and self._lessons.tick():
+            self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
+        drift, calibration = self._drift.tick(), self._calibrations.tick()
+        try:
+            if self._chooses and self._choices.tick():
+                self._rechoose(inputs)
+            elif calibration:
+                self.plan.calibrate(inputs.every())
+            elif drift:
+                self.plan.recalibrate_on_drift(inputs.newest(DRIFT_ROWS))
+        except CalibrationError as error:
+            self._complain(f"{self.scheme} keeps its ranges", error)
+
+    def _rechoose(self, inputs: RecentInputs) -> None:
+        started = perf_counter()
+        self.plan.rechoose(self._module)
+        self.plan.calibrate(inputs.every())
+        self.figures.rechoices += 1
+        self.figures.rechoose_s += perf_counter() - started
+
+    def _run_check(self, artifact: CompressedPolicy) -> None:
+        self._check_due = False
+        started = perf_counter()
+        try:
+            self.figures.check_kl = self._check(artifact, self._module)
+            if self.quantiser is not None:
+                found = code_differences(self.quantiser, artifact, self._module, self._check.inputs())
+                self.figures.code_differences = found.rate
+        finally:
+            self.figures.check_s = perf_counter() - started
+
+    def _keep_back(self, error: CompressorError) -> None:
+        """Nothing goes out until a check passes; the next is soon, later ones are rarer. Ranges are measured anew."""
+        self.figures.kept_back += 1
+        self._check_due = False
+        if not self._blocked:
+            self._blocked = True
+            self._checks = Schedule(self._config.check_interval_updates, first=1)
+            self._calibrations = Schedule(self._config.calibration_interval_updates, first=1)
+        self._complain(f"{self.scheme} is kept back, actors go on with the last good policy", error)
+
+    def _release(self) -> None:
+        if self._blocked:
+            logger.info("%s is published again", self.scheme)
+        self._blocked, self.published, self.updates_kept_back = False, True, 0
+
+    def _complain(self, consequence: str, error: CompressorError) -> None:
+        """Log each cause once, whatever its figures."""
+        cause = _NUMBER.sub("#", f"{consequence}: {error}")
+        if cause not in self._causes:
+            self._causes.add(cause)
+            logger.warning("%s: %s", consequence, error)
