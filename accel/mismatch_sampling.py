@@ -85,7 +85,9 @@ class MismatchSampler:
         self._spent_s = 0.0
         self._allowance_s = 0.0
         self._seen_s = self._started
-        self._sample_s = self._copy_s = 0.0
+        # The least of the last costs foretells the next: the first pays for imports, others for a stopped process.
+        self._sample_costs_s: deque[float] = deque(maxlen=4)
+        self._copy_costs_s: deque[float] = deque(maxlen=4)
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
@@ -93,11 +95,11 @@ class MismatchSampler:
 
     def published(self, version: int) -> None:
         """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
-        if not self._affords(self._copy_s + self._sample_s):
+        if not self._affords(min(self._copy_costs_s, default=0.0) + min(self._sample_costs_s, default=0.0)):
             return
         started = self._clock()
         self._copies.keep(version)
-        self._copy_s = self._pay(started)
+        self._copy_costs_s.append(self._pay(started))
 
     def sample(self, unrolls: Sequence[Unroll], batch: Batch) -> None:
         """Measure what a batch offers: call it before the update, while π_θ is still what the batch is corrected by.
@@ -152,7 +154,11 @@ class MismatchSampler:
 
     def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], batch: Batch) -> None:
         taken = self._copies.sampled(version)
-        if scheme_id in taken or not 0 <= scheme_id < len(self._schemes) or not self._affords(self._sample_s):
+        if (
+            scheme_id in taken
+            or not 0 <= scheme_id < len(self._schemes)
+            or not self._affords(min(self._sample_costs_s, default=0.0))
+        ):
             return
         started = self._clock()
         rows = max(batch.valid.shape[0], 1)
@@ -161,7 +167,7 @@ class MismatchSampler:
             columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
         taken.add(scheme_id)
         sample = self._measure(version, torch.from_numpy(columns).to(batch.valid.device), batch)
-        self._sample_s = self._pay(started)
+        self._sample_costs_s.append(self._pay(started))
         if sample is None:
             return
         scheme = self._schemes[scheme_id]
@@ -228,7 +234,7 @@ class MismatchSampler:
         now = self._clock()
         self._allowance_s += (now - self._seen_s) * self._time_share
         self._seen_s = now
-        ceiling = _BURST * (self._copy_s + self._sample_s)
+        ceiling = _BURST * (max(self._copy_costs_s, default=0.0) + max(self._sample_costs_s, default=0.0))
         if ceiling > 0.0:
             self._allowance_s = min(self._allowance_s, ceiling)
         return self._allowance_s >= cost_s
