@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.evaluation import Evaluation, evaluate
     from accel.loading import TrainedRun, load_run
+    from accel.reporting import compare, report
+    from accel.watching import watch
 
 __version__ = "0.1.0"
 
@@ -29,9 +31,12 @@ _HOMES = {
     "Report": "doctor",
     "TrainConfig": "config",
     "TrainedRun": "loading",
+    "compare": "reporting",
     "doctor": "doctor",
     "evaluate": "evaluation",
     "load_run": "loading",
+    "report": "reporting",
+    "watch": "watching",
 }
 
 __all__ = [
@@ -41,9 +46,12 @@ __all__ = [
     "TrainConfig",
     "TrainedRun",
     "__version__",
+    "compare",
     "doctor",
     "evaluate",
     "load_run",
+    "report",
+    "watch",
 ]
 
 
