@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, JobError, LaunchError, TransportError
-from accel.pinning import pin_rank
+from accel.pinning import free_cores, local_size, pin_rank
 from accel.signals import StopRequest, ignore_stop_signals
 from accel.trajectory import FORMAT_VERSION as UNROLL_FORMAT
 from accel.transport import (
@@ -96,8 +97,14 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
                     f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
                     f"learner: start {job.config.actors + 1} ranks, or leave --actors out"
                 )
-            cores = pin_rank(info) if job.config.pin_cores else all_cores()
-            return run_session(job, transport, stop, cores=cores)
+            cores = free_cores(all_cores(), local_size(os.environ))
+            if job.config.pin_cores:
+                pin_rank(info)
+            summary = run_session(job, transport, stop, cores=cores)
+            if transport.alive():
+                # Its actors never said goodbye, and the launcher waits for them: but the caller has a summary to show.
+                atexit.register(endpoint.abort_job, EXIT_ABORTED)
+            return summary
         except BaseException as error:
             deaf = transport.abort(str(error) or type(error).__name__)
             raise

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
 
-STOP_SIGNAL = signal.SIGUSR1
+from accel.signals import FORWARDED, handle
+
 KILL_AFTER_S = 30
+USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+_PR_SET_PDEATHSIG = 1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run mpirun in a session of its own; Ctrl-C and SIGTERM become one stop request, a second one kills.
+    """Run mpirun in a session of its own; the first stop signal becomes a request, a second one, or time, ends it.
+
+    However this process ends, mpirun is told (on Linux).
 
     Returns:
         mpirun's exit status.
     """
-    process = subprocess.Popen(arguments, start_new_session=True, stdin=subprocess.DEVNULL)
+    started: list[subprocess.Popen[bytes]] = []
     requests = 0
 
-    def forward(signum: int, _frame: object) -> None:
+    def forward(_number: int, _frame: FrameType | None) -> None:
         nonlocal requests
         requests += 1
         if requests == 1:
-            process.send_signal(STOP_SIGNAL)
             signal.alarm(KILL_AFTER_S)
-        else:
-            process.terminate()
+        for process in started:
+            process.send_signal(FORWARDED if requests == 1 else signal.SIGTERM)
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = handle(USER_SIGNALS, forward) if is_main else {}
     try:
+        process = subprocess.Popen(
+            arguments, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent()
+        )
+        started.append(process)
+        if requests:
+            process.terminate()
         return process.wait()
     finally:
-        signal.alarm(0)
-        for number, handler in previous.items():
+        if is_main:
+            signal.alarm(0)
+        for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_with_parent() -> Callable[[], object] | None:
+    """For the child, before it becomes mpirun: SIGTERM when its parent dies, however that happens."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -48,3 +48,15 @@ def pin_rank(info: LaunchInfo) -> tuple[int, ...]:
     chosen = cores_for(info, local_size(os.environ), allowed)
     os.sched_setaffinity(0, chosen)
     return chosen
+
+
+def free_cores(cores: Sequence[int], local_size: int | None) -> tuple[int, ...]:
+    """The cores, at least one, that this host's actors leave to the learner.
+
+    A thread more than that costs far more than it computes: torch's threads wait for each other spinning, and one that
+    shares its core with an actor holds all of them up.
+
+    Args:
+        cores: what the ranks of this host may use together. local_size: how many they are, None when unknown.
+    """
+    return tuple(cores[: max(len(cores) - (local_size or 1) + 1, 1)])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeAlias
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
+
+FORWARDED = signal.SIGUSR1  # What ``accel.mpirun`` passes on for the user's own signal.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
 
 class StopRequest:
-    """Set by a signal. The same one again (but SIGUSR1) ends the process at once; a launcher's SIGTERM after the
+    """Set by a signal. The same one again, unless forwarded, ends the process at once; a launcher's SIGTERM after the
     terminal's SIGINT does not, so that a checkpoint under way is finished."""
 
     def __init__(self) -> None:
@@ -25,7 +29,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        before = handle(STOP_SIGNALS, self._note)
         try:
             yield
         finally:
@@ -37,11 +41,21 @@ class StopRequest:
         return self._reason
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number in self._seen and number != signal.SIGUSR1:
+        if number in self._seen and number != FORWARDED:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._seen.add(number)
-        self._reason = f"stopped by {signal.Signals(number).name}"
+        self._reason = "stopped on request" if number == FORWARDED else f"stopped by {signal.Signals(number).name}"
+
+
+def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
+    """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
+
+    Returns:
+        What ``signal.signal`` takes to put the earlier handlers back.
+    """
+    heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
+    return {number: signal.signal(number, handler) for number in heard}
 
 
 def ignore_stop_signals() -> None:
