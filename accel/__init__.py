@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
     from accel.config import TrainConfig
     from accel.doctor import Report, doctor
     from accel.errors import AccelError
@@ -31,6 +32,11 @@ _HOMES = {
     "Report": "doctor",
     "TrainConfig": "config",
     "TrainedRun": "loading",
+    "bench_actor": "bench",
+    "bench_correctors": "bench",
+    "bench_policy": "bench",
+    "bench_refresh": "bench",
+    "bench_transport": "bench",
     "compare": "reporting",
     "doctor": "doctor",
     "evaluate": "evaluation",
@@ -46,6 +52,11 @@ __all__ = [
     "TrainConfig",
     "TrainedRun",
     "__version__",
+    "bench_actor",
+    "bench_correctors",
+    "bench_policy",
+    "bench_refresh",
+    "bench_transport",
     "compare",
     "doctor",
     "evaluate",

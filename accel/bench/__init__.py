@@ -1,1 +1,37 @@
-"""Benchmarks behind ``accel bench``: each measures one budget and returns flat rows."""
+"""Benchmarks behind ``accel bench``: each measures one budget on this machine and returns flat rows.
+
+    from accel.bench import bench_policy
+
+    for row in bench_policy(["mlp:64x2"], batches=[8], schemes=["fp32", "int8"], seconds=2):
+        print(row["runtime"], row["scheme"], row["us"])
+
+Names are resolved on first use: importing this package loads neither torch nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accel.bench.actor import bench_actor
+    from accel.bench.correctors import bench_correctors
+    from accel.bench.policy import bench_policy
+    from accel.bench.refresh import bench_refresh
+    from accel.bench.transport import bench_transport
+
+_HOMES = {
+    "bench_actor": "actor",
+    "bench_correctors": "correctors",
+    "bench_policy": "policy",
+    "bench_refresh": "refresh",
+    "bench_transport": "transport",
+}
+
+__all__ = ["bench_actor", "bench_correctors", "bench_policy", "bench_refresh", "bench_transport"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

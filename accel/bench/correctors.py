@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from accel.bench.checks import check_counts
+from accel.bench.rows import Row, provenance, spread
+from accel.bench.timing import torch_threads
+from accel.errors import ConfigError
 from correctors import nstep, retrace, vtrace
 
-Row = dict[str, str | int | float]
 Run = Callable[[], object]
 
 OBSERVATION_SIZE = 17
@@ -26,7 +29,11 @@ WARM_UP = 3
 
 
 def bench_correctors(
-    lengths: Sequence[int] = (20, 80), batches: Sequence[int] = (32, 256), device: str = "cpu", repeats: int = 30
+    lengths: Sequence[int] = (20, 80),
+    batches: Sequence[int] = (32, 256),
+    device: str = "cpu",
+    repeats: int = 30,
+    threads: int = 1,
 ) -> list[Row]:
     """Time every corrector at every unroll length and batch size, float32, with junk rows and truncations.
 
@@ -35,23 +42,41 @@ def bench_correctors(
         batches: numbers of environments B.
         device: a torch device, such as ``cpu`` or ``cuda``.
         repeats: timed repetitions of each cell, after three that are not timed.
+        threads: of torch, on the CPU.
     Returns:
         One flat row a corrector, T and B: ``corrector``, ``T``, ``B``, ``device``; ``us``, ``us_low``, ``us_high``
         (median, 10th and 90th percentile of a call, microseconds); ``learner_us`` (median of forward and backward of a
-        64×2 MLP with 17 inputs on the same rows) and ``share`` = us / (us + learner_us), in [0, 1].
+        64×2 MLP with 17 inputs on the same rows) and ``share`` = us / (us + learner_us), in [0, 1]; torch's threads,
+        machine and versions.
+    Raises:
+        ConfigError: an empty list, a number that is not positive, a device that torch does not have.
     """
-    where = torch.device(device)
+    lengths, batches = check_counts(lengths, "length"), check_counts(batches, "batch")
+    check_counts((repeats,), "repeats")
+    check_counts((threads,), "threads")
+    where = _device(device)
     rows: list[Row] = []
     for length in lengths:
         for batch in batches:
-            samples = _sample(_runs(length, batch, where), where, repeats)
+            with torch_threads(threads):
+                samples = _sample(_runs(length, batch, where), where, repeats)
             learner_us = float(np.median(samples.pop("learner")))
             for corrector, times_us in samples.items():
-                low, middle, high = (float(x) for x in np.percentile(times_us, (10, 50, 90)))
+                us = float(np.median(times_us))
                 cell: Row = {"corrector": corrector, "T": length, "B": batch, "device": str(where)}
-                spread: Row = {"us": middle, "us_low": low, "us_high": high}
-                rows.append(cell | spread | {"learner_us": learner_us, "share": middle / (middle + learner_us)})
-    return rows
+                share: Row = {"learner_us": learner_us, "share": us / (us + learner_us)}
+                rows.append(cell | spread("us", times_us) | share | {"samples": len(times_us)})
+    shared: Row = {"torch_threads": threads} | provenance()
+    return [row | shared for row in rows]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        torch.zeros((), device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ConfigError(f"device {name!r} does not work here: {first_line}") from None
 
 
 def _runs(length: int, batch: int, device: torch.device) -> Mapping[str, Run]:

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from accel.errors import LaunchError, TransportError
+from accel.bench.checks import check_counts
+from accel.bench.rows import Row, provenance, spread
+from accel.errors import ConfigError, LaunchError, TransportError
 from accel.transport import (
     ActorTransport,
     LearnerTransport,
@@ -30,7 +32,6 @@ from accel.transport import (
 )
 from accel.transport.remote_learner import RemoteLearner
 
-Row = dict[str, str | int | float]
 Samples = dict[str, list[float]]
 
 _STAMPS = struct.Struct("<qq")
@@ -58,14 +59,21 @@ def bench_transport(
         arrivals when the actor only pushes, ``idle receive`` and ``idle pump`` one call with nothing pending (0 bytes).
     Raises:
         LaunchError: no mpirun, or its job failed. TransportError: a size too small, an unknown carrier.
+        ConfigError: an empty list, a number that is not positive.
     """
+    check_counts(sizes, "size")
+    check_counts((repeats,), "repeats")
+    if not carriers:
+        raise ConfigError("no carrier is given: name at least one")
     if min(sizes) < _STAMPS.size:
         raise TransportError(f"sizes must be at least {_STAMPS.size} bytes, got {min(sizes)}")
     plays: dict[str, Callable[[Sequence[int], int], list[Row]]] = {"local": _play_local, "mpi": _play_mpi}
     unknown = sorted(set(carriers) - set(plays))
     if unknown:
         raise TransportError(f"unknown carriers {unknown}; there are {sorted(plays)}")
-    return [{"carrier": carrier, **row} for carrier in carriers for row in plays[carrier](sizes, repeats)]
+    rows = [{"carrier": carrier, **row} for carrier in carriers for row in plays[carrier](sizes, repeats)]
+    shared = provenance() if rows else {}
+    return [row | shared for row in rows]
 
 
 def _play_local(sizes: Sequence[int], repeats: int) -> list[Row]:
@@ -207,9 +215,9 @@ def _time_calls(call: Callable[[], object]) -> list[float]:
 
 
 def _row(direction: str, size: int, times_us: Sequence[float]) -> Row:
-    low, middle, high = (float(value) for value in np.percentile(times_us, (10, 50, 90)))
-    speed = {"mb_per_s": size / middle}
-    return {"direction": direction, "bytes": size, "us": middle, "us_low": low, "us_high": high, **speed}
+    speed: Row = {"mb_per_s": size / float(np.median(times_us)), "samples": len(times_us)}
+    row: Row = {"direction": direction, "bytes": size}
+    return row | spread("us", times_us) | speed
 
 
 def _main() -> None:

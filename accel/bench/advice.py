@@ -1,0 +1,181 @@
+"""The lines that close a benchmark: which scheme to take, or none, and the figures that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from accel.bench.rows import LEAST_GAIN, Row, number
+
+HIGHEST_KL = 0.1
+LOWEST_ESS = 0.3
+"""Alarm levels of mismatch: a scheme beyond them is not recommended for a trained policy."""
+
+_REDUCTIONS = ("prune", "lowrank", "distill")
+
+
+def advise_policy(rows: Sequence[Row]) -> list[str]:
+    """One line for every network and batch."""
+    return [_policy_line(cells) for cells in _groups(rows, ("network", "batch"))]
+
+
+def advise_actor(rows: Sequence[Row]) -> list[str]:
+    """One line for every network and number of environments."""
+    return [_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))]
+
+
+def advise_refresh(rows: Sequence[Row]) -> list[str]:
+    """One line for every network."""
+    return [_refresh_line(cells) for cells in _groups(rows, ("network",))]
+
+
+def advise_correctors(rows: Sequence[Row]) -> list[str]:
+    """One line about the largest batch."""
+    largest = max(number(row, "T") * number(row, "B") for row in rows)
+    cells = [row for row in rows if number(row, "T") * number(row, "B") == largest]
+    shares = ", ".join(f"{r['corrector']} {number(r, 'share'):.1%} ({number(r, 'us'):.0f} µs)" for r in cells)
+    head = f"T = {cells[0]['T']}, B = {cells[0]['B']} on {cells[0]['device']}"
+    return [f"{head}: share of corrector + forward + backward of a small network: {shares}"]
+
+
+def advise_transport(rows: Sequence[Row]) -> list[str]:
+    """One line for every carrier, about the largest size."""
+    lines: list[str] = []
+    for cells in _groups([row for row in rows if row["direction"] in ("policy", "unroll stream")], ("carrier",)):
+        largest = max(number(row, "bytes") for row in cells)
+        by_direction = {row["direction"]: number(row, "us") for row in cells if row["bytes"] == largest}
+        policy, stream = by_direction["policy"], by_direction["unroll stream"]
+        lines.append(
+            f"{cells[0]['carrier']}: a policy of {largest:,.0f} bytes is with the actor after {policy:.0f} µs, and an "
+            f"unroll of that size can follow every {stream:.0f} µs ({largest / stream:,.0f} MB/s)"
+        )
+    return lines
+
+
+def _policy_line(cells: Sequence[Row]) -> str:
+    head = f"{cells[0]['network']}, batch {cells[0]['batch']}"
+    compared = _Comparison(cells, "us")
+    if compared.baseline is None:
+        return f"{head}: nothing to recommend, as onnxruntime was not measured"
+    torch = "" if compared.torch is None else f", {_us(number(compared.torch, 'us'))} on torch eager"
+    if compared.best is None:
+        return f"{head}: no compression. {compared.why_none('a call')}{torch}"
+    best = compared.best
+    known = "" if best["weights"] == "trained" else "; by speed alone, the weights being random"
+    mismatch = f"KL {number(best, 'kl'):.2g} nats" if best["weights"] == "trained" else ""
+    figures = [mismatch, f"{number(best, 'bytes'):,.0f} bytes for {number(compared.baseline, 'bytes'):,.0f}"]
+    return f"{head}: {compared.why_best('a call')}{torch}; {', '.join(filter(None, figures))}{known}"
+
+
+def _actor_line(cells: Sequence[Row]) -> str:
+    count = number(cells[0], "envs")
+    head = f"{cells[0]['env']}, {cells[0]['network']}, {count:.0f} environment{'s' if count > 1 else ''} an actor"
+    compared = _Comparison(cells, "us_per_env_step")
+    if compared.baseline is None:
+        return f"{head}: nothing to recommend, as onnxruntime was not measured"
+    torch = ""
+    chosen = compared.best or compared.baseline
+    if compared.torch is not None:
+        ratio = number(compared.torch, "us_per_env_step") / number(chosen, "us_per_env_step")
+        torch = f", {_us(number(compared.torch, 'us_per_env_step'))} on torch eager ({ratio:.2f} times as much)"
+    limit = (
+        f"; the environment alone takes {_us(number(chosen, 'env_only_us'))}, which is "
+        f"{number(chosen, 'env_share'):.0%} of the actor's time"
+    )
+    step = "an environment step"
+    why = f"no compression. {compared.why_none(step)}" if compared.best is None else compared.why_best(step)
+    return f"{head}: {why}{torch}{limit}"
+
+
+def _refresh_line(cells: Sequence[Row]) -> str:
+    head = f"{cells[0]['network']}, {cells[0]['envs']} environments an actor"
+    compared = _Comparison(cells, "us")
+    if compared.best is None or compared.baseline is None:
+        return f"{head}: no compression. {compared.why_none('a call')}"
+    best = compared.best
+    steps, shared = number(best, "break_even_env_steps"), number(best, "break_even_shared_env_steps")
+    saving = f"{best['scheme']} saves {_us(number(best, 'saving_us_per_env_step'))} an environment step"
+    load = f"loads in {number(best, 'load_ms'):.2f} ms against {number(compared.baseline, 'load_ms'):.2f} ms in fp32"
+    return (
+        f"{head}: {saving} and {load}: it pays for an actor {_period(steps)}, and with the learner's part on the same "
+        f"core {_period(shared)}"
+    )
+
+
+def _period(steps: float) -> str:
+    if steps < 1.0:
+        return "however often the policy is refreshed"
+    return f"from {steps:,.0f} environment steps between two refreshes on"
+
+
+class _Comparison:
+    """Schemes of one cell against full precision on onnxruntime, by the median of one column.
+
+    Attributes:
+        baseline: full precision on onnxruntime. torch: torch eager. best: the fastest scheme that is worth it.
+    """
+
+    def __init__(self, cells: Iterable[Row], column: str) -> None:
+        self._column = column
+        cells = list(cells)
+        sessions = [row for row in cells if row.get("runtime", "onnxruntime") == "onnxruntime"]
+        self.torch = next((row for row in cells if row.get("runtime") == "torch"), None)
+        self.baseline = next((row for row in sessions if row["scheme"] == "fp32"), None)
+        self._others = sorted((r for r in sessions if r["scheme"] != "fp32"), key=self._time)
+        self.best = next((row for row in self._others if self._is_worth_it(row)), None)
+
+    def why_best(self, what: str) -> str:
+        """The best scheme, its time, and what else there is."""
+        if self.best is None or self.baseline is None:
+            raise ValueError("there is no best scheme")
+        ratio = self._time(self.baseline) / self._time(self.best)
+        text = (
+            f"{self.best['scheme']} takes {_us(self._time(self.best))} {what} against {_us(self._time(self.baseline))} "
+            f"in fp32, {ratio:.2f} times as fast"
+        )
+        whole = next((r for r in self._others if self._is_worth_it(r) and not _reduces(str(r["scheme"]))), None)
+        if whole is not None and whole is not self.best:
+            text += f" ({whole['scheme']}, which keeps the whole network, {_us(self._time(whole))})"
+        return text
+
+    def why_none(self, what: str) -> str:
+        """Why no scheme is worth it."""
+        if self.baseline is None:
+            return "Full precision was not measured"
+        text = f"fp32 takes {_us(self._time(self.baseline))} {what}"
+        fast = [row for row in self._others if self._is_faster(row)]
+        if fast:
+            alarm = "but its mismatch is over the alarm level"
+            return f"{text}; {fast[0]['scheme']} takes {_us(self._time(fast[0]))}, {alarm}"
+        if not self._others:
+            return f"{text}, and no other scheme was measured"
+        return f"{text}, the fastest scheme, {self._others[0]['scheme']}, {_us(self._time(self._others[0]))}"
+
+    def _is_worth_it(self, row: Row) -> bool:
+        bad = row.get("weights") == "trained" and (number(row, "kl") > HIGHEST_KL or number(row, "ess") < LOWEST_ESS)
+        return self._is_faster(row) and not bad
+
+    def _is_faster(self, row: Row) -> bool:
+        return self.baseline is not None and self._time(row) < (1.0 - LEAST_GAIN) * self._time(self.baseline)
+
+    def _time(self, row: Row) -> float:
+        return number(row, self._column)
+
+
+def _reduces(scheme: str) -> bool:
+    return scheme.startswith(_REDUCTIONS)
+
+
+def _groups(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
+    """Rows of equal columns, in order of appearance."""
+
+    def key(row: Row) -> tuple[str, ...]:
+        return tuple(str(row[column]) for column in columns)
+
+    order = {k: i for i, k in enumerate(dict.fromkeys(map(key, rows)))}
+    ordered = sorted(rows, key=lambda row: order[key(row)])
+    return [list(group) for _, group in groupby(ordered, key)]
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:.3g} µs" if microseconds < 1000.0 else f"{microseconds:,.0f} µs"

@@ -1,0 +1,198 @@
+"""Plots of benchmark rows, drawn to a PNG file without a display."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from accel.bench.rows import Row, number
+from accel.errors import MissingExtraError
+from accel.extras import install_command, missing_distributions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#4477aa", "#ee8866", "#bbbbbb", "#44bb99")
+_SPREAD, _LIMIT = "#222222", "#aa3377"
+_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+_FURTHEST_SPREAD = 1.5
+_PANEL_INCHES, _BAR_INCHES, _LETTERS_PER_INCH, _COLUMNS = 4.8, 0.26, 13, 3
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Horizontal bars, one a label, of stacked parts.
+
+    Attributes:
+        parts: legend to one value for each label.
+        spread: (low, high) of each whole bar.
+        limit: legend and place of a line across.
+        notes: a text behind each bar.
+    """
+
+    title: str
+    labels: Sequence[str]
+    parts: Mapping[str, Sequence[float]]
+    spread: Sequence[tuple[float, float]] = ()
+    limit: tuple[str, float] | None = None
+    notes: Sequence[str] = ()
+
+
+def require_matplotlib() -> None:
+    """Raises MissingExtraError when plots cannot be drawn here."""
+    if missing_distributions("report"):
+        raise MissingExtraError(f"plots need matplotlib: {install_command('report')}")
+
+
+def policy_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every network and batch."""
+    panels = []
+    for title, cells in _cells(rows, ("network", "batch"), "{}, batch {}"):
+        fp32 = [number(row, "us") for row in cells if (row["runtime"], row["scheme"]) == ("onnxruntime", "fp32")]
+        limit = ("onnxruntime fp32", fp32[0]) if fp32 else None
+        labels = [_label(row) for row in cells]
+        panels.append(
+            Panel(title, labels, {"µs a call": _values(cells, "us")}, _spread(cells, "us"), limit, _ratios(cells))
+        )
+    return panels
+
+
+def actor_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every environment, network and number of environments."""
+    panels = []
+    for title, cells in _cells(rows, ("env", "network", "envs"), "{}, {}, envs per actor: {}"):
+        parts = {name: _values(cells, f"{name}_us") for name in ("env", "policy", "own")}
+        limit = ("environment alone", number(cells[0], "env_only_us"))
+        labels = [_label(row) for row in cells]
+        panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step"), limit, _ratios(cells)))
+    return panels
+
+
+def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every network."""
+    panels = []
+    for title, cells in _cells(rows, ("network",), "{}"):
+        names = [name for name in ("requantise", "serialise", "send", "load") if cells[0][f"{name}_ms"] is not None]
+        parts = {name: _values(cells, f"{name}_ms") for name in names}
+        panels.append(Panel(title, [str(row["scheme"]) for row in cells], parts))
+    return panels
+
+
+def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every unroll length and batch."""
+    panels = []
+    for title, cells in _cells(rows, ("T", "B"), "T = {}, B = {}"):
+        notes = [f"{number(row, 'share'):.1%} of the update" for row in cells]
+        labels = [str(row["corrector"]) for row in cells]
+        panels.append(Panel(title, labels, {"µs": _values(cells, "us")}, _spread(cells, "us"), notes=notes))
+    return panels
+
+
+def transport_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every carrier."""
+    panels = []
+    for title, cells in _cells(rows, ("carrier",), "{}"):
+        cells = [row for row in cells if row["bytes"]]
+        labels = [f"{row['direction']} {number(row, 'bytes'):,.0f} B" for row in cells]
+        panels.append(Panel(title, labels, {"µs": _values(cells, "us")}, _spread(cells, "us")))
+    return panels
+
+
+PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = MappingProxyType(
+    {
+        "policy": policy_panels,
+        "actor": actor_panels,
+        "refresh": refresh_panels,
+        "correctors": corrector_panels,
+        "transport": transport_panels,
+    }
+)
+
+
+def draw(panels: Sequence[Panel], path: Path, *, title: str, unit: str) -> None:
+    """Write one PNG.
+
+    Args:
+        panels: what to draw, in reading order.
+        path: the file; replaced if it exists.
+        title: above everything.
+        unit: under every axis.
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    tallest = max(len(panel.labels) for panel in panels)
+    size = (_PANEL_INCHES * columns, lines * (_BAR_INCHES * tallest + 0.9) + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    wrapped = [part for line in title.splitlines() for part in textwrap.wrap(line, int(_LETTERS_PER_INCH * size[0]))]
+    figure.suptitle("\n".join(wrapped), fontsize=9)
+    axes: list[Axes] = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for panel, place in zip(panels, axes, strict=False):
+        _draw_panel(panel, place, unit)
+    for place in axes[len(panels) :]:
+        place.set_visible(False)
+    legend = dict(item for place in axes for item in zip(*reversed(place.get_legend_handles_labels()), strict=True))
+    if len(legend) > 1:
+        figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend), fontsize=8)
+    figure.savefig(path, dpi=130, format="png")
+
+
+def _draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
+    places = list(range(len(panel.labels)))
+    totals = [0.0] * len(places)
+    for (name, values), colour in zip(panel.parts.items(), _COLOURS, strict=False):
+        axes.barh(places, values, left=totals, color=colour, label=name, height=0.72)
+        totals = [total + value for total, value in zip(totals, values, strict=True)]
+    if panel.spread:
+        low, high = zip(*panel.spread, strict=True)
+        axes.hlines(places, low, high, color=_SPREAD, linewidth=1.2)
+    if panel.limit is not None:
+        axes.axvline(panel.limit[1], color=_LIMIT, linestyle="--", linewidth=1.2, label=panel.limit[0])
+    furthest = _FURTHEST_SPREAD * max(totals)  # a few slow samples shall not flatten the bars
+    highs = [min(high, furthest) for _, high in panel.spread] or totals
+    ends = [max(total, high) for total, high in zip(totals, highs, strict=True)]
+    for place, end, note in zip(places, ends, panel.notes, strict=False):
+        axes.annotate(note, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7, bbox=_PAPER)
+    axes.set_yticks(places, panel.labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, max(ends) * (1.3 if panel.notes else 1.08))
+    axes.set_title(panel.title, fontsize=9)
+    axes.set_xlabel(unit, fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _cells(rows: Sequence[Row], columns: Sequence[str], title: str) -> list[tuple[str, list[Row]]]:
+    """Rows by the title that their columns make, in order of appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(title.format(*(row[column] for column in columns)), []).append(row)
+    return list(groups.items())
+
+
+def _label(row: Row) -> str:
+    runtime = str(row["runtime"])
+    return str(row["scheme"]) if runtime == "onnxruntime" else runtime
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [number(row, name) for row in rows]
+
+
+def _spread(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    return [(number(row, f"{name}_low"), number(row, f"{name}_high")) for row in rows]
+
+
+def _ratios(rows: Sequence[Row]) -> list[str]:
+    """How many times as fast as torch eager, where that was measured."""
+    return ["" if row["speedup_torch"] is None else f"{number(row, 'speedup_torch'):.2f}×" for row in rows]

@@ -1,0 +1,174 @@
+"""The command line's options of every benchmark; their texts are what ``--help`` prints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from accel.errors import ConfigError
+from accel.spaces import ActionSpec, EnvSpec
+
+_COMMA = re.compile(r",(?![^()]*\))")
+
+Networks = Annotated[str, tyro.conf.arg(help="network texts, separated by commas")]
+Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas")]
+Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
+RunPath = Annotated[Path | None, tyro.conf.arg(help="a run's directory: its network and trained weights")]
+EnvLayout = Annotated[str | None, tyro.conf.arg(help="gymnasium id whose observations and actions to use")]
+Shape = Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")]
+Actions = Annotated[str | None, tyro.conf.arg(help="6: one choice of six; 3,2: several choices; box:6: continuous")]
+Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v passed to the environment's constructor; may be repeated")]
+Wrappers = Annotated[tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")]
+Backend = Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="what steps the environments")]
+Send = Annotated[Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the journey to an actor here")]
+PolicyRuntimes = Annotated[
+    str, tyro.conf.arg(help="any of torch, torch.compile and onnxruntime; compiling takes seconds to minutes")
+]
+Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; all cells take turns")]
+
+_SCHEMES = "fp32,fp16,int8,int8(per_channel),int8-dynamic,prune(0.5),prune(0.5)+int8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where results go beside the screen."""
+
+    json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
+    plot: Annotated[Path | None, tyro.conf.arg(help="draw the rows to this PNG file")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(OutputOptions):
+    """How long measuring may take."""
+
+    seconds: Annotated[float, tyro.conf.arg(help="measuring time in all; setting up comes on top")] = 20.0
+    repeats: Repeats = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions(BudgetOptions):
+    """What a policy reads and returns."""
+
+    run: RunPath = None
+    env: EnvLayout = None
+    observation_shape: Shape = None
+    actions: Actions = None
+    activation: Activation = "tanh"
+
+    def spec(self) -> EnvSpec | None:
+        """The layout that shape and actions describe, None without them. Raises ConfigError."""
+        if self.observation_shape is None and self.actions is None:
+            return None
+        if self.observation_shape is None or self.actions is None:
+            raise ConfigError("give --observation-shape and --actions together")
+        if self.env is not None or self.run is not None:
+            raise ConfigError("give --run, or --env, or --observation-shape and --actions, and no two of them")
+        sizes = integers(self.observation_shape)
+        return EnvSpec(tuple(sizes), "uint8" if len(sizes) == 3 else "float32", _action(self.actions, sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(LayoutOptions):
+    """Microseconds, bytes and mismatch of one call of a policy: torch, torch.compile, every scheme on onnxruntime.
+
+    Observations and actions are those of --run, of --env, or --observation-shape and --actions. Without any of them:
+    4x84x84 frames and 6 choices for a CNN, 17 numbers and 6 continuous actions for anything else.
+    """
+
+    network: Networks | None = None
+    batch: Annotated[str, tyro.conf.arg(help="rows a call, separated by commas")] = "1,8,32"
+    schemes: Schemes = _SCHEMES
+    runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorOptions(BudgetOptions):
+    """Microseconds per environment step of the real actor loop: environment, policy and own work, for every scheme.
+
+    Beside it the limit that the environment sets, stepped by random actions alone, and how close actors come.
+    """
+
+    env: Annotated[str, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")] = "CartPole-v1"
+    network: Networks = "mlp:64x2"
+    envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8"
+    schemes: Schemes = "fp32,int8,int8-dynamic,prune(0.5),prune(0.5)+int8"
+    runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager) and onnxruntime")] = "torch,onnxruntime"
+    env_arg: Pairs = ()
+    wrapper: Wrappers = ()
+    backend: Backend = "gymnasium"
+    squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
+    normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise inside the exported graph")] = False
+    activation: Activation = "tanh"
+    unroll_length: Annotated[int, tyro.conf.arg(help="T, vector steps per unroll")] = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshOptions(LayoutOptions):
+    """Milliseconds to bring new weights to an actor: bind, requantise, serialise, send, load; and when a scheme pays.
+
+    Break-even is the number of environment steps between two refreshes from which on an actor gains by the scheme
+    against onnxruntime's fp32.
+    """
+
+    network: Networks | None = None
+    schemes: Schemes = _SCHEMES
+    envs: Annotated[int, tyro.conf.arg(help="environments that the actor steps together")] = 8
+    send: Send = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectorOptions(OutputOptions):
+    """Microseconds of every corrector's recursion through time, and its share of corrector + forward + backward."""
+
+    lengths: Annotated[str, tyro.conf.arg(help="unroll lengths T, separated by commas")] = "20,80"
+    batches: Annotated[str, tyro.conf.arg(help="numbers of environments B, separated by commas")] = "32,256"
+    device: Annotated[str, tyro.conf.arg(help="a torch device, such as cpu or cuda")] = "cpu"
+    threads: Annotated[int, tyro.conf.arg(help="torch threads")] = 1
+    repeats: Repeats = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportOptions(OutputOptions):
+    """Microseconds that unrolls and policies travel between one actor and the learner, both on this machine."""
+
+    sizes: Annotated[str, tyro.conf.arg(help="bytes, separated by commas")] = "65536,1048576"
+    carriers: Annotated[str, tyro.conf.arg(help="any of local (threads) and mpi (ranks)")] = "local,mpi"
+    repeats: Repeats = 50
+
+
+Options = (
+    Annotated[PolicyOptions, tyro.conf.subcommand("policy")]
+    | Annotated[ActorOptions, tyro.conf.subcommand("actor")]
+    | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
+    | Annotated[CorrectorOptions, tyro.conf.subcommand("correctors")]
+    | Annotated[TransportOptions, tyro.conf.subcommand("transport")]
+)
+
+
+def texts(text: str) -> list[str]:
+    """Items separated by commas outside of parentheses."""
+    return [item.strip() for item in _COMMA.split(text) if item.strip()]
+
+
+def integers(text: str) -> list[int]:
+    """Whole numbers separated by commas. Raises ConfigError."""
+    try:
+        return [int(item) for item in texts(text)]
+    except ValueError:
+        raise ConfigError(f"'{text}' is not a list of whole numbers separated by commas, such as 1,8,32") from None
+
+
+def _action(text: str, observation_sizes: list[int]) -> ActionSpec:
+    is_box = text.startswith("box:")
+    numbers = integers(text.removeprefix("box:"))
+    if not numbers or not observation_sizes or min(*numbers, *observation_sizes) < 1:
+        raise ConfigError("--observation-shape and --actions need positive numbers, such as 17 and box:6")
+    if not is_box:
+        return ActionSpec("categorical" if len(numbers) == 1 else "multi_categorical", tuple(numbers))
+    if len(numbers) > 1:
+        raise ConfigError(f"--actions {text}: continuous actions are one number, such as box:6")
+    return ActionSpec("gaussian", (numbers[0],), (-1.0,) * numbers[0], (1.0,) * numbers[0])

@@ -1,0 +1,183 @@
+"""What is measured: a policy with its weights and real or random inputs, and its plans under compression schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from accel.bench.rows import Notify
+from accel.config import TrainConfig
+from accel.envs import make_vector_env
+from accel.loading import TrainedRun, load_run
+from accel.networks import build_network_from_config, parse_network
+from accel.playing import collect_inputs
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.spaces import ActionSpec, EnvSpec
+from compressors.artifact import CompressedPolicy
+from compressors.base import Compressor, Plan
+from compressors.errors import CompressorError
+from compressors.runtime import PolicySession
+from compressors.scheme import make_compressor
+
+Inputs = Mapping[str, npt.NDArray[np.generic]]
+
+FULL_PRECISION = "fp32"
+_SEED = 0
+_COLLECTING_STEPS = 256
+_STUDENT_STEPS, _STUDENT_ROWS = 500, 128
+_FLAT = EnvSpec((17,), "float32", ActionSpec("gaussian", (6,), (-1.0,) * 6, (1.0,) * 6))
+_IMAGES = EnvSpec((4, 84, 84), "uint8", ActionSpec("categorical", (6,)))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One policy to be measured.
+
+    Attributes:
+        run: network, configuration and layout; of a random policy a run that never was.
+        weights: ``random`` or ``trained``.
+        source: where inputs come from: ``environment`` or ``random numbers``.
+        calibration: inputs for activation ranges, [N, *shape] by name.
+        held_out: others, for measuring mismatch.
+    """
+
+    run: TrainedRun
+    weights: str
+    source: str
+    calibration: Inputs
+    held_out: Inputs
+
+    @property
+    def network(self) -> str:
+        """The network's text."""
+        return self.run.config.network
+
+    def compressor(self, scheme: str) -> Compressor:
+        """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
+        student = StudentFactory(self.run.config, self.run.network)
+        return make_compressor(scheme, student_factory=student, divergence=PolicyDivergence(self.run.spec.action))
+
+    def bind(self, scheme: str) -> Plan:
+        """Bind a scheme to this policy. Raises CompressorError."""
+        run = self.run
+        return self.compressor(scheme).bind(
+            run.policy,
+            run.example_inputs,
+            self.calibration,
+            output_names=run.policy.output_names,
+            metadata=run.metadata,
+        )
+
+    def _teach(self, plan: Plan) -> None:
+        """Train a distilled student a little, where there is one and a policy worth learning from."""
+        if self.weights == "random":
+            return
+        rng = np.random.default_rng(_SEED)
+        rows = len(next(iter(self.calibration.values())))
+        for _ in range(_STUDENT_STEPS):
+            chosen = rng.integers(0, rows, min(_STUDENT_ROWS, rows))
+            inputs = {name: torch.from_numpy(array[chosen]) for name, array in self.calibration.items()}
+            if plan.train_step(self.run.policy, inputs) is None:
+                return
+
+    def artifacts(self, schemes: Sequence[str], notify: Notify) -> dict[str, CompressedPolicy]:
+        """The policy under every scheme that takes it; a refusal is told to ``notify``. Full precision always leads.
+
+        Raises:
+            CompressorError: full precision itself is refused, so that there is nothing to compare with.
+        """
+        made = {FULL_PRECISION: self.bind(FULL_PRECISION).refresh(self.run.policy, 1)}
+        for scheme in schemes:
+            if scheme in made:
+                continue
+            try:
+                plan = self.bind(scheme)
+                self._teach(plan)
+                made[scheme] = plan.refresh(self.run.policy, 1)
+                PolicySession(made[scheme], batch=1)
+            except CompressorError as error:
+                made.pop(scheme, None)
+                notify(refusal(scheme, self.network, error))
+        return made
+
+
+def refusal(scheme: str, network: str, error: CompressorError) -> str:
+    """The line that stands for the rows of a scheme that a network cannot take."""
+    return f"refused: {scheme} for {network}: {error}"
+
+
+def default_spec(network: str) -> EnvSpec:
+    """Observations and actions for a network alone: four 84×84 frames, 6 choices; or 17 numbers, 6 Box actions."""
+    return _IMAGES if parse_network(network).is_cnn else _FLAT
+
+
+def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> Subject:
+    """A policy with random weights on random inputs."""
+    config = TrainConfig.create(network=network, activation=activation)
+    run = _untrained(config, spec)
+    rng = np.random.default_rng(_SEED)
+    shapes = {"observations": spec.observation_shape}
+    shapes |= {f"state_{i}": shape for i, shape in enumerate(run.network.state_shapes)}
+
+    def draw(name: str, rows: int) -> npt.NDArray[np.generic]:
+        shape = (rows, *shapes[name])
+        if name == "observations" and spec.observation_dtype == "uint8":
+            return rng.integers(0, 256, shape, np.uint8)
+        drawn = rng.standard_normal(shape, np.float32)
+        return drawn if name == "observations" else np.tanh(drawn)
+
+    calibration_rows, held_out_rows = _row_counts(spec)
+    calibration = {name: draw(name, calibration_rows) for name in shapes}
+    held_out = {name: draw(name, held_out_rows) for name in shapes}
+    return Subject(run, "random", "random numbers", calibration, held_out)
+
+
+def environment_spec(config: TrainConfig) -> EnvSpec:
+    """The layout of a configuration's environment. Raises EnvError, MissingExtraError."""
+    environment = make_vector_env(
+        config.env,
+        1,
+        backend=config.backend,
+        env_args=config.env_kwargs,
+        wrappers=config.wrapper,
+        squash_actions=config.squash_actions,
+    )
+    environment.close()
+    return environment.spec
+
+
+def environment_subject(config: TrainConfig, spec: EnvSpec) -> Subject:
+    """A policy with random weights on inputs that it meets in an environment. Raises EnvError."""
+    return _played(_untrained(config, spec), "random")
+
+
+def trained_subject(path: Path) -> Subject:
+    """A run's newest policy on inputs that it meets. Raises CheckpointError, RunDirectoryError, EnvError."""
+    return _played(load_run(path), "trained")
+
+
+def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        network = build_network_from_config(config.to_json(), spec).eval().requires_grad_(False)
+    return TrainedRun(Path(), config, spec, network, 0, 0)
+
+
+def _played(run: TrainedRun, weights: str) -> Subject:
+    calibration_rows, held_out_rows = _row_counts(run.spec)
+    plan = make_compressor(FULL_PRECISION).bind(run.policy, run.example_inputs, output_names=run.policy.output_names)
+    artifact = plan.refresh(run.policy, 0)
+    rows = calibration_rows + held_out_rows
+    inputs = collect_inputs(run, rows, _SEED, policy=artifact, steps=_COLLECTING_STEPS)
+    calibration = {name: array[:calibration_rows] for name, array in inputs.items()}
+    return Subject(run, weights, "environment", calibration, {n: a[calibration_rows:] for n, a in inputs.items()})
+
+
+def _row_counts(spec: EnvSpec) -> tuple[int, int]:
+    """Rows for calibration and for mismatch: images show much at once, and take memory."""
+    return (128, 128) if spec.is_image else (512, 512)
