@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,10 @@ class ActingPolicy(Protocol):
 
     def states(self) -> tuple[Floats, ...]:
         """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
+        ...
+
+    def scheme_ids(self, schemes: Sequence[str]) -> int | npt.NDArray[np.int16]:
+        """Which of ``schemes`` act: one number for all environments, or [B]."""
         ...
 
 
@@ -114,14 +119,22 @@ class SessionPolicy:
         """The recurrent state [B, *shape] before the next ``act``."""
         return self._carried
 
+    def scheme_ids(self, schemes: Sequence[str]) -> int:
+        """See ``ActingPolicy.scheme_ids``."""
+        return schemes.index(self.scheme)
+
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """See ``ActingPolicy.act``."""
+        self.infer(observations, first, params)
+        self._sampler.sample(params, t, actions)
+
+    def infer(self, observations: Array, first: Bools | None, params: Floats) -> None:
+        """The policy without the sampling: fill ``params`` [B, P] and go on to the next recurrent state."""
         self._observations[...] = observations
         if first is not None:
             for state in self._inputs:
                 state[first] = 0.0
         self._run()
         params[...] = self._params
-        self._sampler.sample(params, t, actions)
         for state, following in zip(self._inputs, self._outputs, strict=True):
             state[...] = following

@@ -14,6 +14,7 @@ from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import Actions
 from accel.networks.text import parse_network
 from accel.sampling import ActionArray, FloatArray, Sampler, make_sampler
+from accel.shared_acting import SharedPolicy
 from accel.spaces import EnvSpec
 from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import ActorTransport, PolicyUpdate
@@ -42,8 +43,8 @@ class UnrollCollector:
         self._observations = environment.reset()
         self.unrolls = 0
 
-    def collect(self, unroll: Unroll, scheme_id: int) -> None:
-        """Fill every field of one unroll by stepping T times.
+    def collect(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16]) -> None:
+        """Fill every field of one unroll by stepping T times; ``scheme_id`` is one for all environments, or [B].
 
         Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and own time
         are written.
@@ -101,7 +102,7 @@ class UnrollCollector:
             frames[k] = observations[:, k * channels : (k + 1) * channels]
         return list(frames[older:]).__getitem__
 
-    def _finish(self, unroll: Unroll, scheme_id: int) -> None:
+    def _finish(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16]) -> None:
         """Everything that can be computed for the whole unroll at once."""
         arrays = unroll.arrays
         done = np.logical_or(arrays["terminated"], arrays["truncated"])
@@ -216,7 +217,7 @@ class Actor:
         unroll = self._views.get(id(buffer))
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
-        self._collector.collect(unroll, self._schemes.index(self._policy.scheme))
+        self._collector.collect(unroll, self._policy.scheme_ids(self._schemes))
         timings = unroll["timings_s"]
         timings[LOAD], timings[WAIT], timings[SEND] = loaded - before, acquired - loaded, self._send_s
         before = perf_counter()
@@ -240,6 +241,8 @@ class Actor:
             from accel.torch_acting import TorchPolicy
 
             return TorchPolicy(self.config, self.spec, self._envs, self._sampler)
+        if self.config.get("shares_levels"):
+            return SharedPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes, self._transport.report)
         return SessionPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
 
     def _load(self, update: PolicyUpdate) -> None:

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 
+from accel.autotune import make_steering
 from accel.checkpoint import CheckpointState, load_generators, load_optimizer, pack_generators, pack_optimizer
 from accel.comparison import compare_with_fp32
+from accel.compression_choice import parse_choice
 from accel.errors import CheckpointError, ConfigError
 from accel.job import Job
 from accel.learner import Learner
+from accel.mismatch_sampling import MismatchSampler
 from accel.progress import LineProgress, LiveProgress, NoProgress, Progress, ProgressLogHandler
 from accel.progress_snapshot import ProgressSnapshot
 from accel.publisher import Publisher
@@ -80,7 +83,10 @@ class Assembly:
         self.layout = UnrollLayout(
             crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes
         )
-        self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features)
+        choice = parse_choice(config.compressor, config.network)
+        self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features, levels=choice.levels)
+        self.sampler = MismatchSampler(config, self.learner.network, self.publisher.schemes)
+        self.steering = make_steering(choice, config, self.publisher, transport, self.sampler, run.path)
         self._progress: Progress = NoProgress()
         self._recorder: Recorder | None = None
         self.trainer = Trainer(
@@ -89,6 +95,8 @@ class Assembly:
             self.publisher,
             transport,
             self.layout,
+            sampler=self.sampler,
+            steering=self.steering,
             record=self._record,
             checkpoint=self.save,
             save_batch=self._save_batch,

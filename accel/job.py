@@ -76,15 +76,13 @@ def check_config(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: an unknown scheme, network or core; the message lists what there is.
     """
-    from compressors.errors import CompressorError
-    from compressors.scheme import parse_scheme
+    from accel.compression_choice import parse_choice
 
-    try:
-        scheme = str(parse_scheme(config.compressor))
-    except CompressorError as error:
-        raise ConfigError(str(error)) from None
+    choice = parse_choice(config.compressor, config.network)
+    if choice.kind == "auto" and max(config.actors, 1) * config.envs_per_actor < 2:
+        raise ConfigError("compressor = 'auto' compares levels side by side and needs two environments at least")
     name = config.name or default_run_name(config.env, config.seed)
-    return config.replace(compressor=scheme, network=str(parse_network(config.network)), name=name)
+    return config.replace(compressor=str(choice), network=str(parse_network(config.network)), name=name)
 
 
 def process_started_at() -> float:

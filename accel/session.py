@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from accel.compression_choice import FULL_PRECISION, parse_choice
 from accel.config import TrainConfig
 from accel.errors import LaunchError, TransportError
 from accel.job import Job, error_of_kind
@@ -127,9 +128,15 @@ def _prepare(
 
 
 def welcome(config: TrainConfig, restart: int) -> Json:
-    """What every actor is told: the configuration, every scheme that may act, and how often the run was started."""
-    schemes = list(dict.fromkeys(("fp32", config.compressor)))
-    return config.to_json() | {"env_kwargs": config.env_kwargs, "schemes": schemes, "restart": restart}
+    """What every actor is told: the configuration, every scheme that may act and whether several do at once, and how
+    often the run was started."""
+    choice = parse_choice(config.compressor, config.network)
+    return config.to_json() | {
+        "env_kwargs": config.env_kwargs,
+        "schemes": list(dict.fromkeys((FULL_PRECISION, *choice.levels))),
+        "shares_levels": choice.kind == "auto",
+        "restart": restart,
+    }
 
 
 def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:

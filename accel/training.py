@@ -16,9 +16,11 @@ from accel.batch import Batch, Batcher
 from accel.config import TrainConfig
 from accel.errors import DivergenceError, TransportError
 from accel.learner import Learner, UpdateStatistics
+from accel.mismatch_sampling import MismatchSampler
 from accel.publisher import Publisher
 from accel.rewards import RewardTransform
 from accel.state_tree import Tree
+from accel.steering import Steering
 from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Arrival, LearnerTransport
 from monitor.timers import PhaseTimer, PhaseTimes
@@ -102,6 +104,8 @@ class Trainer:
     Args:
         config: the run's configuration.
         learner, publisher, transport, layout: the parts, already agreed with the actors.
+        sampler: measures mismatch on what is learned from.
+        steering: decides which policies are published and who gets them.
         record: called about every ``log_interval_s`` with the environment steps and a flat dictionary of metrics.
         checkpoint: called about every ``checkpoint_interval_s`` between two updates.
         collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
@@ -119,6 +123,8 @@ class Trainer:
         transport: LearnerTransport,
         layout: UnrollLayout,
         *,
+        sampler: MismatchSampler,
+        steering: Steering,
         record: Callable[[int, Metrics], None],
         checkpoint: Callable[[], None],
         save_batch: Callable[[dict[str, torch.Tensor]], str],
@@ -131,6 +137,8 @@ class Trainer:
         self.transport = transport
         self.counters = Counters(config.stop_window)
         self.rewards = RewardTransform(config)
+        self.sampler = sampler
+        self.steering = steering
         self._layout = layout
         self._batcher = Batcher(learner.spec, learner.device)
         self._record = record
@@ -171,6 +179,9 @@ class Trainer:
                 self.transport.release(arrival)
             if learner.version % config.publish_interval_updates == 0:
                 self.publish()
+            if self.steering.due():
+                self._check_actors()
+                self.steering.step(learner.env_steps, self._timer.snapshot())
             self._keep_records(statistics)
         now = perf_counter()
         self.training_s, self.trained_env_steps = now - self._started, learner.env_steps - first_env_steps
@@ -200,6 +211,7 @@ class Trainer:
                 self._timer.mark("wait")
                 return [], []
             unroll = self._view(arrival)
+            self.steering.admit(arrival.actor, unroll)
             if self._admit(unroll):
                 pending.append((arrival, unroll))
             else:
@@ -219,11 +231,13 @@ class Trainer:
     def _check_actors(self) -> None:
         """Report what actors said and which died; raises TransportError when none is left."""
         for actor, message in self.transport.messages():
-            logger.warning("actor %d: %s", actor, message.get("warning") or message.get("error") or message)
+            if not self.steering.hear(actor, message):
+                logger.warning("actor %d: %s", actor, message.get("warning") or message.get("error") or message)
         dead = self.transport.dead() - self._known_dead
         alive = self.transport.alive()
         for actor in sorted(dead):
             logger.warning("actor %d died; %d of %d go on", actor, len(alive), self.transport.actors)
+            self.steering.lose(actor)
         self._known_dead |= dead
         if not alive:
             raise TransportError(
@@ -252,6 +266,8 @@ class Trainer:
         reward_tensor = self._batcher.tensor(rewards)
         valid_steps = sum(unroll.valid_steps for unroll in unrolls)
         self._timer.mark("batch")
+        self.sampler.sample(unrolls, batch)
+        self._timer.mark("record")
         try:
             statistics = self.learner.update(batch, reward_tensor, valid_steps, self._timer.mark)
         except DivergenceError as error:
@@ -267,10 +283,14 @@ class Trainer:
         """Offer the current policy to the actors."""
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
-        if payloads:
-            self.transport.publish(self.learner.version, payloads)
-            self.published_bytes = len(next(iter(payloads.values())))
+        policies = self.steering.policies(payloads) if payloads else {}
+        if policies:
+            self.transport.publish(self.learner.version, policies)
+            self.published_bytes = len(next(iter(policies.values())))
         self._timer.mark("publish")
+        if policies:
+            self.sampler.published(self.learner.version)
+            self._timer.mark("record")
 
     def _keep_records(self, statistics: UpdateStatistics) -> None:
         now = perf_counter()
@@ -299,7 +319,7 @@ class Trainer:
             "actors_alive": len(self.transport.alive()),
         }
         record |= self._recent_lag.as_json()
-        record |= self.publisher.metrics()
+        record |= self.publisher.metrics() | self.sampler.metrics() | self.steering.metrics()
         self._recent_lag = LagStatistics()
         if statistics is not None:
             record |= statistics.read()
