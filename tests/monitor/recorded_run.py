@@ -61,8 +61,22 @@ def write_run(
     actor = actor_s or {"env": 40.0, "policy": 25.0, "own": 8.0, "send": 2.0, "wait": 20.0, "load": 5.0}
     if ended:
         summary = {
+            "path": str(path),
             "reason": f"total_env_steps = {steps} reached",
+            "env": values["env"],
+            "scheme": values["compressor"],
+            "actor_runtime": values["actor_runtime"],
+            "corrector": "vtrace",
+            "actors": values["actors"],
+            "device": "cpu",
+            "seed": seed,
             "env_steps": steps,
+            "updates": 10 * records,
+            "episodes": 200 * records,
+            "return_mean": level,
+            "lag": {"lag_min": 0, "lag_mean": 1.9, "lag_max": 4},
+            "dropped_unrolls": 0,
+            "dead_actors": 0,
             "training_s": float(records),
             "wall_s": records + 4.0,
             "env_steps_per_s": steps_per_s,

@@ -1,0 +1,108 @@
+"""``accel report`` and ``accel compare`` on run directories: what is found, refused, marked and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.cli import main
+from accel.errors import ReportError, RunDirectoryError
+from tests.monitor.recorded_run import write_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    root = tmp_path / "runs"
+    for seed in range(2):
+        write_run(root / "fp32", f"fp32-{seed}", seed=seed, compressor="fp32", records=40 + 2 * seed)
+        write_run(root / "int8", f"int8-{seed}", seed=seed, records=20 + seed, steps_per_s=20_000.0, decisions=3)
+    return root
+
+
+def test_report_of_one_run_lies_in_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs / "int8" / "int8-0"
+    assert main(["report", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "CartPole-v1: int8" in said
+    assert str(run / "report" / "index.html") in said
+    assert main(["report", str(run)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["report", str(run), "--overwrite"]) == 0
+
+
+def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    base = runs / "fp32"
+    assert main(["compare", str(base / "fp32-0"), str(base / "fp32-1"), str(runs / "int8"), "--out", str(out)]) == 0
+    value = json.loads((out / "report.json").read_text())
+    assert value["baseline"] == "fp32"
+    assert [len(group["runs"]) for group in value["groups"]] == [2, 2]
+    assert value["comparisons"][0]["speedups"]["env_steps_per_s"]["ratio"]["estimate"] == pytest.approx(2.0)
+    page = (out / "index.html").read_text()
+    for text in ("Same return", "Test CPU", "accel train --preset quickstart", "12 % more effective experience"):
+        assert text in page
+
+
+def test_damage_is_told_not_fatal(runs: Path, tmp_path: Path) -> None:
+    run = runs / "int8" / "int8-0"
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"env_steps": 99')
+    with (run / "decisions.jsonl").open("ab") as file:
+        file.write(b"??\n")
+    (run / "machine.json").write_text("{")
+    (run / "summary.json").unlink()
+    written = accel.report([run], out=tmp_path / "out")
+    page = written.page.read_text()
+    for text in (
+        "1 damaged or half-written",
+        "1 damaged lines of decisions",
+        "machine.json cannot be read",
+        "not ended",
+    ):
+        assert text in page
+
+
+def test_bad_input_is_named_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
+    one, other = runs / "fp32" / "fp32-0", runs / "int8" / "int8-0"
+    out = tmp_path / "out"
+    with pytest.raises(ReportError, match="is no directory"):
+        accel.report([tmp_path / "missing"], out=out)
+    with pytest.raises(ReportError, match="neither a run"):
+        accel.report([tmp_path], out=out)
+    with pytest.raises(ReportError, match="at least one run"):
+        accel.report([], out=out)
+    with pytest.raises(ReportError, match="compared with itself"):
+        accel.compare(one, [other, one], out=out)
+    with pytest.raises(ReportError, match="every run has the baseline's configuration"):
+        accel.compare(one, [runs / "fp32" / "fp32-1"], out=out)
+    with pytest.raises(ReportError, match="nothing to compare"):
+        accel.compare(runs / "fp32", [runs / "fp32" / "fp32-1"], out=out)
+    write_run(runs / "fp32", "wide", network="mlp:512x3")
+    with pytest.raises(ReportError, match="the baseline holds several configurations"):
+        accel.compare(runs / "fp32", [other], out=out)
+    (other / "metrics.jsonl").write_text("")
+    with pytest.raises(ReportError, match="no metrics yet"):
+        accel.compare(one, [other], out=out)
+    (other / "metrics.jsonl").unlink()
+    with pytest.raises(ReportError, match="no metrics yet"):
+        accel.compare(one, [other], out=out)
+    (other / "config.toml").write_text("= 1")
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
+        accel.report([other], out=out)
+    assert not out.exists()
+
+
+def test_what_is_not_comparable_is_refused_or_marked(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = write_run(runs, "elsewhere", env="Acrobot-v1", machine={"cpu": "Other CPU"})
+    command = ["compare", str(runs / "fp32" / "fp32-0"), str(elsewhere), "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "another environment: env is 'Acrobot-v1'" in said
+    assert "another machine: Other CPU" in said
+    assert main([*command, "--force"]) == 0
+    assert "Not comparable: another environment" in (tmp_path / "out" / "index.html").read_text()

@@ -1,0 +1,98 @@
+"""``accel watch``: every whole record once, through damage and resumes, until the summary is there."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.errors import ReportError
+from accel.watching import FIRST_READ_BYTES, MetricsTail
+from tests.monitor.recorded_run import write_run
+
+
+def test_the_tail_gives_every_whole_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    path.write_text('{"env_steps": 1}\n{"env_st')
+    assert tail.read() == [{"env_steps": 1}]
+    with path.open("a") as file:
+        file.write('eps": 2}\nbroken\n{"env_steps": 3}\n')
+    assert tail.read() == [{"env_steps": 2}, {"env_steps": 3}]
+    assert tail.damaged == 1
+    assert tail.read() == []
+
+
+def test_the_tail_starts_over_when_a_resume_cuts_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"env_steps": 1}\n{"env_steps": 2}\n')
+    tail = MetricsTail(path)
+    assert len(tail.read()) == 2
+    path.write_text('{"env_steps": 1}\n')
+    assert tail.read() == [{"env_steps": 1}]
+
+
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"env_steps": 1, "x": "y" * 100}) + "\n"
+    path.write_text(line * (3 * FIRST_READ_BYTES // len(line)) + '{"env_steps": 2}\n')
+    tail = MetricsTail(path)
+    records = tail.read()
+    assert records[-1] == {"env_steps": 2}
+    assert len(records) <= FIRST_READ_BYTES // len(line) + 1
+    assert tail.damaged == 0
+
+
+def test_a_run_that_has_not_started_is_waited_for_and_followed_to_its_end(tmp_path: Path) -> None:
+    out = io.StringIO()
+    status: list[int] = []
+    path = tmp_path / "late"
+    watching = threading.Thread(target=lambda: status.append(accel.watch(path, interval_s=0.01, stream=out)))
+    watching.start()
+    deadline = time.monotonic() + 30
+    while "waiting for" not in out.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    write_run(tmp_path, "late", records=3)
+    watching.join(timeout=30)
+    assert status == [0]
+    assert "waiting for" in out.getvalue()
+    assert "30.0k/1.00M steps" in out.getvalue()
+    assert "30,000 environment steps" in out.getvalue()
+
+
+def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
+    out = io.StringIO()
+    path = write_run(tmp_path, "running", records=5, ended=False)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 7}\n')
+    assert accel.watch(path, once=True, stream=out) == 0
+    assert "50.0k/1.00M steps" in out.getvalue()
+    assert "1 damaged" in out.getvalue()
+    assert "running, or ended without a summary" in out.getvalue()
+    assert accel.watch(tmp_path / "never", once=True, stream=out) == 1
+    assert "not started yet" in out.getvalue()
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="is no directory"):
+        accel.watch(tmp_path / "file")
+    with pytest.raises(ReportError, match="interval_s"):
+        accel.watch(tmp_path / "run", interval_s=0)
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "running", records=2)
+    code = (
+        "import sys; from accel.cli import main; main(['watch', sys.argv[1], '--once']); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,131 @@
+"""Speedups and the verdict: intervals that cover, a test that keeps its level and sees a loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from monitor.report.analysis import Choices, analyse
+from monitor.report.comparison import difference_of_means, ratio_of_means, same_return, speedup
+from monitor.report.runs import Group, Run
+from monitor.report.series import Series
+
+
+def run(
+    *,
+    seed: int = 0,
+    returns: Sequence[float] = (0.0, 50.0, 100.0),
+    seconds: Sequence[float] = (1.0, 2.0, 3.0),
+    **config: object,
+) -> Run:
+    columns = {
+        "elapsed_s": np.array(seconds),
+        "env_steps": 1000 * np.array(seconds),
+        "return_mean": np.array(returns, np.float64),
+        "episodes": np.full(len(seconds), 100.0),
+    }
+    summary = {"reason": "done", "wall_s": seconds[-1] + 2.0}
+    values = {"env": "E", "compressor": "int8", "stop_window": 10, "seed": seed} | config
+    return Run(f"s{seed}", "/r", values, {}, summary, Series(columns, len(seconds)))
+
+
+def test_welchs_interval_is_its_definition() -> None:
+    x, y = np.array([3.0, 5.0, 8.0]), np.array([1.0, 2.0])
+    found = difference_of_means(x, y, 0.9)
+    standard_error = math.sqrt(x.var(ddof=1) / 3 + y.var(ddof=1) / 2)
+    # ν = 2.6, rounded down to 2; t_{0.95, 2} = 2.91999 from the tables.
+    assert found.estimate == pytest.approx(16 / 3 - 1.5)
+    assert found.high - found.estimate == pytest.approx(2.91999 * standard_error, rel=1e-5)
+    assert found.estimate - found.low == pytest.approx(found.high - found.estimate)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_ratio_interval_covers_the_true_ratio(seeds: int) -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        x, y = rng.lognormal(math.log(2.0), 0.3, seeds), rng.lognormal(0.0, 0.2, seeds)
+        interval = ratio_of_means(x, y)
+        covered += interval.low <= 2.0 <= interval.high
+    assert covered >= 0.925 * 400
+
+
+def test_same_return_keeps_its_level_and_has_power() -> None:
+    rng = np.random.default_rng(1)
+    at_margin = equal = 0
+    for _ in range(400):
+        baseline = rng.normal(100.0, 2.0, 5)
+        at_margin += same_return(baseline, rng.normal(95.0, 2.0, 5), 5.0).outcome in {"same", "higher"}
+        equal += same_return(baseline, rng.normal(100.0, 2.0, 5), 5.0).outcome in {"same", "higher"}
+    assert at_margin <= 0.075 * 400
+    assert equal >= 0.9 * 400
+
+
+@pytest.mark.parametrize(
+    ("group", "outcome"),
+    [
+        ([99.0, 100.0, 101.0], "same"),
+        ([120.0, 121.0, 119.0], "higher"),
+        ([50.0, 51.0, 49.0], "lower"),
+        ([60.0, 100.0, 140.0], "undecided"),
+        ([100.0], "untested"),
+        ([100.0, 100.0], "same"),
+    ],
+)
+def test_outcomes(group: list[float], outcome: str) -> None:
+    verdict = same_return([99.5, 100.0, 100.5], group, 5.0)
+    assert verdict.outcome == outcome
+    assert outcome == "untested" or "margin 5, one-sided Welch test at 5%" in verdict.text
+
+
+def test_the_threshold_is_crossed_between_two_records() -> None:
+    found = run(returns=(math.nan, 40.0, 60.0), seconds=(1.0, 2.0, 4.0)).crossing(50.0)
+    assert found == (3.0, 3000.0)
+    assert run(returns=(60.0, 70.0, 80.0)).crossing(50.0) == (1.0, 1000.0)
+    assert run().crossing(101.0) is None
+
+
+def test_returns_of_too_few_episodes_cross_nothing() -> None:
+    lucky = run(returns=(90.0, 20.0, 100.0))
+    lucky.series.columns["episodes"][0] = 5.0
+    assert lucky.crossing(80.0) == pytest.approx((2.75, 2750.0))
+
+
+def test_speedups_count_seeds_that_never_got_there() -> None:
+    fast = Group("fast", (run(seed=0), run(seed=1, returns=(0.0, 1.0, 2.0))))
+    slow = Group("slow", (run(seconds=(2.0, 4.0, 6.0)),))
+    found = speedup(slow, fast, "time_to_threshold_s", 50.0)
+    assert found is not None
+    assert found.ratio.estimate == pytest.approx(2.0)
+    assert found.missing == 1
+    assert not found.has_interval
+    assert speedup(slow, fast, "time_to_threshold_s", 1000.0) is None
+    throughput = speedup(slow, fast, "env_steps_per_s", 50.0)
+    assert throughput is not None
+    assert throughput.ratio.estimate == pytest.approx(1.0)
+
+
+def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() -> None:
+    stop = {"stop_at_return": 90.0}
+    ours = [run(seed=s, compressor="fp32", **stop) for s in range(2)]
+    theirs = [run(seed=s, seconds=(1.0, 1.5, 2.0), **stop) for s in range(2)]
+    analysis = analyse([*ours, *theirs], Choices(), ours[0])
+    (comparison,) = analysis.comparisons
+    assert comparison.verdict.outcome == "same"
+    assert "by construction" in comparison.verdict.text
+    assert analysis.threshold == 90.0
+    assert "training_s" not in comparison.speedups
+    main = comparison.main
+    assert main is not None
+    assert main.quantity == "time_to_threshold_s"
+    theirs[1] = run(seed=1, returns=(0.0, 10.0, 20.0), **stop)
+    (comparison,) = analyse([*ours, *theirs], Choices(), ours[0]).comparisons
+    assert comparison.verdict.outcome != "same"
+
+
+def test_the_default_threshold_is_most_of_the_way_up() -> None:
+    analysis = analyse([run(returns=(-100.0, 0.0, 0.0))], Choices())
+    assert analysis.threshold == pytest.approx(-10.0)

@@ -1,0 +1,190 @@
+"""The written report: whole or not at all, one page without outside help, and nothing untrusted acted on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from monitor.decisions import Decision
+from monitor.errors import ReportError
+from monitor.report.analysis import Analysis, Choices, analyse
+from monitor.report.document import to_json, write_report
+from monitor.report.runs import Run
+from monitor.report.series import Series
+
+EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
+VOID = {"meta", "br", "hr"}
+
+
+def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine") -> Run:
+    rng = np.random.default_rng(seed)
+    seconds = np.arange(1.0, 31.0) / speed
+    columns = {
+        "elapsed_s": seconds,
+        "env_steps": np.arange(1.0, 31.0) * 1000,
+        "episodes": np.arange(1.0, 31.0) * 100,
+        "return_mean": np.linspace(0.0, 100.0, 30) + rng.normal(0, 1, 30),
+        "lag_min": np.zeros(30),
+        "lag_mean": rng.random(30),
+        "lag_max": np.full(30, 3.0),
+        "staleness_ess": np.full(30, 0.95),
+        "staleness_kl": np.full(30, 0.02),
+        f"compression_ess/{scheme}": np.full(30, 0.9),
+        f"compression_kl/{scheme}": np.full(30, 0.01),
+    }
+    summary = {
+        "reason": note,
+        "training_s": float(seconds[-1]),
+        "wall_s": float(seconds[-1]) + 3,
+        "env_steps_per_s": 30_000 / float(seconds[-1]),
+        "learner_s": {"forward": 1.0, "backward": 2.0, "wait": 0.5},
+        "actor_s": {"env": 10.0, "policy": 20.0 / speed, "load": 2.0, "wait": 5.0, "unheard of": 1.0},
+    }
+    config = {"env": "Env-v1", "compressor": scheme, "seed": seed, "wrapper": [note], "total_env_steps": 30_000}
+    machine = {"cpu": "CPU", "usable_cores": 2, "gpus": [], "commit": "abc", "command": ["accel", "train", note]}
+    decisions = [Decision(1.0, 5000 * (i + 1), i % 2, "better", "fp32", scheme, note, {}) for i in range(3)]
+    return Run(name, f"/runs/{name}", config, machine, summary, Series(columns, 30), decisions, (note,))
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    runs = [make_run(f"{EVIL}-{s}", "fp32", s, 1.0, EVIL) for s in range(3)]
+    runs += [make_run(f"int8-{s}", f"int8{EVIL}", s, 2.0, EVIL) for s in range(3)]
+    return analyse(runs, Choices(), runs[0])
+
+
+@pytest.fixture(scope="module")
+def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(analysis, tmp_path_factory.mktemp("out") / "page", written=EVIL).directory
+
+
+class Elements(HTMLParser):
+    """Every element, and whether they nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(text: str) -> Elements:
+    elements = Elements()
+    elements.feed(text)
+    elements.close()
+    assert elements.open == []
+    return elements
+
+
+def test_untrusted_text_stays_text(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    elements = parsed(page)
+    tags = {tag for tag, _ in elements.seen}
+    assert not tags & {"script", "img", "iframe", "object", "embed", "link", "base", "form"}
+    assert not [name for _, attributes in elements.seen for name in attributes if name.startswith("on")]
+    assert "&lt;script&gt;" in page
+    for svg in (report / "figures").glob("*.svg"):
+        assert "<script" not in svg.read_text()
+    markdown = (report / "report.md").read_text()
+    assert "<" not in re.sub(r"\n    accel train.*", "", markdown)
+
+
+def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    elements = parsed(page)
+    links = [
+        value
+        for _, attributes in elements.seen
+        for name, value in attributes.items()
+        if name in {"src", "href", "xlink:href", "action", "data"}
+    ]
+    assert links
+    assert all(link is not None and link.startswith("#") for link in links)
+    styles = page[page.index("<style>") : page.index("</style>")]
+    assert "@import" not in styles
+    assert "url(" not in styles
+    assert "default-src 'none'" in page
+
+
+def test_figures_are_described_and_do_not_share_identifiers(report: Path) -> None:
+    elements = parsed((report / "index.html").read_text())
+    identifiers = [attributes["id"] for _, attributes in elements.seen if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    figures = [attributes for tag, attributes in elements.seen if tag == "svg"]
+    assert len(figures) == 8
+    assert all(a["role"] == "img" and a["aria-labelledby"] in identifiers for a in figures)
+    used = {value for _, a in elements.seen for name, value in a.items() if name.endswith("href") and value}
+    assert {value[1:] for value in used} <= set(identifiers)
+
+
+def test_every_figure_is_also_a_file(report: Path) -> None:
+    names = {path.stem for path in (report / "figures").glob("*.svg")}
+    assert names == {
+        *("return_seconds", "return_steps", "speedups", "actor_time", "learner_time", "lag", "mismatch", "decisions"),
+    }
+    for name in names:
+        with Image.open(report / "figures" / f"{name}.png") as image:
+            assert image.width == 1000
+            assert len(image.convert("L").getcolors() or ()) > 5
+        assert f"figures/{name}.png" in (report / "report.md").read_text()
+        assert "var(--" not in (report / "figures" / f"{name}.svg").read_text()
+
+
+def test_the_json_holds_every_number(report: Path, analysis: Analysis) -> None:
+    value = json.loads((report / "report.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    (comparison,) = value["comparisons"]
+    assert comparison["verdict"]["outcome"] == "same"
+    assert comparison["speedups"]["training_s"]["ratio"]["estimate"] == pytest.approx(2.0)
+    assert comparison["speedups"]["actor_us_per_step"]["ratio"]["estimate"] == pytest.approx(33 / 23)
+    assert [len(group["runs"]) for group in value["groups"]] == [3, 3]
+    assert value["threshold"] == pytest.approx(90.0, abs=2.0)
+    assert to_json(analysis)["headline"] == value["headline"]
+
+
+def test_a_report_of_one_running_seed_without_episodes(tmp_path: Path) -> None:
+    run = make_run("a", "int8", 0, 1.0)
+    columns = {name: run.series.columns[name] for name in ("elapsed_s", "env_steps", "lag_mean")}
+    bare = replace(run, series=Series(columns, 30, 2), summary=None, decisions=(), machine={})
+    written = write_report(analyse([bare], Choices()), tmp_path / "r", written="now")
+    assert "no finished episode" in written.headline
+    assert "2 damaged" in written.page.read_text()
+
+
+def test_nothing_is_left_when_writing_fails(analysis: Analysis, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="cannot write"):
+        write_report(analysis, tmp_path / ("x" * 250), written="now")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="not a directory you may write to"):
+        write_report(analysis, tmp_path / "file" / "r", written="now")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_reports_are_replaced(analysis: Analysis, report: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="--overwrite"):
+        write_report(analysis, report, written="now")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years of work")
+    with pytest.raises(ReportError, match="is not a report"):
+        write_report(analysis, mine, written="now", overwrite=True)
+    before = (report / "index.html").read_text()
+    write_report(analysis, report, written="later", overwrite=True)
+    assert (report / "index.html").read_text() != before
+    assert [path.name for path in report.parent.iterdir()] == [report.name]

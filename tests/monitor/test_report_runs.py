@@ -1,0 +1,115 @@
+"""Which runs are seeds of one another, which may be compared, and what a reader must know about them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monitor.errors import ReportError
+from monitor.report.analysis import Choices, analyse
+from monitor.report.runs import Run, caveats, group_runs, obstacles
+from monitor.report.series import Series
+
+BASE: dict[str, object] = {"env": "E", "compressor": "int8", "actor_runtime": "onnxruntime", "total_env_steps": 100}
+
+
+def run(name: str, *, damaged: int = 0, ended: bool = True, cpu: str = "A", **config: object) -> Run:
+    series = Series({"elapsed_s": np.array([1.0]), "env_steps": np.array([100.0])}, 1, damaged)
+    machine = {"cpu": cpu, "usable_cores": 2}
+    return Run(name, f"/{name}", BASE | {"name": name} | config, machine, {"reason": "x"} if ended else None, series)
+
+
+def test_seeds_are_grouped_and_labelled_by_what_differs() -> None:
+    groups = group_runs(
+        [
+            run("a", seed=1),
+            run("b", compressor="fp32", actor_runtime="torch", results_dir="x"),
+            run("c", seed=0, results_dir="y"),
+            run("d", compressor="fp32"),
+            run("e", learning_rate=0.5),
+        ]
+    )
+    assert [[r.name for r in group.runs] for group in groups] == [["c", "a"], ["b"], ["d"], ["e"]]
+    assert [group.label for group in groups] == [
+        "int8, learning_rate=None",
+        "fp32 (torch eager), learning_rate=None",
+        "fp32, learning_rate=None",
+        "int8, learning_rate=0.5",
+    ]
+
+
+def test_grouping_by_chosen_options() -> None:
+    runs = [run("a", learning_rate=0.1), run("b", learning_rate=0.2), run("c", compressor="fp32")]
+    assert [group.label for group in group_runs(runs, ["compressor"])] == ["int8", "fp32"]
+    with pytest.raises(ReportError, match="no run has an option 'width'"):
+        group_runs(runs, ["width"])
+
+
+def test_long_and_equal_labels_stay_apart() -> None:
+    labels = [g.label for g in group_runs([run("a", wrapper="w" * 90 + "1"), run("b", wrapper="w" * 90 + "2")])]
+    assert len(set(labels)) == 2
+    assert max(map(len, labels)) < 70
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (run("b", env="F"), "another environment: env is 'F', the baseline's is 'E'"),
+        (run("b", total_env_steps=200), "another budget: total_env_steps"),
+        (run("b", cpu="B"), "another machine: B"),
+        (run("b", compressor="fp32", ended=False), "has not ended in order"),
+    ],
+    ids=["environment", "budget", "machine", "unfinished"],
+)
+def test_what_cannot_be_compared_is_refused_or_marked(other: Run, reason: str) -> None:
+    first = run("a")
+    baseline, group = group_runs([first, other])[0], group_runs([other])[0]
+    assert any(reason in text for text in obstacles(baseline, group))
+    if len(group_runs([first, other])) == 2:
+        with pytest.raises(ReportError, match="cannot be compared"):
+            analyse([first, other], Choices(), first)
+        (comparison,) = analyse([first, other], Choices(force=True), first).comparisons
+        assert any(reason in text for text in comparison.marks)
+
+
+def test_equal_runs_have_no_obstacle() -> None:
+    baseline, group = group_runs([run("a"), run("b", compressor="fp32")])
+    assert obstacles(baseline, group) == ()
+    assert caveats(baseline) == ()
+
+
+def test_readers_are_told() -> None:
+    (group,) = group_runs([run("a", seed=1, damaged=3), run("b", seed=1, cpu="B", ended=False)])
+    told = "; ".join(caveats(group))
+    assert "a: 3 damaged" in told
+    assert "b: has not ended" in told
+    assert "seed 1 occurs twice" in told
+    assert "different machines" in told
+
+
+def test_a_run_without_records_or_a_single_configuration_is_refused() -> None:
+    empty = Run("a", "/a", BASE, {}, None, Series({}, 0, 2))
+    with pytest.raises(ReportError, match=r"/a holds no metrics yet \(2 damaged"):
+        analyse([empty], Choices())
+    first = run("a", seed=0)
+    with pytest.raises(ReportError, match="every run has the baseline's configuration"):
+        analyse([first, run("b", seed=1)], Choices(), first)
+    with pytest.raises(ReportError, match="margin"):
+        Choices(margin=0.0)
+
+
+def test_phase_times_come_from_records_where_there_is_no_summary() -> None:
+    columns = {
+        "elapsed_s": np.array([1.0, 3.0]),
+        "env_steps": np.array([100.0, 300.0]),
+        "actors_alive": np.array([2.0, 2.0]),
+        "actor_env_share": np.array([0.5, 1.0]),
+        "actor_wait_share": np.array([0.5, 0.0]),
+    }
+    unfinished = Run("a", "/a", BASE, {}, None, Series(columns, 2))
+    assert unfinished.seconds_by_phase("actor") == {"env": 1.0 + 4.0, "wait": 1.0}
+    assert unfinished.actor_us_per_step == pytest.approx(5.0 / 300 * 1e6)
+    # A resumed run's summary counts the whole run but times its last part only.
+    summary = {"actor_s": {"env": 2.0, "wait": 9.0}, "env_steps_per_s": 50.0, "training_s": 2.0, "env_steps": 300}
+    resumed = Run("a", "/a", BASE, {}, summary, Series(columns, 2))
+    assert resumed.actor_us_per_step == pytest.approx(2.0 / 100 * 1e6)

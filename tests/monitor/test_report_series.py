@@ -1,0 +1,87 @@
+"""Metrics as columns: nothing lost in a short run, bounded memory in a long one, damage counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor import Recorder
+from monitor.errors import ReportError
+from monitor.report.series import read_series
+
+
+def write(path: Path, *records: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_columns_are_the_recorders_records(tmp_path: Path) -> None:
+    with Recorder(tmp_path, tensorboard=False) as recorder:
+        recorder.record(10, {"x": 1.0, "scheme": "int8", "n": np.int64(3)})
+        recorder.record(20, {"x": math.inf, "y": None, "z": 5})
+    series = read_series(tmp_path / "metrics.jsonl")
+    assert series.records == 2
+    assert series.damaged == 0
+    assert series.column("env_steps").tolist() == [10, 20]
+    assert series.column("x").tolist() == [1.0, math.inf]
+    np.testing.assert_equal(series.column("z"), [math.nan, 5.0])
+    assert np.isnan(series.column("absent")).all()
+    assert "scheme" not in series.columns
+
+
+def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", {"env_steps": 1, "x": 1.0}, {"env_steps": 2, "x": 2.0})
+    with path.open("ab") as file:
+        file.write(b'\xff\x00garbage\n[1, 2]\n{"x": 3}\n{"env_steps": NaN}\n')
+        file.write(b'{"env_steps": 3, "x": 3.0}\n')
+        file.write(b'{"env_steps": 4, "x"')
+    series = read_series(path)
+    assert series.column("x").tolist() == [1.0, 2.0, 3.0]
+    assert (series.records, series.damaged) == (3, 5)
+
+
+@given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b" "))))
+def test_every_line_is_a_record_or_damaged(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    series = read_series(path)
+    assert series.records + series.damaged == len(lines)
+
+
+def test_the_clock_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
+    times = [1.0, 2.0, 3.0, 1.0, 2.0]
+    path = write(tmp_path / "m", *({"env_steps": i, "elapsed_s": t} for i, t in enumerate(times)))
+    assert read_series(path).column("elapsed_s").tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
+    count = 40_000
+    with (tmp_path / "m").open("w") as file:
+        for i in range(count):
+            record = {"env_steps": i, "elapsed_s": 0.5 * i, "x": i % 7, "lag_min": i % 64, "lag_max": i % 64}
+            file.write(json.dumps(record) + "\n")
+    tracemalloc.start()
+    series = read_series(tmp_path / "m", max_points=128)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert series.records == count
+    assert 128 <= len(series) <= 256
+    assert series.column("env_steps")[-1] == count - 1
+    assert series.column("elapsed_s")[-1] == 0.5 * (count - 1)
+    assert np.all(np.diff(series.column("env_steps")) > 0)
+    assert np.average(series.column("x")[:-1]) == pytest.approx(3.0, abs=0.01)
+    assert series.column("lag_min").max() == 0
+    assert series.column("lag_max").min() == 63
+    assert peak < 8 << 20
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"cannot read .*missing"):
+        read_series(tmp_path / "missing")
