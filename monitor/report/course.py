@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from monitor.decisions import Decision
 from monitor.mismatch import ESS_ALARM, KL_ALARM
@@ -19,6 +20,10 @@ from monitor.report.runs import Group, Run
 MAX_TIME_LINES = 4
 MAX_BANDS = 2
 _FACTORS = re.compile(r"^(staleness|compression|total|product)_(ess|kl)(?:/(.+))?$")
+_PANELS = {
+    "ess": ("effective\nsample size", ESS_ALARM, "below"),
+    "kl": ("KL, nats", KL_ALARM, "above"),
+}
 _SAMPLED = {"rho_ess": ("sampled", "ess"), "behaviour_kl": ("sampled", "kl")}
 
 
@@ -57,42 +62,35 @@ def policy_lag(analysis: Analysis) -> Drawing | None:
 def mismatch(analysis: Analysis) -> Drawing | None:
     """Effective sample size and KL over steps by factor, with the alarm levels; None when nothing was recorded."""
     generator = np.random.default_rng(analysis.choices.seed)
+    found = [
+        (i, quantity, factor, curve)
+        for i, group in enumerate(analysis.groups)
+        for name, factor, quantity in _factors(group)
+        if (curve := aggregate(group, steps, column(name), generator=generator)) is not None
+    ]
+    panels = [quantity for quantity in _PANELS if any(entry[1] == quantity for entry in found)]
+    if not panels:
+        return None
     with style("mismatch"):
-        figure, axes = new_figure(4.6, rows=2)
+        figure, axes = new_figure(0.9 + 1.8 * len(panels), rows=len(panels))
+        lines: list[str] = []
         said = []
-        for i, group in enumerate(analysis.groups):
-            for j, (name, factor, quantity) in enumerate(_factors(group)):
-                curve = aggregate(group, steps, column(name), generator=generator)
-                if curve is None:
-                    continue
-                index = i if len(analysis.groups) > 1 else j // 2
-                label = f"{short(group.label, 24)}: {factor}" if len(analysis.groups) > 1 else factor
-                target = axes[0 if quantity == "ess" else 1]
-                draw_curve(target, curve, index, label if quantity == "ess" else "_", seeds=False)
-                said.append(f"{label} {quantity.upper()} ends at {curve.centre[-1]:.3g}")
-        if not said:
-            return None
-        for target, level, side in ((axes[0], ESS_ALARM, "below"), (axes[1], KL_ALARM, "above")):
-            target.axhline(level, color=MUTED, linewidth=1, linestyle=":")
-            text = f"alarm {side} {level:g}"
-            target.annotate(
-                text,
-                (0.99, level),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=8.5,
-                color=MUTED,
-            )
-        axes[0].set_ylim(0, 1.05)
-        axes[0].set_ylabel("effective\nsample size")
-        axes[1].set_ylabel("KL, nats")
-        axes[1].set_xlabel("environment steps")
-        large_numbers(axes[1], "x")
-        legend_below(axes[0])
+        for i, quantity, factor, curve in found:
+            several = len(analysis.groups) > 1
+            label = f"{short(analysis.groups[i].label, 24)}: {factor}" if several else factor
+            known = label in lines
+            lines += [] if known else [label]
+            target = axes[panels.index(quantity)]
+            draw_curve(target, curve, lines.index(label), f"_{label}" if known else label, seeds=False)
+            said.append(f"{label} {quantity.upper()} ends at {curve.centre[-1]:.3g}")
+        for target, quantity in zip(axes, panels, strict=True):
+            _alarm(target, quantity)
+        axes[-1].set_xlabel("environment steps")
+        large_numbers(axes[-1], "x")
+        legend_below(*axes)
         caption = (
             "How far the policy that acted was from the one that learns: staleness π_θ/π_v, compression π_v/μ, or the "
-            "sampled weights of the whole ratio π_θ/μ. 1 and 0 are on-policy."
+            "sampled weights of the whole ratio π_θ/μ. On-policy, an effective sample size is 1 and a KL 0."
         )
         return finish(figure, "mismatch", "Mismatch over time", caption, f"{'; '.join(said)}.")
 
@@ -121,6 +119,23 @@ def decisions(analysis: Analysis) -> Drawing | None:
         caption = f"{count} decisions; a line for each actor, a dot for each decision. The reasons are in the table."
         alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
         return finish(figure, "decisions", "Compression levels over time", caption, f"{alt}.")
+
+
+def _alarm(axes: Axes, quantity: str) -> None:
+    title, level, side = _PANELS[quantity]
+    axes.axhline(level, color=MUTED, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"alarm {side} {level:g}",
+        (0.99, level),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+        color=MUTED,
+    )
+    axes.set_ylabel(title)
+    if quantity == "ess":
+        axes.set_ylim(0, 1.05)
 
 
 def _factors(group: Group) -> list[tuple[str, str, str]]:

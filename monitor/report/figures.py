@@ -142,10 +142,11 @@ def draw_curve(axes: Axes, curve: Curve, index: int, label: str, *, seeds: bool 
     axes.plot(curve.x, curve.centre, color=colour, linestyle=dash, marker=marker, label=label)
 
 
-def legend_below(axes: Axes, columns: int = 1) -> None:
-    """The legend under the axes, where it hides nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles and (figure := axes.get_figure(root=True)) is not None:
+def legend_below(*axes: Axes, columns: int = 1) -> None:
+    """One legend for all axes of a figure, under them, where it hides nothing."""
+    pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
+    if pairs and (figure := axes[0].get_figure(root=True)) is not None:
+        handles, labels = zip(*pairs, strict=True)
         columns = columns if columns > 1 else (2 if max(map(len, labels)) < 28 else 1)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 

@@ -80,8 +80,13 @@ class Run:
 
     @property
     def final_return(self) -> float:
-        """Mean return over the last tenth of the steps; NaN when no episode finished."""
-        returns = self.returns
+        """Mean return over the last tenth of the steps; of a run that stopped at its target, the return it stopped at.
+
+        NaN when no episode finished.
+        """
+        returns, target = self.returns, self.config.get("stop_at_return")
+        if isinstance(target, int | float) and _last(returns) >= target:
+            return _last(returns)
         late = returns[(self.env_steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
         return float(late.mean()) if late.size else _last(returns)
 
@@ -204,8 +209,8 @@ def caveats(group: Group) -> tuple[str, ...]:
             found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
         if run.summary is None:
             found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
-        if run.machine.get("dirty"):
-            found.append(f"{run.name}: ran from a checkout with uncommitted changes")
+    if dirty := sum(bool(run.machine.get("dirty")) for run in group.runs):
+        found.append(f"{group.label}: {dirty} of {len(group.runs)} runs are of a checkout with uncommitted changes")
     seeds = [run.seed for run in group.runs]
     found += [f"{group.label}: seed {seed} occurs twice, so its runs are not independent" for seed in _repeated(seeds)]
     if len({run.machine.get("commit") for run in group.runs}) > 1:
