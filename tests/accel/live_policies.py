@@ -1,0 +1,103 @@
+"""Networks on the way to their actors: specs, configurations and made-up batches for the publisher's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from accel.acting import SessionPolicy
+from accel.batch import Batch
+from accel.config import TrainConfig
+from accel.networks import PolicyNetwork, build_network_from_config
+from accel.publisher import Publisher
+from accel.sampling import make_sampler
+from accel.spaces import ActionSpec, EnvSpec
+from accel.transport.base import PolicyUpdate
+
+torch.set_num_threads(1)
+
+DISCRETE = ActionSpec("categorical", (4,))
+BOX = ActionSpec("gaussian", (3,), low=(-1.0,) * 3, high=(1.0,) * 3)
+VECTOR = EnvSpec((6,), "float32", BOX)
+PIXELS = EnvSpec((2, 36, 36), "uint8", DISCRETE)
+ENVS = 16
+LENGTH = 8
+
+
+def spec_for(network: str) -> EnvSpec:
+    """Pixels for convolutions, else a vector."""
+    return PIXELS if "cnn" in network or "resnet" in network else VECTOR
+
+
+def config_for(network: str, compressor: str, **changes: object) -> TrainConfig:
+    """A run that calibrates on the second batch."""
+    values: dict[str, object] = {"network": network, "compressor": compressor, "calibration_size": 2 * LENGTH * ENVS}
+    if "lstm" in network:
+        values["calibration_size"] = 2 * ENVS
+    return TrainConfig.create(**(values | changes))
+
+
+def make_network(config: TrainConfig, seed: int = 0) -> PolicyNetwork:
+    """With weights that tell observations apart: a new policy head is all but uniform."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build_network_from_config(config.to_json(), spec_for(config.network))
+    with torch.no_grad():
+        for name, parameter in network.policy_head.named_parameters():
+            if name.endswith("weight"):
+                parameter.mul_(100.0)
+    return network
+
+
+def make_batch(network: PolicyNetwork, seed: int = 0, scale: float = 1.0) -> Batch:
+    """Random observations of the network's environment; nothing else of a batch matters here."""
+    spec, generator = network.spec, torch.Generator().manual_seed(seed)
+    shape = (LENGTH + 1, ENVS, *spec.observation_shape)
+    if spec.observation_dtype == "uint8":
+        observations = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    else:
+        observations = torch.randn(shape, generator=generator) * scale
+    flags = torch.zeros(LENGTH, ENVS, dtype=torch.bool)
+    numbers = torch.zeros(LENGTH, ENVS)
+    first = torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool)
+    first[0, ::4] = True
+    states = tuple(torch.tanh(torch.randn(ENVS, *s, generator=generator)) for s in network.state_shapes)
+    return Batch(
+        observations, None, first, ~flags, torch.zeros(LENGTH, ENVS), numbers, flags, flags, numbers,
+        torch.zeros(LENGTH, ENVS, spec.action.param_size), states,
+    )  # fmt: skip
+
+
+def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) -> None:
+    """As many learner updates, each with a publication."""
+    for update in range(updates):
+        publisher.payloads()
+        publisher.observe(make_batch(network, seed=update))
+
+
+def session_policy(spec: EnvSpec, network: PolicyNetwork, envs: int = ENVS) -> SessionPolicy:
+    """The actor's side."""
+    sampler = make_sampler(spec.action, envs, LENGTH, np.random.default_rng(0))
+    sampler.begin()
+    return SessionPolicy(spec, envs, sampler, network.state_shapes)
+
+
+def act_once(policy: SessionPolicy, network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
+    """The distribution parameters [B, P] of one step."""
+    spec = network.spec
+    actions = np.zeros((len(observations), *spec.action.shape), spec.action.dtype)
+    params = np.zeros((len(observations), spec.action.param_size), np.float32)
+    policy.act(observations, None, 0, actions, params)
+    return params
+
+
+def update_of(payload: bytes | None, version: int = 1, level: str = "level") -> PolicyUpdate:
+    """As a transport hands it over."""
+    return PolicyUpdate(version, level, payload)
+
+
+def torch_params(network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
+    """What the learner's policy says, from zero state."""
+    with torch.no_grad():
+        outputs = network.acting_module()(torch.from_numpy(observations), *network.initial_state(len(observations)))
+    return outputs[0].numpy()

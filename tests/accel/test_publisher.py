@@ -1,0 +1,245 @@
+"""The publisher: what reaches actors, at every level, for every network, with real sessions."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from accel.errors import ConfigError
+from accel.publisher import Publisher
+from accel.publishing import figures
+from accel.torch_acting import TorchPolicy
+from compressors.artifact import CompressedPolicy
+from compressors.errors import ArtifactError
+from compressors.inspection import float_kernels
+from tests.accel.live_policies import (
+    ENVS,
+    act_once,
+    calibrate,
+    config_for,
+    make_batch,
+    make_network,
+    session_policy,
+    spec_for,
+    torch_params,
+    update_of,
+)
+
+PAIRS = [
+    ("mlp:32x2", "int8", 0.1),
+    ("mlp:32x2", "int8(per_channel)", 0.1),
+    ("mlp:32x2", "fp16", 0.01),
+    ("mlp:32x2", "int8-dynamic", 0.1),
+    ("mlp:32x2", "int4", 0.6),
+    ("mlp:64x2", "prune(0.25)+int8", 1.5),
+    ("mlp:64x2", "lowrank(0.25)", 0.9),
+    ("mlp:64x2", "lowrank(0.25)+int8", 0.9),
+    ("mlp:32x2", "distill(16x2)", 1.5),
+    ("mlp:32x1+lstm:16", "int8", 0.15),
+    ("mlp:32x1+lstm:16", "prune(0.25)+int8", 1.5),
+    ("nature-cnn:0.25", "int8", 0.15),
+    ("nature-cnn:0.5", "prune(0.5)+int8", 1.5),
+    ("impala-resnet:0.5", "int8", 0.7),
+]
+
+
+@pytest.mark.parametrize(("network", "scheme", "tolerance"), PAIRS, ids=[f"{n}-{s}" for n, s, _ in PAIRS])
+def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, scheme: str, tolerance: float) -> None:
+    config = config_for(network, scheme, max_publish_kl=None)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    actor = session_policy(net.spec, net)
+    observations = make_batch(net, seed=9).observations[0].numpy()
+    (first,) = publisher.payloads().values()
+    actor.load(update_of(first))
+    assert (actor.scheme, publisher.scheme) == ("fp32", "fp32")
+    np.testing.assert_allclose(act_once(actor, net, observations), torch_params(net, observations), atol=1e-4)
+    calibrate(publisher, net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.05)
+    ((level, payload),) = publisher.payloads().items()
+    actor = session_policy(net.spec, net)
+    actor.load(update_of(payload))
+    assert level == actor.scheme == publisher.scheme == scheme and actor.scheme in publisher.schemes
+    found, wanted = act_once(actor, net, observations), torch_params(net, observations)
+    error = np.sqrt(np.mean((found - wanted) ** 2)) / np.sqrt(np.mean((wanted - wanted.mean(0)) ** 2))
+    assert error < tolerance
+    artifact = publisher.artifact(version=7)
+    assert artifact is not None and (artifact.version, artifact.scheme) == (7, scheme)
+    assert publisher.full_precision(7).scheme == "fp32"
+
+
+def test_a_payload_without_a_change_is_the_same_bytes_under_any_version() -> None:
+    config = config_for("mlp:32x2", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    before = publisher.payloads()["int8"]
+    assert publisher.payloads()["int8"] == before
+    with torch.no_grad():
+        net.policy_head.log_std.add_(0.01)
+    assert publisher.payloads()["int8"] != before
+
+
+@pytest.mark.parametrize(
+    ("features", "needed", "greatest"), [({"vnni", "avx2"}, ("vnni",), 127), ({"avx2"}, (), 64), (set(), (), 64)]
+)
+def test_int8_follows_the_cpus_of_the_actors(features: set[str], needed: tuple[str, ...], greatest: int) -> None:
+    import onnx
+
+    config = config_for("mlp:32x2", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net, cpu_features=frozenset(features))
+    calibrate(publisher, net)
+    artifact = CompressedPolicy.from_bytes(publisher.payloads()["int8"])
+    assert artifact.cpu_features == needed
+    weights = [onnx.numpy_helper.to_array(t) for t in onnx.load_from_string(artifact.model).graph.initializer]
+    assert max(int(np.abs(w.astype(int)).max()) for w in weights if w.dtype == np.int8 and w.ndim == 2) == greatest
+
+
+def test_levels_are_published_together_each_bound_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    config = config_for("mlp:32x2", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net, levels=("fp32", "int8", "prune(0.5)+int8"))
+    assert publisher.schemes == ("fp32", "int8", "prune(0.5)+int8")
+    assert list(publisher.payloads()) == ["fp32"]
+    publisher.set_levels(["fp32", "int8", "prune(0.5)+int8"])
+    before = publisher.payloads()
+    assert list(before) == ["fp32", "int8", "prune(0.5)+int8"] and len(set(before.values())) == 1
+    calibrate(publisher, net)
+    publisher.set_levels(["int8"])
+    publisher.set_levels(["prune(0.5)+int8", "fp32", "int8"])
+    after = publisher.payloads()
+    assert [CompressedPolicy.from_bytes(p).scheme for p in after.values()] == list(after)
+    assert len(after["prune(0.5)+int8"]) < len(after["int8"]) < len(after["fp32"])
+    bound = [record.message for record in caplog.records if record.message.startswith("bound")]
+    assert len(bound) == 3 and all("ms" in message for message in bound)
+    with pytest.raises(ConfigError, match="none of fp32, int8"):
+        publisher.set_levels(["fp16"])
+    assert set(publisher.payloads()) == set(after)
+
+
+def test_a_level_that_does_not_suit_the_network_is_refused_at_the_start() -> None:
+    config = config_for("nature-cnn:0.25", "int8-dynamic")
+    with pytest.raises(ConfigError, match=r"'int8-dynamic' does not suit network 'nature-cnn:0\.25'"):
+        Publisher(config, make_network(config))
+
+
+def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
+    config = config_for("mlp:32x2", "int8", calibration_interval_updates=10_000, drift_interval_updates=4)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    publisher.payloads()
+    calm = publisher.metrics()
+    assert calm["calibrations/int8"] == 1 and calm["drifted_activations/int8"] == 0
+    for update in range(700):
+        publisher.observe(make_batch(net, seed=update, scale=30.0))
+        if publisher.metrics()["drifted_activations/int8"]:
+            break
+    assert publisher.metrics()["calibrations/int8"] == 2
+    wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
+    actor = session_policy(net.spec, net)
+    actor.load(update_of(publisher.payloads()["int8"]))
+    error = act_once(actor, net, wide) - torch_params(net, wide)
+    assert np.sqrt(np.mean(error**2)) < 0.2 * torch_params(net, wide).std()
+
+
+def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
+    config = config_for("mlp:32x2", "prune(0.5)", rechoose_interval_updates=8, max_publish_kl=None)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    before = publisher.payloads()["prune(0.5)"]
+    torso = net.torso.layers
+    with torch.no_grad():  # the same policy with its units in reverse order: other ones are kept
+        for layer in torso:
+            layer.weight.copy_(layer.weight.flip(0))
+            layer.bias.copy_(layer.bias.flip(0))
+        torso[1].weight.copy_(torso[1].weight.flip(1))
+        net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.flip(1))
+    stale = _error(publisher.payloads()["prune(0.5)"], net)
+    for update in range(8):
+        publisher.observe(make_batch(net, seed=update))
+    assert publisher.metrics()["rechoices/prune(0.5)"] == 1 and publisher.metrics()["rechoose_ms/prune(0.5)"] > 0
+    fresh = _error(publisher.payloads()["prune(0.5)"], net)
+    assert fresh < 0.8 * stale
+    assert before != publisher.payloads()["prune(0.5)"]
+
+
+def test_a_student_follows_the_policy() -> None:
+    level = "distill(32x2)"
+    config = config_for("mlp:64x2", level, distill_interval_updates=1, normalise_observations=True)
+    net = make_network(config)
+    assert net.normaliser is not None
+    publisher = Publisher(config, net)
+    net.normaliser.update(make_batch(net).observations.flatten(0, 1) + 1.0)
+    calibrate(publisher, net)
+    assert publisher.metrics()[f"distill_kl/{level}"] < 0.05, "taught before it acts"
+    with torch.no_grad():
+        net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.roll(7, 1))
+        net.normaliser.mean.add_(0.3)
+    publisher.observe(make_batch(net))
+    behind, distance = publisher.metrics()[f"distill_kl/{level}"], _error(publisher.payloads()[level], net)
+    for update in range(150):
+        publisher.observe(make_batch(net, seed=update))
+    assert publisher.metrics()[f"distill_kl/{level}"] < 0.3 * behind
+    payload = publisher.payloads()[level]
+    assert _error(payload, net) < 0.6 * distance and len(payload) < 0.5 * len(publisher.full_precision(0).to_bytes())
+
+
+def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
+    config = config_for("mlp:32x2", "prune(0.5)+int8", rechoose_interval_updates=1)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    publisher.set_levels(["prune(0.5)+int8", "fp32"])
+    calibrate(publisher, net, updates=6)
+    metrics = publisher.metrics()
+    names = {name.partition("/") for name in metrics}
+    assert {level for _, _, level in names} == {"prune(0.5)+int8", "fp32"}
+    assert all(name in (figures.__doc__ or "") for name, _, _ in names)
+    assert {"refresh_ms", "serialise_ms", "changed_codes", "kept_back", "payload_bytes", "publish_kl", "rechoices"} <= {
+        name for name, _, _ in names
+    }
+    assert "refresh_ms/fp32" not in publisher.metrics(), "means are over one record's publications"
+
+
+def test_int8_policies_run_in_integer_kernels() -> None:
+    config = config_for("nature-cnn:0.25", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    assert not float_kernels(CompressedPolicy.from_bytes(publisher.payloads()["int8"]))
+
+
+def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() -> None:
+    config = config_for("mlp:32x2", "fp32", actor_runtime="torch")
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    publisher.observe(make_batch(net))
+    (payload,) = publisher.payloads().values()
+    assert publisher.artifact(3) is None and publisher.metrics() == {}
+    spec = spec_for("mlp:32x2")
+    policy = TorchPolicy(config.to_json(), spec, ENVS, session_policy(spec, net)._sampler)
+    policy.load(update_of(payload, version=4, level="fp32"))
+    weights = {name: tensor.clone() for name, tensor in policy._module.state_dict().items()}
+    other = make_network(config_for("mlp:16x2", "fp32", actor_runtime="torch"))
+    foreign = Publisher(config_for("mlp:16x2", "fp32", actor_runtime="torch"), other).payloads()["fp32"]
+    for bad in (foreign, payload[:-5], b"", payload[:40] + bytes(40) + payload[80:][:200]):
+        with pytest.raises(ArtifactError):
+            policy.load(update_of(bad, version=5))
+        assert policy.version == 4
+    for name, tensor in policy._module.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=0)
+
+
+def _error(payload: bytes, net: object) -> float:
+    actor = session_policy(net.spec, net)
+    actor.load(update_of(payload))
+    observations = make_batch(net, seed=3).observations[0].numpy()
+    return float(np.sqrt(np.mean((act_once(actor, net, observations) - torch_params(net, observations)) ** 2)))
