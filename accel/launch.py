@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 EXIT_ABORTED = 3
+EXIT_INTERRUPTED = 130
 
 logger = logging.getLogger("accel")
 
@@ -234,13 +235,29 @@ def _learn_alone(job: Job) -> Summary:
 
 def _start_mpirun(job: Job) -> Summary:
     from accel import mpirun
+    from accel.rundir import STARTS
     from accel.summary import Summary
     from accel.transport import mpirun_command
 
     config = job.config
     hosts = tuple(config.hosts.split(",")) if config.hosts else ()
     command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile)
-    status = mpirun.run([*command, sys.executable, "-m", "accel.rank", job.to_text()])
-    if status != 0 and not (job.path / "summary.json").exists():
-        raise JobError(f"the job ended with status {status}; its messages are above", status)
-    return Summary.read(job.path)
+    starts, summary = job.path / STARTS, job.path / "summary.json"
+    before = {path: _written_at(path) for path in (starts, summary)}
+    ended = mpirun.run(
+        [*command, sys.executable, "-m", "accel.rank", job.to_text()],
+        can_stop=lambda: _written_at(starts) != before[starts],
+    )
+    if _written_at(summary) not in (None, before[summary]):
+        return Summary.read(job.path)
+    if ended.stopped:
+        raise JobError("stopped before training began", EXIT_INTERRUPTED)
+    raise JobError(
+        f"the job ended with status {ended.status} and left no summary here; its messages are above",
+        ended.status or EXIT_ABORTED,
+    )
+
+
+def _written_at(path: Path) -> int | None:
+    """When a file was written, in nanoseconds; None where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 from accel.signals import FORWARDED, handle
@@ -17,13 +18,23 @@ USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 _PR_SET_PDEATHSIG = 1
 
 
-def run(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Ended:
+    """How mpirun ended: its exit status, and whether this process was asked to stop."""
+
+    status: int
+    stopped: bool
+
+
+def run(arguments: Sequence[str], *, can_stop: Callable[[], bool]) -> Ended:
     """Run mpirun in a session of its own; the first stop signal becomes a request, a second one, or time, ends it.
 
     However this process ends, mpirun is told (on Linux).
 
-    Returns:
-        mpirun's exit status.
+    Args:
+        arguments: the command.
+        can_stop: whether every rank is ready for a request. Before that, ranks that it kills would leave others waiting
+            for them, and there is nothing to save: mpirun is ended at once.
     """
     started: list[subprocess.Popen[bytes]] = []
     requests = 0
@@ -34,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         if requests == 1:
             signal.alarm(KILL_AFTER_S)
         for process in started:
-            process.send_signal(FORWARDED if requests == 1 else signal.SIGTERM)
+            process.send_signal(FORWARDED if requests == 1 and can_stop() else signal.SIGTERM)
 
     is_main = threading.current_thread() is threading.main_thread()
     before = handle(USER_SIGNALS, forward) if is_main else {}
@@ -45,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         started.append(process)
         if requests:
             process.terminate()
-        return process.wait()
+        return Ended(process.wait(), requests > 0)
     finally:
         if is_main:
             signal.alarm(0)

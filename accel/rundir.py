@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accel.checkpoint import CheckpointState
 
 _LOCK = ".lock"
-_STARTS = "starts.jsonl"
+STARTS = "starts.jsonl"
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -171,7 +171,7 @@ class RunDirectory:
 
         Raises: RunDirectoryError.
         """
-        path = self.path / _STARTS
+        path = self.path / STARTS
         entry = {"unix_time_s": round(time.time(), 3), "host": socket.gethostname(), "pid": os.getpid()}
         try:
             before = path.read_bytes() if path.exists() else b""
@@ -201,7 +201,7 @@ class RunDirectory:
 
     def abandon(self) -> None:
         """Remove the directory again unless it holds results: a run that never started leaves its name free."""
-        kept = {_LOCK, _STARTS, self.config.name, self.machine.name}
+        kept = {_LOCK, STARTS, self.config.name, self.machine.name}
         entries = [entry for entry in self.path.iterdir() if entry.name not in kept]
         if all(entry.is_file() and not entry.stat().st_size for entry in entries):
             shutil.rmtree(self.path)
