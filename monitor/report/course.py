@@ -19,7 +19,7 @@ from monitor.report.runs import Group, Run
 
 MAX_TIME_LINES = 4
 MAX_BANDS = 2
-_FACTORS = re.compile(r"^(staleness|compression|total|product)_(ess|kl)(?:/(.+))?$")
+_FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
 _PANELS = {
     "ess": ("effective\nsample size", ESS_ALARM, "below"),
     "kl": ("KL, nats", KL_ALARM, "above"),
@@ -65,7 +65,7 @@ def mismatch(analysis: Analysis) -> Drawing | None:
     found = [
         (i, quantity, factor, curve)
         for i, group in enumerate(analysis.groups)
-        for name, factor, quantity in _factors(group)
+        for name, factor, quantity in _factors(group, len(analysis.groups) > 1)
         if (curve := aggregate(group, steps, column(name), generator=generator)) is not None
     ]
     panels = [quantity for quantity in _PANELS if any(entry[1] == quantity for entry in found)]
@@ -138,17 +138,24 @@ def _alarm(axes: Axes, quantity: str) -> None:
         axes.set_ylim(0, 1.05)
 
 
-def _factors(group: Group) -> list[tuple[str, str, str]]:
-    """Columns of mismatch that a group has: (column, factor, ess or kl), effective sizes and divergences in pairs."""
-    found: list[tuple[str, str, str]] = []
-    for name in dict.fromkeys(name for run in group.runs for name in run.series.columns):
+def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:
+    """Columns of mismatch to draw: (column, factor, ess or kl).
+
+    The total where it was measured, and what the actors' sampled weights say where not; of a single group also its two
+    factors, and compression by scheme when there were several.
+    """
+    names = list(dict.fromkeys(name for run in group.runs for name in run.series.columns))
+    schemes = {scheme for name in names if (scheme := name.partition("/")[2]) and name.startswith("compression_ess/")}
+    found = []
+    for name in names:
         if match := _FACTORS.match(name):
             factor, quantity, scheme = match.groups()
-            found.append((name, f"{factor} {scheme}" if scheme else factor, quantity))
-        elif name in _SAMPLED:
-            found.append((name, *_SAMPLED[name]))
-    exact = [entry for entry in found if entry[1] != "sampled"]
-    return sorted(exact or found, key=lambda entry: (entry[1], entry[2]))
+            by_scheme = scheme is not None and factor == "compression" and len(schemes) > 1
+            if (not several or factor == "total") and (scheme is None or (by_scheme and not several)):
+                found.append((name, f"{factor} {scheme}" if scheme else factor, quantity))
+    if not found:
+        found = [(name, *_SAMPLED[name]) for name in names if name in _SAMPLED]
+    return sorted(found, key=lambda entry: (entry[1], entry[2]))
 
 
 def _steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from monitor.errors import ReportError
-from monitor.report import course, figures, wording
+from monitor.report import course, figures, tables, wording
 from monitor.report.analysis import Analysis, Comparison, GroupResult
 from monitor.report.comparison import QUANTITIES
 from monitor.report.curves import Curve
@@ -128,7 +128,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         },
         "groups": [_group(result, analysis.threshold) for result in analysis.results],
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
-        "commands": list(wording.commands(analysis)),
+        "commands": list(tables.commands(analysis)),
     }
 
 

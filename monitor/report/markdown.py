@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from monitor.report import wording
+from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.drawing import Drawing
 
@@ -23,16 +23,17 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
     for drawing in drawings:
         parts.append(f"## {escaped(drawing.title)}\n\n![{escaped(drawing.alt)}](figures/{drawing.name}.png)")
         parts.append(escaped(drawing.caption))
-    tables = (
-        ("Results", wording.results_table(analysis)),
-        ("Speedups", wording.speedup_table(analysis)),
-        ("Runs", wording.runs_table(analysis)),
-        ("Decisions", wording.decisions_table(analysis)),
-        ("Machines", wording.machines_table(analysis)),
-        ("Options", wording.options_table(analysis)),
+    sections = (
+        ("Results", tables.results_table(analysis)),
+        ("Speedups", tables.speedup_table(analysis)),
+        ("Runs", tables.runs_table(analysis)),
+        ("Mismatch", tables.mismatch_table(analysis)),
+        ("Decisions", tables.decisions_table(analysis)),
+        ("Machines", tables.machines_table(analysis)),
+        ("Options", tables.options_table(analysis)),
     )
-    parts += [f"## {title}\n\n{_table(table)}" for title, table in tables if table is not None]
-    if commands := wording.commands(analysis):
+    parts += [f"## {title}\n\n{_table(table)}" for title, table in sections if table is not None]
+    if commands := tables.commands(analysis):
         parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))
     parts.append("## How the numbers came about\n\n" + "\n\n".join(map(escaped, wording.method(analysis))))
     parts.append(escaped(written))
@@ -44,7 +45,7 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
 
 
-def _table(table: wording.Table) -> str:
+def _table(table: tables.Table) -> str:
     lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]
     rows = [f"| {' | '.join(c if c == '---' else escaped(c) for c in line)} |" for line in lines]
     return f"{escaped(table.caption)}\n\n" + "\n".join(rows)

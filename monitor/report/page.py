@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from monitor.report import wording
+from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES
 from monitor.report.drawing import Drawing, colour_variables
@@ -129,27 +129,29 @@ def _figure(drawing: Drawing) -> Html:
 
 
 def _tables(analysis: Analysis) -> Html:
-    speedups, decisions = wording.speedup_table(analysis), wording.decisions_table(analysis)
-    commands = wording.commands(analysis)
+    speedups, decisions = tables.speedup_table(analysis), tables.decisions_table(analysis)
+    mismatch = tables.mismatch_table(analysis)
+    commands = tables.commands(analysis)
     return join(
         element("h2", "Results"),
-        _table(wording.results_table(analysis)),
+        _table(tables.results_table(analysis)),
         None if speedups is None else _table(speedups),
-        _table(wording.runs_table(analysis)),
+        _table(tables.runs_table(analysis)),
+        None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),
         None if decisions is None else join(element("h2", "Decisions"), _table(decisions)),
         element("h2", "Machines and commands"),
-        _table(wording.machines_table(analysis)),
+        _table(tables.machines_table(analysis)),
         element("pre", "\n".join(commands)) if commands else None,
         element("h2", "Options"),
         element(
             "details",
             element("summary", "Every option of every configuration"),
-            _table(wording.options_table(analysis)),
+            _table(tables.options_table(analysis)),
         ),
     )
 
 
-def _table(table: wording.Table) -> Html:
+def _table(table: tables.Table) -> Html:
     head = element("tr", *(element("th", title, scope="col") for title in table.columns))
     rows = [
         element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from monitor.decisions import Decision
 from monitor.errors import ReportError
-from monitor.report.series import ELAPSED, Floats, Series
+from monitor.report.series import ALARMS, ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
 """Options in which seeds of one configuration differ."""
@@ -209,6 +209,9 @@ def caveats(group: Group) -> tuple[str, ...]:
             found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
         if run.summary is None:
             found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
+        alarms = run.series.column(ALARMS)
+        if np.nansum(alarms) > 0:
+            found.append(f"{run.name}: a mismatch alarm held in {np.nanmean(alarms):.0%} of its records")
     if dirty := sum(bool(run.machine.get("dirty")) for run in group.runs):
         found.append(f"{group.label}: {dirty} of {len(group.runs)} runs are of a checkout with uncommitted changes")
     seeds = [run.seed for run in group.runs]

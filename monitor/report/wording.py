@@ -1,28 +1,13 @@
-"""What a report says in words and tables; the page and the Markdown print the same."""
+"""What a report says in words, and how it writes numbers; the page and the Markdown say the same."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from monitor.report.analysis import Analysis, Comparison, GroupResult
-from monitor.report.comparison import QUANTITIES, Speedup
-from monitor.report.runs import Run
+from monitor.report.comparison import Speedup
 from monitor.statistics import Interval
-
-MAX_DECISIONS = 200
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table: caption, column titles, rows of texts; the first column names its row."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def headline(analysis: Analysis) -> str:
@@ -66,126 +51,6 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "A graph runtime alone is faster than torch eager: compare with fp32 on the same runtime as well.",
         ]
     return tuple(found)
-
-
-def results_table(analysis: Analysis) -> Table:
-    """One row a group: what it reached and how fast; medians over seeds."""
-    titles = ("configuration", "seeds", "final return (IQM)", "threshold reached")
-    names = [name for name in QUANTITIES if any(result.by_quantity[name] for result in analysis.results)]
-    rows = tuple(
-        (
-            result.group.label,
-            str(len(result.group.runs)),
-            "–" if result.final_return is None else interval(result.final_return),
-            f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            *(_spread(result.by_quantity[name]) for name in names),
-        )
-        for result in analysis.results
-    )
-    columns = tuple(f"{QUANTITIES[name].title}, {QUANTITIES[name].unit}" for name in names)
-    return Table("Medians over seeds, with the least and the greatest.", titles + columns, rows)
-
-
-def speedup_table(analysis: Analysis) -> Table | None:
-    """One row for each quantity and comparison; None when nothing is compared."""
-    if analysis.baseline is None:
-        return None
-    rows = []
-    for name, quantity in QUANTITIES.items():
-        for comparison in analysis.comparisons:
-            value = comparison.speedups.get(name)
-            if value is not None:
-                sides = (len(value.baseline), len(value.group))
-                note = f"{value.missing} without a value" if value.missing else ""
-                rows.append(
-                    (
-                        quantity.title,
-                        comparison.group.label,
-                        times(value),
-                        _saved(value),
-                        f"{sides[1]} / {sides[0]}",
-                        note,
-                    )
-                )
-    columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "left out")
-    return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows))
-
-
-def runs_table(analysis: Analysis) -> Table:
-    """One row a run."""
-    rows = []
-    for group in analysis.groups:
-        for run in group.runs:
-            crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
-            ending = "not ended" if run.summary is None else str(run.summary.get("reason", "ended"))
-            rows.append(
-                (
-                    run.name,
-                    group.label,
-                    str(run.seed),
-                    number(run.final_return),
-                    number(run.steps),
-                    number(run.training_s),
-                    "–" if crossing is None else number(crossing[0]),
-                    ending,
-                )
-            )
-    columns = ("run", "configuration", "seed", "final return", "env steps", "training, s", "to threshold, s", "ended")
-    return Table("Every run.", columns, tuple(rows))
-
-
-def options_table(analysis: Analysis) -> Table:
-    """Options by configuration: those that differ first, then the rest."""
-    configs = [group.config for group in analysis.groups]
-    keys = sorted({key for config in configs for key in config} - {"seed", "name", "results_dir"})
-    keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
-    rows = tuple((key, *(plain(config.get(key)) for config in configs)) for key in keys)
-    return Table("Options; those that differ come first.", ("option", *(g.label for g in analysis.groups)), rows)
-
-
-def decisions_table(analysis: Analysis) -> Table | None:
-    """The last decisions with their reasons; None when nothing was decided."""
-    made = [(run, decision) for group in analysis.groups for run in group.runs for decision in run.decisions]
-    if not made:
-        return None
-    rows = tuple(
-        (
-            run.name,
-            number(d.env_steps),
-            "all" if d.actor is None else str(d.actor),
-            d.before or "–",
-            d.after,
-            d.kind,
-            d.reason,
-        )
-        for run, d in made[-MAX_DECISIONS:]
-    )
-    hidden = f" The first {len(made) - MAX_DECISIONS} are left out here." if len(made) > MAX_DECISIONS else ""
-    columns = ("run", "env steps", "actor", "from", "to", "kind", "reason")
-    return Table(f"Decisions of the monitor.{hidden}", columns, rows)
-
-
-def machines_table(analysis: Analysis) -> Table:
-    """Where the runs were made, one row for each distinct machine, version and commit."""
-    seen: dict[tuple[str, ...], list[str]] = {}
-    for group in analysis.groups:
-        for run in group.runs:
-            seen.setdefault(_machine_row(run), []).append(run.name)
-    rows = tuple((f"{len(names)} runs" if len(names) > 1 else names[0], *row) for row, names in seen.items())
-    return Table("Machines.", ("runs", "processor", "cores", "memory", "GPUs", "versions", "commit"), rows)
-
-
-def commands(analysis: Analysis) -> tuple[str, ...]:
-    """The command behind every run, as far as it is known."""
-    found = []
-    for group in analysis.groups:
-        for run in group.runs:
-            command = run.machine.get("command")
-            if isinstance(command, list | tuple) and command:
-                found.append(shlex.join(map(str, command)))
-            elif isinstance(command, str) and command:
-                found.append(command)
-    return tuple(dict.fromkeys(found))
 
 
 def interval(value: Interval, digits: int = 4) -> str:
@@ -255,34 +120,3 @@ def _merit(comparison: Comparison) -> tuple[bool, bool, float]:
     good = comparison.verdict.outcome in {"same", "higher"}
     main = comparison.main
     return not comparison.marks, good, 0.0 if main is None else main.ratio.estimate
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    if len(values) == 1:
-        return number(values[0])
-    return f"{number(median(values))} ({number(min(values))} to {number(max(values))})"
-
-
-def _saved(value: Speedup) -> str:
-    return f"{value.time_saved:+.1%}".replace("+", "") if value.time_saved >= 0 else f"{-value.time_saved:.1%} more"
-
-
-def _machine_row(run: Run) -> tuple[str, ...]:
-    machine = run.machine
-    memory = machine.get("memory_bytes")
-    gpus = machine.get("gpus")
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
-    versions = machine.get("versions")
-    wanted = ("python", "torch", "onnxruntime", "numpy", "gymnasium")
-    shown = [f"{n} {versions[n]}" for n in wanted if versions.get(n)] if isinstance(versions, Mapping) else []
-    commit = str(machine.get("commit") or "unknown")[:12] + (" with changes" if machine.get("dirty") else "")
-    return (
-        str(machine.get("cpu", "unknown")),
-        str(machine.get("usable_cores", "–")),
-        f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "–",
-        ", ".join(names) or "none",
-        ", ".join(shown) or "–",
-        commit,
-    )

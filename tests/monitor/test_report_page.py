@@ -34,10 +34,11 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
         "lag_min": np.zeros(30),
         "lag_mean": rng.random(30),
         "lag_max": np.full(30, 3.0),
-        "staleness_ess": np.full(30, 0.95),
-        "staleness_kl": np.full(30, 0.02),
+        "mismatch_alarms": np.r_[np.ones(3), np.zeros(27)],
+        "total_ess": np.full(30, 0.95),
+        "total_kl": np.full(30, 0.02),
         f"compression_ess/{scheme}": np.full(30, 0.9),
-        f"compression_kl/{scheme}": np.full(30, 0.01),
+        f"compression_kl/{scheme}": np.full(30, 0.0125),
     }
     summary = {
         "reason": note,
@@ -165,6 +166,13 @@ def test_a_report_of_one_running_seed_without_episodes(tmp_path: Path) -> None:
     written = write_report(analyse([bare], Choices()), tmp_path / "r", written="now")
     assert "no finished episode" in written.headline
     assert "2 damaged" in written.page.read_text()
+
+
+def test_mismatch_is_tabled_by_factor_and_its_alarms_are_told(report: Path) -> None:
+    page = (report / "index.html").read_text()
+    assert "compression π_v/μ" in page
+    assert "0.0125" in page
+    assert "int8-0: a mismatch alarm held in 10% of its records" in page
 
 
 def test_nothing_is_left_when_writing_fails(analysis: Analysis, tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""The report's tables, as texts; the page and the Markdown print the same."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from monitor.report.analysis import Analysis
+from monitor.report.comparison import QUANTITIES, Speedup
+from monitor.report.runs import Group, Run
+from monitor.report.wording import interval, number, plain, times
+
+MAX_DECISIONS = 200
+_FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
+_MISMATCH = {
+    "ess": "ESS",
+    "kl": "KL, nats",
+    "chi2": "χ²",
+    "retention": "trace retention",
+    "greedy_agreement": "same greedy action",
+    "clipped": "clipped weights",
+    "mean_weight": "mean weight",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: caption, column titles, rows of texts; the first column names its row."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def results_table(analysis: Analysis) -> Table:
+    """One row a group: what it reached and how fast; medians over seeds."""
+    titles = ("configuration", "seeds", "final return (IQM)", "threshold reached")
+    names = [name for name in QUANTITIES if any(result.by_quantity[name] for result in analysis.results)]
+    rows = tuple(
+        (
+            result.group.label,
+            str(len(result.group.runs)),
+            "–" if result.final_return is None else interval(result.final_return),
+            f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
+            *(_spread(result.by_quantity[name]) for name in names),
+        )
+        for result in analysis.results
+    )
+    columns = tuple(f"{QUANTITIES[name].title}, {QUANTITIES[name].unit}" for name in names)
+    return Table("Medians over seeds, with the least and the greatest.", titles + columns, rows)
+
+
+def speedup_table(analysis: Analysis) -> Table | None:
+    """One row for each quantity and comparison; None when nothing is compared."""
+    if analysis.baseline is None:
+        return None
+    rows = []
+    for name, quantity in QUANTITIES.items():
+        for comparison in analysis.comparisons:
+            value = comparison.speedups.get(name)
+            if value is not None:
+                sides = (len(value.baseline), len(value.group))
+                note = f"{value.missing} without a value" if value.missing else ""
+                rows.append(
+                    (
+                        quantity.title,
+                        comparison.group.label,
+                        times(value),
+                        _saved(value),
+                        f"{sides[1]} / {sides[0]}",
+                        note,
+                    )
+                )
+    columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "left out")
+    return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows))
+
+
+def runs_table(analysis: Analysis) -> Table:
+    """One row a run."""
+    rows = []
+    for group in analysis.groups:
+        for run in group.runs:
+            crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
+            ending = "not ended" if run.summary is None else str(run.summary.get("reason", "ended"))
+            rows.append(
+                (
+                    run.name,
+                    group.label,
+                    str(run.seed),
+                    number(run.final_return),
+                    number(run.steps),
+                    number(run.training_s),
+                    "–" if crossing is None else number(crossing[0]),
+                    ending,
+                )
+            )
+    columns = ("run", "configuration", "seed", "final return", "env steps", "training, s", "to threshold, s", "ended")
+    return Table("Every run.", columns, tuple(rows))
+
+
+def mismatch_table(analysis: Analysis) -> Table | None:
+    """One row for each configuration, factor and scheme, means over the runs; None when nothing was measured."""
+    rows = []
+    for group in analysis.groups:
+        columns = {name for run in group.runs for name in run.series.columns}
+        schemes = sorted({name.partition("/")[2] for name in columns if name.startswith("compression_ess/")})
+        for factor, title in _FACTORS.items():
+            for scheme in ("", *schemes):
+                names = [f"{factor}_{quantity}{'/' if scheme else ''}{scheme}" for quantity in _MISMATCH]
+                if names[0] in columns:
+                    rows.append((group.label, title, scheme or "all", *(number(_mean(group, name)) for name in names)))
+    if not rows:
+        return None
+    caption = "How far the policy that acted was from the one that learned: means over records and seeds."
+    return Table(caption, ("configuration", "factor", "scheme", *_MISMATCH.values()), tuple(rows))
+
+
+def _mean(group: Group, name: str) -> float:
+    values = np.concatenate([run.series.column(name) for run in group.runs])
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def options_table(analysis: Analysis) -> Table:
+    """Options by configuration: those that differ first, then the rest."""
+    configs = [group.config for group in analysis.groups]
+    keys = sorted({key for config in configs for key in config} - {"seed", "name", "results_dir"})
+    keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
+    rows = tuple((key, *(plain(config.get(key)) for config in configs)) for key in keys)
+    return Table("Options; those that differ come first.", ("option", *(g.label for g in analysis.groups)), rows)
+
+
+def decisions_table(analysis: Analysis) -> Table | None:
+    """The last decisions with their reasons; None when nothing was decided."""
+    made = [(run, decision) for group in analysis.groups for run in group.runs for decision in run.decisions]
+    if not made:
+        return None
+    rows = tuple(
+        (
+            run.name,
+            number(d.env_steps),
+            "all" if d.actor is None else str(d.actor),
+            d.before or "–",
+            d.after,
+            d.kind,
+            d.reason,
+        )
+        for run, d in made[-MAX_DECISIONS:]
+    )
+    hidden = f" The first {len(made) - MAX_DECISIONS} are left out here." if len(made) > MAX_DECISIONS else ""
+    columns = ("run", "env steps", "actor", "from", "to", "kind", "reason")
+    return Table(f"Decisions of the monitor.{hidden}", columns, rows)
+
+
+def machines_table(analysis: Analysis) -> Table:
+    """Where the runs were made, one row for each distinct machine, version and commit."""
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for group in analysis.groups:
+        for run in group.runs:
+            seen.setdefault(_machine_row(run), []).append(run.name)
+    rows = tuple((f"{len(names)} runs" if len(names) > 1 else names[0], *row) for row, names in seen.items())
+    return Table("Machines.", ("runs", "processor", "cores", "memory", "GPUs", "versions", "commit"), rows)
+
+
+def commands(analysis: Analysis) -> tuple[str, ...]:
+    """The command behind every run, as far as it is known."""
+    found = []
+    for group in analysis.groups:
+        for run in group.runs:
+            command = run.machine.get("command")
+            if isinstance(command, list | tuple) and command:
+                found.append(shlex.join(map(str, command)))
+            elif isinstance(command, str) and command:
+                found.append(command)
+    return tuple(dict.fromkeys(found))
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return number(values[0])
+    return f"{number(median(values))} ({number(min(values))} to {number(max(values))})"
+
+
+def _saved(value: Speedup) -> str:
+    return f"{value.time_saved:+.1%}".replace("+", "") if value.time_saved >= 0 else f"{-value.time_saved:.1%} more"
+
+
+def _machine_row(run: Run) -> tuple[str, ...]:
+    machine = run.machine
+    memory = machine.get("memory_bytes")
+    gpus = machine.get("gpus")
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
+    versions = machine.get("versions")
+    wanted = ("python", "torch", "onnxruntime", "numpy", "gymnasium")
+    shown = [f"{n} {versions[n]}" for n in wanted if versions.get(n)] if isinstance(versions, Mapping) else []
+    commit = str(machine.get("commit") or "unknown")[:12] + (" with changes" if machine.get("dirty") else "")
+    return (
+        str(machine.get("cpu", "unknown")),
+        str(machine.get("usable_cores", "–")),
+        f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "–",
+        ", ".join(names) or "none",
+        ", ".join(shown) or "–",
+        commit,
+    )
