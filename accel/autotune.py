@@ -32,6 +32,7 @@ from monitor.tuner_rates import RateTable
 from monitor.tuner_returns import ReturnLedger
 
 LOOK_S = 0.25
+OPTIONS = TunerOptions()
 _LEARNER_LOOKS = 20
 _ALARM_SAMPLES = 4
 _ENV, _POLICY, _OWN, _SEND, _LOAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "own", "send", "load"))
@@ -245,7 +246,14 @@ def make_steering(
     if choice.kind == "fixed":
         return FixedSteering()
     return TunedSteering(
-        choice.levels, config.envs_per_actor, publisher, transport, sampler, log, alone=config.actors == 0
+        choice.levels,
+        config.envs_per_actor,
+        publisher,
+        transport,
+        sampler,
+        log,
+        alone=config.actors == 0,
+        options=OPTIONS,
     )
 
 

@@ -139,8 +139,11 @@ class Level:
         return self.ready and not self._blocked
 
     def resume(self, inputs: RecentInputs) -> None:
-        """Catch up with the policy after a time out of use: ranges, and choices of channels and bases."""
-        if self.scheme == FULL_PRECISION or not self.ready:
+        """Before use, or after a time out of it: ranges and choices of channels and bases for the present policy."""
+        if self.scheme == FULL_PRECISION or not inputs.full:
+            return
+        if not self.ready:
+            self.begin(inputs)
             return
         try:
             if self._chooses:
@@ -154,7 +157,8 @@ class Level:
     def tend(self, inputs: RecentInputs) -> None:
         """After each learner update: whatever is due."""
         self.updates_kept_back += self._blocked
-        self._check_due |= self._checks.tick()
+        check = self._checks.tick()
+        self._check_due |= check
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
@@ -165,7 +169,7 @@ class Level:
             self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
         drift, calibration = self._drift.tick(), self._calibrations.tick()
         try:
-            if self._chooses and self._choices.tick():
+            if (self._chooses and self._choices.tick()) or (self._blocked and check):
                 self._rechoose(inputs)
             elif calibration:
                 self.plan.calibrate(inputs.every())
@@ -193,13 +197,13 @@ class Level:
             self.figures.check_s = perf_counter() - started
 
     def _keep_back(self, error: CompressorError) -> None:
-        """Nothing goes out until a check passes; the next is soon, later ones are rarer. Ranges are measured anew."""
+        """Nothing goes out until a check passes; the next is soon, later ones are rarer. Before each, the level is
+        chosen and calibrated anew for the present weights."""
         self.figures.kept_back += 1
         self._check_due = False
         if not self._blocked:
             self._blocked = True
             self._checks = Schedule(self._config.check_interval_updates, first=1)
-            self._calibrations = Schedule(self._config.calibration_interval_updates, first=1)
         self._complain(f"{self.scheme} is kept back, actors go on with the last good policy", error)
 
     def _release(self) -> None:

@@ -1,0 +1,214 @@
+"""Steering on real parts: schedules, assignments and what the tuner is told; and runs with a ruinous level."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import accel
+from accel.actor import Actor
+from accel.autotune import TunedSteering, make_steering
+from accel.batch import Batcher
+from accel.compression_choice import parse_choice
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.job import Job, check_config
+from accel.learner import Learner
+from accel.mismatch_sampling import MismatchSampler
+from accel.publisher import Publisher
+from accel.session import welcome
+from accel.trajectory import UnrollLayout
+from accel.transport.local import LocalTransport
+from monitor.decisions import Decision, read_decisions
+from monitor.timers import PhaseTimes
+from tests.contracts.ranks import Job as RankJob
+
+RUINOUS = "lowrank(0.02)"
+
+
+class Rig:
+    """One learner and real actors, taken in turns, without a training loop."""
+
+    def __init__(self, path: Path, compressor: str, actors: int = 1, envs: int = 8, **changes: object) -> None:
+        torch.set_num_threads(1)
+        values = {"network": "mlp:32x2", "unroll_length": 8, "calibration_size": 64, **changes}
+        self.config = check_config(
+            TrainConfig.create(compressor=compressor, actors=actors, envs_per_actor=envs, **values)
+        )
+        choice = parse_choice(self.config.compressor, self.config.network)
+        transport = LocalTransport(actors)
+        self.transport = transport.learner
+        self.transport.welcome(welcome(self.config, 0))
+        ends = [transport.actor(index) for index in range(actors)]
+        self.actors = [Actor(end.welcome(0.0), end) for end in ends]
+        spec = self.actors[0].spec
+        self.learner = Learner(self.config, spec, torch.device("cpu"))
+        self.layout = UnrollLayout(spec, 8, envs, self.learner.network.state_shapes)
+        self.publisher = Publisher(self.config, self.learner.network, levels=choice.levels)
+        self.sampler = MismatchSampler(self.config, self.learner.network, self.publisher.schemes, time_share=1e6)
+        self.steering = make_steering(choice, self.config, self.publisher, self.transport, self.sampler, path)
+        self.batcher = Batcher(spec, self.learner.device)
+        self.version = 0
+        self.schemes: list[set[str]] = []
+        self.transport.configure(self.layout.nbytes)
+        self.publish()
+        for actor in self.actors:
+            actor.start()
+
+    def publish(self) -> None:
+        self.transport.publish(self.version, self.steering.policies(self.publisher.payloads()))
+        self.sampler.published(self.version)
+
+    def turn(self) -> None:
+        """Every actor sends one unroll, the next version is published, and the steering has a look."""
+        acted = set()
+        for actor in self.actors:
+            actor.step()
+            arrival = self.transport.receive()
+            assert arrival is not None
+            unroll = self.layout.view(arrival.buffer)
+            acted |= {self.publisher.schemes[i] for i in np.unique(unroll["scheme_id"])}
+            self.steering.admit(arrival.actor, unroll)
+            batch = self.batcher.build([unroll])
+            self.sampler.sample([unroll], batch)
+            self.publisher.observe(batch)
+            self.transport.release(arrival)
+        self.schemes.append(acted)
+        for index, message in self.transport.messages():
+            self.steering.hear(index, message)
+        self.version += 1
+        times = PhaseTimes.from_seconds(("wait", "work"), np.array([1e-3, 1e-3]) * self.version)
+        self.steering.step(self.version * 1000, times)
+        self.publish()
+
+
+def test_annealing_follows_its_schedule_and_logs_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "anneal(fp32@0;int8@3000;fp32@8000)")
+    for _ in range(12):
+        rig.turn()
+    flat = [next(iter(schemes)) for schemes in rig.schemes]
+    assert flat == ["fp32"] * 3 + ["int8"] * 5 + ["fp32"] * 4
+    decisions, _ = read_decisions(tmp_path)
+    assert [(d.kind, d.before, d.after, d.env_steps, d.actor) for d in decisions] == [
+        ("anneal", "fp32", "int8", 3000, None),
+        ("anneal", "int8", "fp32", 8000, None),
+    ]
+
+
+@pytest.mark.parametrize(("actors", "envs"), [(1, 8), (2, 4)])
+def test_tuner_surveys_and_tries_on_real_actors(tmp_path: Path, actors: int, envs: int) -> None:
+    rig = Rig(tmp_path, "auto(fp32;int8)", actors=actors, envs=envs, calibration_size=200)
+    steering = rig.steering
+    assert isinstance(steering, TunedSteering)
+    seen = []
+    for _ in range(200):
+        rig.turn()
+        seen.append(steering.tuner.stage)
+        if steering.tuner.stage == "hold":
+            break
+    assert seen[0] == "wait" and "survey" in seen
+    # The levels were timed where they act, on every environment, before any acted.
+    assert all(schemes == {"fp32"} for schemes in rig.schemes[: seen.index("survey") + 1])
+    decisions, _ = read_decisions(tmp_path)
+    assert decisions[0].kind == "survey"
+    assert decisions[0].after == f"fp32:{envs};int8:0"
+    figures = decisions[1].figures
+    assert isinstance(figures["rate/int8"], float) and isinstance(figures["rate/fp32"], float)
+
+
+def test_both_sides_of_a_trial_act_at_once_and_are_measured(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "auto(fp32;int8)", actors=2, envs=4)
+    steering = rig.steering
+    assert isinstance(steering, TunedSteering)
+    while steering.tuner.stage in {"wait", "survey"}:
+        rig.turn()
+    steering.tuner.candidate, steering.tuner.stage = "int8", "trial"
+    steering.tuner.window += 1
+    for _ in range(30):
+        rig.turn()
+        if steering.tuner.stage != "trial":
+            break
+        assert steering._last is not None
+        if all(steering._last.levels[level].samples for level in ("fp32", "int8")):
+            break
+    assert {"fp32", "int8"} in rig.schemes
+    assert steering._last is not None
+    measured = steering._last.levels["int8"]
+    assert measured.ess is not None and measured.ess > 0.9
+    assert measured.compression_quality is not None and measured.alarms == ()
+
+
+def test_a_level_that_does_not_suit_the_network_fails_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not suit network"):
+        Rig(tmp_path, "auto(fp32;distill(16x1))", network="mlp:32x1+lstm:8")
+    with pytest.raises(ConfigError, match="does not suit network"):
+        Rig(tmp_path, "anneal(fp32@0;distill(16x1)@1000000)", network="mlp:32x1+lstm:8")
+
+
+def test_auto_needs_two_environments() -> None:
+    with pytest.raises(ConfigError, match="two environments"):
+        check_config(TrainConfig.create(compressor="auto", actors=1, envs_per_actor=1))
+    checked = check_config(TrainConfig.create(compressor="auto", actors=2, envs_per_actor=1))
+    assert checked.compressor == "auto(fp32;int8)"
+
+
+def _quick(path: Path, name: str, compressor: str, **changes: object) -> TrainConfig:
+    """CartPole, small enough to be learned in seconds on one core."""
+    values: dict[str, object] = {
+        "envs_per_actor": 16,
+        "unroll_length": 32,
+        "network": "mlp:256x2",
+        "separate_value_torso": False,
+        "lambda_": 0.95,
+        "reward_scale": 0.05,
+        "learning_rate": 1.5e-3,
+        "stop_at_return": 400.0,
+        "max_seconds": 60.0,
+        "total_env_steps": 5_000_000,
+        "learner_threads": 1,
+        "max_publish_kl": None,
+        "log_interval_s": 0.25,
+    }
+    return check_config(
+        TrainConfig.create(results_dir=path, name=name, compressor=compressor, seed=0, **{**values, **changes})
+    )
+
+
+def _left(decisions: list[Decision], level: str) -> Decision:
+    """The decision by which a level was left after it was tried."""
+    tried = next(i for i, d in enumerate(decisions) if d.kind == "trial" and level in d.after)
+    return next(d for d in decisions[tried:] if d.kind in {"reject", "fallback"})
+
+
+@pytest.mark.learning
+def test_a_ruinous_level_is_found_and_left_in_one_process(tmp_path: Path) -> None:
+    summary = accel.train(_quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=0))
+    assert summary.return_mean is not None and summary.return_mean >= 400.0
+    decisions, damaged = read_decisions(tmp_path / "run")
+    assert damaged == 0
+    left = _left(decisions, RUINOUS)
+    assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
+    assert summary.scheme == "fp32"
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("compression_ess/fp32" in record for record in records)
+    assert records[-1]["level"] == "fp32"
+
+
+@pytest.mark.mpi
+@pytest.mark.learning
+def test_a_ruinous_level_is_found_and_left_by_two_actors(tmp_path: Path) -> None:
+    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2)
+    with RankJob(3, ["-m", "tests.accel.tuned_run", Job(config).to_text()], limit_s=110.0) as job:
+        outcome = job.outcome()
+    assert outcome.code == 0, outcome.errors
+    (line,) = [line for line in outcome.output.splitlines() if line.startswith("RETURN")]
+    assert float(line.split()[1]) >= 400.0
+    decisions, _ = read_decisions(tmp_path / "run")
+    left = _left(decisions, RUINOUS)
+    assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
+    # Whole actors were compared: one on the level, one beside it.
+    assert any(d.actor is not None and d.after == RUINOUS for d in decisions)
