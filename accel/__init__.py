@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from accel.doctor import Report, doctor
     from accel.errors import AccelError
     from accel.evaluation import Evaluation, evaluate
+    from accel.exporting.bundle import Bundle, export
     from accel.loading import TrainedRun, load_run
     from accel.reporting import compare, report
+    from accel.verification import Verification, verify
     from accel.watching import watch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AccelError": "errors",
+    "Bundle": "exporting.bundle",
     "Evaluation": "evaluation",
     "Report": "doctor",
     "TrainConfig": "config",
     "TrainedRun": "loading",
+    "Verification": "verification",
     "bench_actor": "bench",
     "bench_correctors": "bench",
     "bench_policy": "bench",
@@ -40,17 +44,21 @@ _HOMES = {
     "compare": "reporting",
     "doctor": "doctor",
     "evaluate": "evaluation",
+    "export": "exporting.bundle",
     "load_run": "loading",
     "report": "reporting",
+    "verify": "verification",
     "watch": "watching",
 }
 
 __all__ = [
     "AccelError",
+    "Bundle",
     "Evaluation",
     "Report",
     "TrainConfig",
     "TrainedRun",
+    "Verification",
     "__version__",
     "bench_actor",
     "bench_correctors",
@@ -60,8 +68,10 @@ __all__ = [
     "compare",
     "doctor",
     "evaluate",
+    "export",
     "load_run",
     "report",
+    "verify",
     "watch",
 ]
 

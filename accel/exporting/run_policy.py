@@ -270,12 +270,9 @@ def verify(bundle: Path) -> dict[str, Any]:
     """Check files, contract, machine and vectors, and measure latency at batch 1. Raises BundleError."""
     contract = read_contract(bundle)
     check_cpu(contract)
-    inputs, _ = load_vectors(bundle, contract)
-    rows = len(next(iter(inputs.values())))
-    vectors = check_vectors(OnnxSession(bundle, contract, rows), bundle, contract)
-    single = OnnxSession(bundle, contract, 1)
-    check_vectors(single, bundle, contract)
-    return {"scheme": contract["scheme"], "vectors": vectors, "latency": measure_latency(single)[0]}
+    session = OnnxSession(bundle, contract, 1)
+    vectors = check_vectors(session, bundle, contract)
+    return {"scheme": contract["scheme"], "vectors": vectors, "latency": measure_latency(session)[0]}
 
 
 def answer(policy: Policy) -> None:

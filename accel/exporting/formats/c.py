@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ _FLAGS = ("-std=c99", "-O2")
 _TIMEOUT_S = 600
 _C_TYPES = {"float32": "float", "uint8": "uint8_t"}
 _NONE_BYTES = 0
+_REFUSED = {"com.microsoft.MatMulNBits", "com.microsoft.DequantizeLinear"}
 
 
 class CFormat:
@@ -50,7 +53,14 @@ class CFormat:
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
 
-        model = fixed_batch(integer_products(onnx.load_from_string(artifact.model)), 1)
+        portable = integer_products(onnx.load_from_string(artifact.model))
+        refused = sorted(_REFUSED & operators(portable).keys())
+        if refused:
+            raise ExportError(
+                f"format c cannot take operator {refused[0]} of scheme {artifact.scheme!r}: C has no 4-bit weights; "
+                "choose int8 or fp32, or format onnx"
+            )
+        model = fixed_batch(portable, 1)
         options = CompilerOptions(
             model_name=FUNCTION, large_temp_threshold_bytes=_NONE_BYTES, large_weight_threshold=_NONE_BYTES
         )
@@ -63,9 +73,11 @@ class CFormat:
             ) from error
         (directory / SOURCE).write_text(source, encoding="utf-8")
         (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
-        sizes = measure(directory)
-        facts: Json = {"function": FUNCTION, "operators": operators(model), "compiled": sizes}
-        return Written((SOURCE, HEADER), int(str(sizes["code_bytes"])) + int(str(sizes["static_bytes"])), facts)
+        compiled = compile_policy(directory).facts
+        size = int(str(compiled["code_bytes"])) + int(str(compiled["static_bytes"]))
+        return Written(
+            (SOURCE, HEADER), size, {"function": FUNCTION, "operators": operators(model), "compiled": compiled}
+        )
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
         """See ``Format.session``."""
@@ -78,11 +90,10 @@ class CSession:
     def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
         self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
         self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
-        self._directory = tempfile.TemporaryDirectory()
-        library = Path(self._directory.name) / "policy.so"
-        _compile(directory, "-shared", "-fPIC", "-o", str(library), str(directory / SOURCE), "-lm")
-        self._function = ctypes.CDLL(str(library))[FUNCTION]
-        self._function.restype = None
+        self._compiled = compile_policy(directory)
+        function = ctypes.CDLL(str(self._compiled.library))[FUNCTION]
+        function.restype = None
+        self._function = function
         arrays = (*self.inputs.values(), *self.outputs.values())
         self._calls = [tuple(ctypes.c_void_p(array[row].ctypes.data) for array in arrays) for row in range(batch)]
 
@@ -90,6 +101,23 @@ class CSession:
         """Read ``inputs``, fill ``outputs``."""
         for pointers in self._calls:
             self._function(*pointers)
+
+
+@dataclass(frozen=True)
+class CompiledPolicy:
+    """Sources compiled for this machine.
+
+    Attributes:
+        library: a shared library.
+        facts: ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes`` (data and bss, in
+            RAM), ``stack_bytes`` (the policy's frame and the deepest that it calls; None where the compiler cannot
+            tell), ``compiler`` and ``flags``.
+        scratch: where the library lies, as long as this object lives.
+    """
+
+    library: Path
+    facts: Json
+    scratch: tempfile.TemporaryDirectory[str]
 
 
 def compiler() -> str:
@@ -101,52 +129,45 @@ def compiler() -> str:
     raise ExportError("format c needs a C compiler to check what it writes: install gcc, or name one in CC")
 
 
-def measure(directory: Path) -> Json:
-    """Compile the sources for this machine.
+def compile_policy(directory: Path) -> CompiledPolicy:
+    """Compile a bundle's sources, once for the same sources. Raises BundleError, ExportError without a compiler."""
+    try:
+        source = (directory / SOURCE).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{directory / SOURCE} cannot be read: {error}") from error
+    return _compile(source)
 
-    Returns:
-        ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes`` (data and bss, RAM),
-        ``stack_bytes`` (the deepest frame of the policy and of what it calls; None where the compiler cannot tell), and
-        with what they were measured.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        compiled = Path(scratch) / "policy.o"
-        _compile(directory, "-fstack-usage", "-c", "-o", str(compiled), str(directory / SOURCE))
-        code, static = _section_bytes(compiled)
-        usage = compiled.with_suffix(".su")
-        frames = re.findall(r":(\w+)\t(\d+)\t", usage.read_text()) if usage.exists() else []
+
+@functools.lru_cache(maxsize=2)
+def _compile(source: str) -> CompiledPolicy:
+    scratch = tempfile.TemporaryDirectory(prefix="accel-c-")
+    here = Path(scratch.name)
+    (here / SOURCE).write_text(source, encoding="utf-8")
+    _run(here, compiler(), *_FLAGS, "-fPIC", "-fstack-usage", "-c", SOURCE)
+    _run(here, compiler(), "-shared", "-o", "policy.so", "policy.o", "-lm")
+    text, data, bss, *_ = _run(here, "size", "policy.o").splitlines()[1].split()
+    usage = here / "policy.su"
+    frames = re.findall(r":(\w+)\t(\d+)\t", usage.read_text()) if usage.exists() else []
     own = sum(int(size) for name, size in frames if name == FUNCTION)
     deepest = max((int(size) for name, size in frames if name != FUNCTION), default=0)
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    return {
-        "code_bytes": code,
-        "static_bytes": static,
+    facts: Json = {
+        "code_bytes": int(text),
+        "static_bytes": int(data) + int(bss),
         "stack_bytes": own + deepest if frames else None,
-        "compiler": version.stdout.partition("\n")[0],
+        "compiler": _run(here, compiler(), "--version").partition("\n")[0],
         "flags": " ".join(_FLAGS),
     }
+    return CompiledPolicy(here / "policy.so", facts, scratch)
 
 
-def _section_bytes(compiled: Path) -> tuple[int, int]:
-    """(text, data + bss) of an object file, from size(1)."""
-    done = subprocess.run(["size", str(compiled)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+def _run(directory: Path, *command: str) -> str:
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ExportError(f"{command[0]} cannot be run: {error}; install gcc and binutils") from error
     if done.returncode != 0:
-        raise ExportError(f"size of the compiled policy is unknown: {done.stderr.strip()}; install binutils")
-    text, data, bss, *_ = done.stdout.splitlines()[1].split()
-    return int(text), int(data) + int(bss)
-
-
-def _compile(directory: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        [compiler(), *_FLAGS, *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BundleError(f"{directory / SOURCE} does not compile: {done.stderr.strip()[:500]}")
+        raise BundleError(f"{SOURCE} does not compile: {done.stderr.strip()[:500]}")
+    return done.stdout
 
 
 def _header(artifact: CompressedPolicy) -> str:

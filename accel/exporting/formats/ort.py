@@ -28,7 +28,10 @@ class OrtFormat(OnnxFormat):
         options.optimized_model_filepath = str(directory / MODEL)
         options.add_session_config_entry("session.save_model_format", "ORT")
         try:
-            ort.InferenceSession(artifact.model, options, providers=["CPUExecutionProvider"])
+            # folding would turn weights of 16 bits into ones of 32
+            ort.InferenceSession(
+                artifact.model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+            )
         except Exception as error:  # onnxruntime's errors share no base but Exception
             raise ExportError(f"onnxruntime cannot write {artifact.scheme!r} as .ort: {error}") from error
         return Written((MODEL,), (directory / MODEL).stat().st_size)

@@ -1,0 +1,29 @@
+"""``accel verify``: check a bundle where it is going to run, and measure its latency there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from accel.verification import verify
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Check a bundle's files, contract and test vectors on this machine, and measure its latency here."""
+
+    bundle: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="directory that accel export wrote")]
+    json: Annotated[bool, tyro.conf.arg(help="print JSON")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, check, print."""
+    options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    result = verify(options.bundle)
+    print(json.dumps(result.to_json(), indent=2) if options.json else result.text())
+    return 0

@@ -1,0 +1,153 @@
+"""The model card of a bundle, in Markdown, from its contract and report alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+
+def model_card(contract: Facts, report: Facts) -> str:
+    """What the policy is, how it was made, what it is worth, how to run it, and what not to expect."""
+    source, target = contract["source"], contract["target"]
+    parts = [
+        f"# {contract['environment']['id']} policy, {contract['scheme']}, {target['format']}",
+        f"A {source['network']} policy trained for {source['env_steps']:,} environment steps (run `{source['run']}`, "
+        f"policy version {source['policy_version']}), compressed as `{contract['scheme']}`, exported on "
+        f"{contract['created']}.",
+        "## Size and speed",
+        _sizes(contract, report),
+        "## Return",
+        _returns(report["returns"]),
+        "## Parity with the trained policy",
+        _parity(report),
+        "## Inputs and outputs",
+        _interface(contract),
+        "## Running it",
+        _running(target),
+        "## Limits",
+        _limits(contract),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(contract: Facts, report: Facts) -> str:
+    """The report in four lines."""
+    sizes, latency, mismatch, returns = (report[key] for key in ("bytes", "latency", "mismatch", "returns"))
+    name = f"{contract['scheme']} as {contract['target']['format']}"
+    lines = [
+        f"{name}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {sizes['ratio']:.2f}x smaller",
+        f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} (medians), "
+        f"{latency['speed_up_p50']:.2f}x as fast",
+        f"real inputs: {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, same greedy "
+        f"action {mismatch['greedy_agreement']:.1%}",
+    ]
+    if returns is not None:
+        lines.append(
+            f"mean return {returns['model']['mean']:.5g} against {returns['fp32']['mean']:.5g} on the same seeds, difference "
+            f"{_interval(returns['difference'])}: {returns['verdict']}"
+        )
+    return "\n".join(lines)
+
+
+def _sizes(contract: Facts, report: Facts) -> str:
+    sizes, latency, machine = report["bytes"], report["latency"], report["machine"]
+    lines = [
+        "| | bytes | p50 µs | p95 µs | p99 µs |",
+        "|---|---|---|---|---|",
+        _speed(f"{contract['scheme']} as {contract['target']['format']}", sizes["model"], latency["model"]),
+        _speed("fp32 as ONNX", sizes["fp32"], latency["fp32_onnx"]),
+        "",
+        f"{sizes['ratio']:.2f}× smaller, {latency['speed_up_p50']:.2f}× as fast in the median; one observation a call, "
+        f"one thread of {machine['cpu']}. `accel verify` measures it on another machine.",
+    ]
+    compiled = contract["target"].get("compiled")
+    if compiled:
+        lines += [
+            "",
+            f"Compiled by {compiled['compiler']} with {compiled['flags']}: {compiled['code_bytes']:,} bytes of code "
+            f"and constants, {compiled['static_bytes']:,} of static memory, {compiled['stack_bytes']} of stack.",
+        ]
+    return "\n".join(lines)
+
+
+def _speed(name: str, size: int, latency: Facts) -> str:
+    return f"| {name} | {size:,} | {latency['p50_us']:.1f} | {latency['p95_us']:.1f} | {latency['p99_us']:.1f} |"
+
+
+def _returns(returns: Facts | None) -> str:
+    if returns is None:
+        return "Not measured."
+    lines = ["| | mean return | 95 % interval |", "|---|---|---|"]
+    for name, key in (("compressed", "model"), ("full precision", "fp32")):
+        played = returns[key]
+        interval = played["interval"]
+        ends = "-" if interval is None else f"{interval['low']:.4g} to {interval['high']:.4g}"
+        lines.append(f"| {name} | {played['mean']:.6g} | {ends} |")
+    lines += [
+        "",
+        f"{len(returns['model']['returns'])} episodes each, {returns['acted']}, on the same seeds (of "
+        f"{returns['seed']}), the compressed policy on {returns['engine']}. Difference by seed: "
+        f"{_interval(returns['difference'])}: **{returns['verdict']}**.",
+    ]
+    return "\n".join(lines)
+
+
+def _interval(interval: Facts | None) -> str:
+    return "-" if interval is None else f"{interval['estimate']:.4g} [{interval['low']:.4g}, {interval['high']:.4g}]"
+
+
+def _parity(report: Facts) -> str:
+    lines = [
+        "| from → to | inputs | batch | relative difference | greatest | KL, nats | same greedy action |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["parity"]:
+        lines.append(
+            f"| {row['stage']} | {row['inputs']} | {row['batch']} | {row['relative']:.2e} | {row['greatest']:.2e} | "
+            f"{row['kl']:.2e} | {row['greedy_agreement']:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _interface(contract: Facts) -> str:
+    lines = ["| | name | dtype | shape |", "|---|---|---|---|"]
+    for kind in ("inputs", "outputs"):
+        for tensor in contract[kind]:
+            lines.append(f"| {kind[:-1]} | `{tensor['name']}` | {tensor['dtype']} | {tensor['shape']} |")
+    observation, action = contract["observation"], contract["action"]
+    lines += [
+        "",
+        f"- Observations: {observation['layout']}. Normalisation, inside the graph: "
+        f"{observation['normalisation']['method']}.",
+        f"- Actions ({action['kind']}): {action['post_processing']}.",
+        "- Opset: " + ", ".join(f"{domain} {version}" for domain, version in contract["model"]["opset"].items()) + ".",
+        "- CPU features assumed: " + (", ".join(contract["model"]["cpu_features"]) or "none") + ".",
+    ]
+    for state in contract["recurrent_state"]:
+        lines.append(f"- Recurrent state: `{state['input']}` gets `{state['output']}`; {state['rule']}.")
+    return "\n".join(lines)
+
+
+def _running(target: Facts) -> str:
+    text = (
+        "`run_policy.py` needs Python, numpy and onnxruntime only:\n\n"
+        "```\npython run_policy.py --verify   # files, test vectors, latency\n"
+        "python run_policy.py --play     # with gymnasium and the environment\n"
+        'echo \'{"observation": [...], "first": true}\' | python run_policy.py --stdin\n```\n\n'
+    )
+    if target["format"] == "openvino":
+        settings = ", ".join(f"{key}={value}" for key, value in target["settings"].items())
+        return text + f"`model.xml` and `model.bin` are OpenVINO's; compile them with {settings}."
+    if target["format"] == "c":
+        return text + f"Call `{target['function']}` of `policy.h`; it takes one observation, needs libm and no heap."
+    return text + "`contract.json` says all that another program needs."
+
+
+def _limits(contract: Facts) -> str:
+    return (
+        f"The policy knows {contract['environment']['id']} as it was in training and nothing else; its return "
+        "elsewhere is unknown. Outputs of another CPU or engine may differ from the test vectors by "
+        f"{contract['vectors']['bound']:g} of their spread; more than that is an error."
+    )

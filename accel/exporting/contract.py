@@ -1,0 +1,202 @@
+"""The contract of a bundle: everything that a program needs to know to run the policy, as plain JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+from gymnasium import spaces
+from onnx import ModelProto
+
+import accel
+from accel.exporting.formats.base import Contract, Format, Written, runs_integers
+from accel.exporting.graphs import operators
+from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
+from accel.extras import installed_version
+from accel.loading import TrainedRun
+from accel.machine import read_source, read_versions
+from accel.spaces import ActionSpec, Json
+from compressors.artifact import CompressedPolicy, TensorSpec
+
+FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"
+# greatest relative difference from the test vectors, elsewhere or on another engine: rounding of single precision; of
+# codes, which flip where engines compute an activation function differently in the last bit
+FLOAT_BOUND, INTEGER_BOUND = 1e-4, 2e-2
+_POST_PROCESSING = {
+    "categorical": "action = start + index of the greatest logit; or sample from softmax(logits)",
+    "multi_categorical": "for each part of the logits: start + index of the greatest; or sample from its softmax",
+    "gaussian": "value = mean (the first half of params); or mean + exp(log_std) * standard normal noise",
+}
+
+
+def make_contract(
+    run: TrainedRun,
+    artifact: CompressedPolicy,
+    fp32: ModelProto,
+    target: Format,
+    written: Written,
+    vector_rows: int,
+    greedy: bool,
+) -> Contract:
+    """The contract without ``files``, which lists what is written after it.
+
+    Args:
+        run: the trained run. artifact: the compressed policy. fp32: the model of full precision.
+        target: the format. written: what it wrote.
+        vector_rows: how many test vectors there are.
+        greedy: how the policy was played for the report.
+    Raises:
+        EnvError: the run's environment cannot be made.
+    """
+    model = onnx.load_from_string(artifact.model)
+    counts = operators(model)
+    in_ort = target.runs_onnx and target.name != "onnx"
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scheme": artifact.scheme,
+        "inputs": [_tensor(spec) for spec in artifact.inputs],
+        "outputs": [_tensor(spec) for spec in artifact.outputs],
+        "observation": _observation(run),
+        "action": action_json(run),
+        "recurrent_state": _states(artifact),
+        "environment": environment_json(run),
+        "model": {
+            "path": written.files[0] if in_ort else "model.onnx",
+            "graph_optimisation": artifact.optimisation,
+            "session_options": {"session.disable_quant_qdq": "1"},
+            "opset": {opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
+            "ir_version": model.ir_version,
+            "operators": counts,
+            "cpu_features": list(artifact.cpu_features),
+        },
+        "fp32": {
+            "path": FP32_ONNX,
+            "graph_optimisation": "all",
+            "session_options": {},
+            "opset": {opset.domain or "ai.onnx": opset.version for opset in fp32.opset_import},
+            "operators": operators(fp32),
+        },
+        "target": {
+            "format": target.name,
+            "files": list(written.files),
+            "batch": "any" if target.batch is None else target.batch,
+            **written.facts,
+        },
+        "vectors": {
+            "path": VECTORS,
+            "rows": vector_rows,
+            "bound": INTEGER_BOUND if runs_integers(counts) else FLOAT_BOUND,
+            "measure": "root mean square difference / root mean square deviation of the expected from their mean row",
+        },
+        "acted": "greedy" if greedy else "sampled",
+        "source": {
+            "run": run.path.name,
+            "network": run.config.network,
+            "env_steps": run.env_steps,
+            "policy_version": run.version,
+            "seed": run.config.seed,
+            **read_source(),
+        },
+        "versions": {
+            "accel": accel.__version__,
+            **read_versions(),
+            **{name: installed_version(name) for name in ("openvino", "emx-onnx-cgen")},
+        },
+    }
+
+
+def action_json(run: TrainedRun) -> Json:
+    """The action space and what turns distribution parameters into an action of the environment."""
+    action = run.spec.action
+    environment = run.make_env(1, 0)
+    space = environment.action_space
+    environment.close()
+    start: object = 0
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        start = np.asarray(space.start).tolist()
+    return {
+        **action.to_json(),
+        "shape": list(space.shape or ()),
+        "start": start,
+        "dtype": "float32" if action.kind == "gaussian" else "int64",
+        "post_processing": _post_processing(action),
+    }
+
+
+def environment_json(run: TrainedRun) -> Json:
+    """How gymnasium makes the environment that the run was trained on."""
+    config, environment = run.config, run.make_env(1, 0)
+    is_atari = environment.implementation == "atari"
+    environment.close()
+    kwargs: Json = dict(config.env_kwargs)
+    if is_atari:
+        from accel.envs.atari import DEFAULTS
+
+        kwargs = {**DEFAULTS, **kwargs}
+    return {
+        "id": config.env,
+        "kwargs": kwargs,
+        "wrappers": list(config.wrapper),
+        "vector": is_atari,
+        "imports": ["ale_py"] if config.env.startswith("ALE/") else [],
+    }
+
+
+def write_json(path: Path, value: Contract) -> None:
+    """Write strict, readable JSON."""
+    path.write_text(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinities: they become the strings that ``float`` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _observation(run: TrainedRun) -> Json:
+    spec = run.spec
+    if spec.is_image:
+        layout = "channels, height, width; stacked frames are channels, the newest last"
+    else:
+        layout = "as gymnasium.spaces.flatten gives it: Box values, one-hot indices, parts of Dict and Tuple in order"
+    if spec.observation_dtype == "uint8":
+        method = "divided by 255"
+    elif run.network.normaliser is not None:
+        method = "(x - mean) / deviation over training, clipped to [-10, 10]"
+    else:
+        method = "none"
+    return {
+        "shape": list(spec.observation_shape),
+        "dtype": spec.observation_dtype,
+        "layout": layout,
+        "frame_stack": spec.frame_stack,
+        "normalisation": {"inside_the_graph": True, "method": method},
+    }
+
+
+def _states(artifact: CompressedPolicy) -> list[Json]:
+    pairs = zip(artifact.inputs[1:], artifact.outputs[1:], strict=True)
+    rule = "zero at the start and in every row that begins an episode; otherwise the previous call's output"
+    return [{"input": before.name, "output": after.name, "rule": rule} for before, after in pairs]
+
+
+def _post_processing(action: ActionSpec) -> str:
+    rule = _POST_PROCESSING[action.kind]
+    if action.kind != "gaussian":
+        return rule
+    if action.squash:
+        return f"{rule}; action = (low + high) / 2 + tanh(value) * (high - low) / 2"
+    return f"{rule}; action = value clipped to [low, high]"
+
+
+def _tensor(spec: TensorSpec) -> Json:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": ["batch" if size is None else size for size in spec.shape]}

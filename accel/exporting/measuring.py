@@ -1,0 +1,160 @@
+"""What an exported policy is worth: parity with the trained one, return on the same seeds, latency, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from accel.evaluation import interval_json, paired_difference
+from accel.exporting.run_policy import measure_latency, mismatch, run_rows
+from accel.loading import TrainedRun
+from accel.players import ActingSession, Array
+from accel.playing import Episodes
+from accel.spaces import Json
+from compressors.artifact import TensorSpec
+from monitor.divergence import divergences
+from monitor.statistics import Interval, mean_interval
+
+MakeSession = Callable[[int], ActingSession]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far one stage of an export is from the stage before, over inputs of one kind.
+
+    Attributes:
+        stage: what is compared, ``A -> B``. inputs: ``real`` or ``random``. batch: rows a call. rows: rows in all.
+        relative: root mean square difference over the root mean square deviation of A's parameters from their mean.
+        greatest: greatest absolute difference of any output, recurrent states included.
+        kl: mean KL(A ‖ B) of the action distributions, nats.
+        greedy_agreement: share of rows with the same most likely action.
+    """
+
+    stage: str
+    inputs: str
+    batch: int
+    rows: int
+    relative: float
+    greatest: float
+    kl: float
+    greedy_agreement: float
+
+
+def reference_outputs(run: TrainedRun, inputs: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
+    """Outputs of the policy in torch by name, [N, ...]."""
+    with torch.inference_mode():
+        outputs = run.policy(*(torch.from_numpy(array) for array in inputs.values()))
+    return {name: tensor.numpy() for name, tensor in zip(names, outputs, strict=True)}
+
+
+def random_inputs(
+    specs: tuple[TensorSpec, ...], real: Mapping[str, Array], rng: np.random.Generator
+) -> dict[str, Array]:
+    """As many random inputs as real ones: uniform pixels; else normal, of the real mean and thrice the deviation."""
+    drawn: dict[str, Array] = {}
+    for spec in specs:
+        array = real[spec.name]
+        if spec.dtype == "uint8":
+            drawn[spec.name] = rng.integers(0, 256, array.shape, dtype=np.uint8)
+        else:
+            floats = array.astype(np.float64)
+            noise = rng.standard_normal(array.shape) * 3.0 * floats.std(axis=0) + floats.mean(axis=0)
+            drawn[spec.name] = noise.astype(spec.dtype)
+    return drawn
+
+
+def agreement(
+    stage: str,
+    kind: str,
+    run: TrainedRun,
+    wanted: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    make_session: MakeSession,
+    batch: int,
+) -> Agreement:
+    """Run a session in calls of ``batch`` rows on inputs and compare it with the outputs wanted."""
+    rows = len(next(iter(inputs.values()))) // batch * batch
+    found = run_rows(make_session(batch), {name: array[:rows] for name, array in inputs.items()})
+    params = next(iter(wanted))
+    theirs, ours = wanted[params][:rows], found[params]
+    distance = divergences(run.spec.action, theirs.astype(np.float64), ours.astype(np.float64))
+    return Agreement(
+        stage=stage,
+        inputs=kind,
+        batch=batch,
+        rows=rows,
+        relative=mismatch(ours, theirs)[0],
+        greatest=max(mismatch(found[name], wanted[name][:rows])[1] for name in wanted),
+        kl=float(distance.kl.mean()),
+        greedy_agreement=float(distance.greedy_agrees.mean()),
+    )
+
+
+def latency(model: ActingSession, fp32: ActingSession) -> Json:
+    """Microseconds a call of one observation, both measured in turns on one thread."""
+    ours, theirs = measure_latency(model, fp32)
+    return {"batch": 1, "model": ours, "fp32_onnx": theirs, "speed_up_p50": theirs["p50_us"] / ours["p50_us"]}
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Full and compressed policy on the same seeds.
+
+    Attributes:
+        episodes: of the compressed policy. full: of full precision.
+        seed: of both. greedy: most likely actions instead of samples.
+        engine: what the compressed policy was played on.
+    """
+
+    episodes: Episodes
+    full: Episodes
+    seed: int
+    greedy: bool
+    engine: str
+
+    @property
+    def loss(self) -> float:
+        """Mean return lost, as a share of the magnitude of full precision's mean return; negative for a gain."""
+        lost = float(self.full.returns.mean() - self.episodes.returns.mean())
+        return lost / max(abs(float(self.full.returns.mean())), 1e-12) if lost else 0.0
+
+    @property
+    def difference(self) -> Interval | None:
+        """Mean of (compressed − full) by seed with its 95 % interval; None for a single episode."""
+        return paired_difference(self.episodes, self.full)
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says."""
+        if self.difference is None:
+            return "one episode says nothing"
+        if self.difference.low > 0:
+            return "higher than full precision"
+        return "lower than full precision" if self.difference.high < 0 else "no difference from full precision found"
+
+    def to_json(self) -> Json:
+        """A plain JSON object, every return included."""
+        return {
+            "model": _played(self.episodes),
+            "fp32": _played(self.full),
+            "difference": interval_json(self.difference),
+            "loss": self.loss,
+            "verdict": self.verdict,
+            "seed": self.seed,
+            "acted": "greedy" if self.greedy else "sampled",
+            "engine": self.engine,
+        }
+
+
+def _played(episodes: Episodes) -> Json:
+    returns = episodes.returns
+    interval = mean_interval(returns) if len(returns) > 1 else None
+    return {
+        "mean": float(returns.mean()),
+        "interval": interval_json(interval),
+        "returns": returns.tolist(),
+        "lengths": episodes.lengths.tolist(),
+    }

@@ -1,0 +1,94 @@
+"""``accel.verify``: is a bundle whole, does this machine compute what was exported, and how fast."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.errors import BundleError
+from accel.exporting import run_policy
+from accel.exporting.bundle import REPORT
+from accel.exporting.formats import make_format
+from accel.exporting.formats.base import Contract
+from accel.machine import read_machine
+from accel.spaces import Json
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a machine does with a bundle.
+
+    Attributes:
+        path: the bundle. scheme, format: what it holds.
+        vectors: ``rows`` compared, ``relative`` and ``greatest`` difference, the ``bound`` on the former.
+        latency: microseconds a call at batch 1: ``p50_us``, ``p95_us``, ``p99_us``; ``calls`` measured.
+        exported: the same on the machine that exported the bundle.
+        cpu: this machine's processor.
+    """
+
+    path: Path
+    scheme: str
+    format: str
+    vectors: Json
+    latency: Json
+    exported: Json
+    cpu: str
+
+    def text(self) -> str:
+        """The findings in a few lines."""
+        ours, theirs, vectors = self.latency, self.exported, self.vectors
+        return (
+            f"{self.path}: {self.scheme} as {self.format}, every file is whole\n"
+            f"{vectors['rows']} test vectors: relative difference {vectors['relative']:.2e} of at most "
+            f"{vectors['bound']:g}, greatest {vectors['greatest']:.2e}\n"
+            f"one observation takes p50 {ours['p50_us']:.1f}, p95 {ours['p95_us']:.1f}, p99 {ours['p99_us']:.1f} µs on "
+            f"{self.cpu}; p50 {theirs['p50_us']:.1f} µs where it was exported"
+        )
+
+    def to_json(self) -> Json:
+        """A plain JSON object."""
+        return {**vars(self), "path": str(self.path)}
+
+
+def verify(bundle: Path) -> Verification:
+    """Check a bundle where it is going to run: checksums, contract, CPU, test vectors; measure latency.
+
+        import accel
+        from pathlib import Path
+        print(accel.verify(Path("cartpole-int8")).text())
+
+    The bundle's own ``run_policy.py --verify`` does the same without this package, on onnxruntime.
+
+    Args:
+        bundle: the directory that ``export`` wrote.
+    Raises:
+        BundleError: a file is missing or damaged, the contract is not one, the CPU lacks what the model assumes, or
+            outputs differ from the test vectors by more than their bound.
+        MissingExtraError: the bundle's format needs a package that is not installed.
+    """
+    try:
+        contract = run_policy.read_contract(bundle)
+        return _verify(bundle, contract)
+    except run_policy.BundleError as error:
+        raise BundleError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"the contract of {bundle} is not one that this version understands: {error!r}") from error
+
+
+def _verify(bundle: Path, contract: Contract) -> Verification:
+    target = make_format(str(contract["target"]["format"]))
+    if target.runs_onnx:
+        run_policy.check_cpu(contract)
+    session = target.session(bundle, contract, 1)
+    vectors = run_policy.check_vectors(session, bundle, contract)
+    report = json.loads((bundle / REPORT).read_text(encoding="utf-8"))
+    return Verification(
+        path=bundle,
+        scheme=str(contract["scheme"]),
+        format=target.name,
+        vectors=vectors,
+        latency=dict(run_policy.measure_latency(session)[0]),
+        exported=report["latency"]["model"],
+        cpu=read_machine().cpu,
+    )
