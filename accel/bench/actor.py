@@ -72,11 +72,12 @@ def bench_actor(
     Returns:
         Flat rows: ``env``, ``network``, ``runtime``, ``scheme``, ``envs``; ``us_per_env_step`` with ``_low`` and
         ``_high`` (median, 10th and 90th percentile, µs), of which ``env_us`` in the environment, ``policy_us`` in the
-        policy, sampling included, and ``own_us`` in all the rest (medians too); ``env_only_us``, environments alone;
-        ``env_share`` = env_only_us / us_per_env_step; ``seconds_per_million_env_steps``; ``speedup_torch`` and
-        ``speedup_fp32`` of the whole actor, and ``policy_speedup_torch``, ``policy_speedup_fp32``; ``session_us``, the
-        session's part of policy_us, and ``python_us_per_vector_step``, everything but environment and session
-        (both None on torch); ``bytes``; threads, machine and versions.
+        policy, sampling included, and ``own_us`` in all the rest (the median's parts, which add up to it);
+        ``env_only_us``, environments alone; ``env_share`` = env_only_us / us_per_env_step;
+        ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the whole actor,
+        ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy; ``session_us``, the session's part of
+        policy_us, and ``python_us_per_vector_step``, everything but environment and session (both None on torch);
+        ``bytes``; ``cpu_share``; threads, machine and versions.
     Raises:
         ConfigError: an empty list, an unknown network or runtime, a count that is not positive.
         SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
@@ -137,20 +138,14 @@ class _Contest:
         config = self._subject.run.config
         row: Row = {"env": config.env, "network": config.network, "runtime": runtime, "scheme": scheme, "envs": envs}
         row |= spread("us_per_env_step", [sample.total for sample in taken])
-        row |= {
-            "env_us": float(np.median([sample.env for sample in taken])),
-            "policy_us": float(np.median([sample.policy for sample in taken])),
-            "own_us": float(np.median([sample.total - sample.env - sample.policy for sample in taken])),
-        }
-        row |= spread("env_only_us", [sample.total for sample in env_only])
+        env_us, policy_us, session_us = _parts(taken)
         total = number(row, "us_per_env_step")
+        row |= {"env_us": env_us, "policy_us": policy_us, "own_us": total - env_us - policy_us}
+        row |= spread("env_only_us", [sample.total for sample in env_only])
         row |= {"env_share": number(row, "env_only_us") / total, "seconds_per_million_env_steps": total}
-        if runtime == "onnxruntime":
-            python_us = [envs * (sample.total - sample.env - sample.session) for sample in taken]
-            row |= {"session_us": float(np.median([sample.session for sample in taken]))}
-            row |= {"python_us_per_vector_step": float(np.median(python_us))}
-        else:
-            row |= {"session_us": None, "python_us_per_vector_step": None}
+        in_session = runtime == "onnxruntime"
+        row |= {"session_us": session_us if in_session else None}
+        row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
         return row | {"bytes": len(self._payloads[key]), "samples": len(taken)}
 
 
@@ -272,6 +267,16 @@ def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
         return Split(*(1e6 * sum(part) / max(sum(steps), 1) for part in zip(*seconds, strict=True)))
 
     return take
+
+
+def _parts(taken: Sequence[Split]) -> tuple[float, float, float]:
+    """Environment, policy and session within the median total: their shares of the middle half of samples."""
+    ordered = sorted(taken)
+    quarter = len(ordered) // 4
+    middle = np.asarray(ordered[quarter : len(ordered) - quarter])
+    median = float(np.median([sample.total for sample in taken]))
+    _, env, policy, session = median * middle.sum(0) / middle[:, 0].sum()
+    return float(env), float(policy), float(session)
 
 
 def _speedups(row: Row, cells: Sequence[Row]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from accel.bench.rows import LEAST_GAIN, Row, number
+from accel.bench.rows import Row, is_faster, number
 
 HIGHEST_KL = 0.1
 LOWEST_ESS = 0.3
@@ -149,14 +149,16 @@ class _Comparison:
             return f"{text}; {fast[0]['scheme']} takes {_us(self._time(fast[0]))}, {alarm}"
         if not self._others:
             return f"{text}, and no other scheme was measured"
-        return f"{text}, the fastest scheme, {self._others[0]['scheme']}, {_us(self._time(self._others[0]))}"
+        fastest = self._others[0]
+        unclear = " (within the spread)" if self._time(fastest) < self._time(self.baseline) else ""
+        return f"{text}, the fastest scheme, {fastest['scheme']}, {_us(self._time(fastest))}{unclear}"
 
     def _is_worth_it(self, row: Row) -> bool:
         bad = row.get("weights") == "trained" and (number(row, "kl") > HIGHEST_KL or number(row, "ess") < LOWEST_ESS)
         return self._is_faster(row) and not bad
 
     def _is_faster(self, row: Row) -> bool:
-        return self.baseline is not None and self._time(row) < (1.0 - LEAST_GAIN) * self._time(self.baseline)
+        return self.baseline is not None and is_faster(row, self.baseline, self._column)
 
     def _time(self, row: Row) -> float:
         return number(row, self._column)

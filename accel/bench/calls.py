@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Inputs = Mapping[str, npt.NDArray[np.generic]]
 
-Call = Callable[[], object]
+Call = Callable[[], npt.NDArray[np.generic]]
 
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
@@ -34,15 +34,16 @@ def session_call(artifact: CompressedPolicy, inputs: Inputs) -> Call:
     for name, array in session.inputs.items():
         array[...] = inputs[name]
     target, *states = session.inputs.values()
-    _, *following = session.outputs.values()
+    params, *following = session.outputs.values()
     carried = list(zip(states, following, strict=True))
     run = session.run
 
-    def call() -> None:
+    def call() -> npt.NDArray[np.generic]:
         target[...] = observations
         run()
         for state, next_state in carried:
             state[...] = next_state
+        return params
 
     return call
 

@@ -14,7 +14,7 @@ import torch
 
 from accel.bench.calls import session_call
 from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
-from accel.bench.rows import LEAST_GAIN, Notify, Row, number, provenance, spread
+from accel.bench.rows import Notify, Row, is_faster, number, provenance, spread
 from accel.bench.subject import (
     FULL_PRECISION,
     Subject,
@@ -88,7 +88,7 @@ def bench_refresh(
         actor (medians; each with ``_low`` and ``_high``, but for bind and send); ``refresh_ms_per_million_parameters``,
         the learner's part; ``bytes``; ``us`` per call of the loaded policy; ``saving_us_per_env_step`` against fp32;
         ``break_even_env_steps``: an actor that steps more than so often between two refreshes gains by the scheme
-        against onnxruntime's fp32 (0: always, None: never, as its call saves less than 2 %);
+        against onnxruntime's fp32 (0: always, None: never, as its call is no faster);
         ``break_even_shared_env_steps``, the same where one core does the learner's part as well; threads, machine and
         versions.
     Raises:
@@ -222,7 +222,7 @@ def _break_even(row: Row, rows: Sequence[Row]) -> Row:
     """From how many environment steps per refresh on the faster call makes up for the slower refresh."""
     baseline = next(r for r in rows if r["network"] == row["network"] and r["scheme"] == FULL_PRECISION)
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")
-    pays = saving_us > LEAST_GAIN * number(baseline, "us") / number(row, "envs")
+    pays = is_faster(row, baseline, "us")
     actor_ms = _sum(row, ("load_ms", "send_ms")) - _sum(baseline, ("load_ms", "send_ms"))
     learner_ms = _sum(row, ("requantise_ms", "serialise_ms")) - _sum(baseline, ("requantise_ms", "serialise_ms"))
     return {

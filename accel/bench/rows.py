@@ -35,6 +35,12 @@ def number(row: Row, name: str) -> float:
     return float(value)
 
 
+def is_faster(row: Row, baseline: Row, column: str) -> bool:
+    """Whether a median is below the baseline's by ``LEAST_GAIN``, and below all but a tenth of its samples."""
+    time = number(row, column)
+    return time < (1.0 - LEAST_GAIN) * number(baseline, column) and time < number(baseline, f"{column}_low")
+
+
 def provenance() -> Row:
     """The columns that say where rows come from: processor, cores, versions, commit."""
     machine, versions, source = read_machine(), read_versions(), read_source()

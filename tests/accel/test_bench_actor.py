@@ -1,0 +1,105 @@
+"""The actor benchmark: the real loop of every runtime and scheme, whose parts add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from accel.bench import bench_actor
+from accel.bench.actor import Split, _parts, _RandomStepper
+from accel.bench.rows import number
+from accel.config import TrainConfig
+from accel.errors import ConfigError, EnvError
+from compressors.errors import SchemeError
+from tests.accel.bench_rows import check_rows
+
+QUICK = {"seconds": 0.05, "repeats": 5}
+
+
+def test_every_variant_has_a_row_whose_parts_add_up() -> None:
+    rows = bench_actor(
+        TrainConfig.create(env="CartPole-v1", unroll_length=10),
+        networks=["mlp:16x1"],
+        envs_per_actor=[1, 4],
+        schemes=["int8"],
+        **QUICK,
+    )
+    check_rows(rows, "us_per_env_step", "env_only_us")
+    variants = [("torch", "fp32"), ("onnxruntime", "fp32"), ("onnxruntime", "int8")]
+    cells = [(row["envs"], row["runtime"], row["scheme"]) for row in rows]
+    assert cells == [(envs, *variant) for envs in (1, 4) for variant in variants]
+    for row in rows:
+        assert (row["env"], row["network"], row["unroll_length"]) == ("CartPole-v1", "mlp:16x1", 10)
+        parts = [number(row, name) for name in ("env_us", "policy_us", "own_us")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(number(row, "us_per_env_step"))
+        assert row["env_share"] == pytest.approx(number(row, "env_only_us") / number(row, "us_per_env_step"))
+        assert row["seconds_per_million_env_steps"] == row["us_per_env_step"]
+        peers = {(p["runtime"], p["scheme"]): p for p in rows if p["envs"] == row["envs"]}
+        for name, peer in (("speedup_torch", peers["torch", "fp32"]), ("speedup_fp32", peers["onnxruntime", "fp32"])):
+            ratio = number(peer, "us_per_env_step") / number(row, "us_per_env_step")
+            assert row[name] == pytest.approx(ratio)
+            assert row[f"policy_{name}"] == pytest.approx(number(peer, "policy_us") / number(row, "policy_us"))
+        if row["runtime"] == "torch":
+            assert row["session_us"] is None and row["python_us_per_vector_step"] is None
+        else:
+            assert 0 < number(row, "session_us") < number(row, "policy_us")
+            assert number(row, "python_us_per_vector_step") > 0
+
+
+def test_the_parts_of_the_median_are_those_of_ordinary_samples() -> None:
+    ordinary = [Split(10.0 + k, 6.0, 3.0, 2.0) for k in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    disturbed = [Split(90.0, 80.0, 5.0, 4.0), Split(8.0, 1.0, 1.0, 1.0)]
+    env, policy, session = _parts(ordinary + disturbed)
+    assert (env, policy, session) == pytest.approx((6.0, 3.0, 2.0), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("env", "network"),
+    [("Pendulum-v1", "mlp:16x1+lstm:8"), ("tests.environments:ClosedFormSameStep-v0", "mlp:16x1")],
+)
+def test_continuous_actions_recurrence_and_resets_in_the_same_step(env: str, network: str) -> None:
+    rows = bench_actor(TrainConfig.create(env=env), networks=[network], envs_per_actor=[2], schemes=["fp32"], **QUICK)
+    check_rows(rows, "us_per_env_step")
+    assert [row["runtime"] for row in rows] == ["torch", "onnxruntime"]
+
+
+@pytest.mark.parametrize(
+    ("env", "same_step"),
+    [("tests.environments:ClosedForm-v0", False), ("tests.environments:ClosedFormSameStep-v0", True)],
+)
+def test_rows_that_reset_are_no_steps_of_the_environment_alone(env: str, same_step: bool) -> None:
+    stepper = _RandomStepper(TrainConfig.create(env=env, envs_per_actor=3, unroll_length=50))
+    steps = [stepper.unroll()[1] for _ in range(4)]
+    stepper.close()
+    assert all(count == 150 for count in steps) == same_step
+    assert np.mean(steps) > 75
+
+
+def test_a_scheme_that_the_network_cannot_take_is_told() -> None:
+    told: list[str] = []
+    config = TrainConfig.create(env="CartPole-v1")
+    rows = bench_actor(
+        config, networks=["mlp:8x1"], envs_per_actor=[1], schemes=["prune(0.5)"], notify=told.append, **QUICK
+    )
+    assert [row["scheme"] for row in rows] == ["fp32", "fp32"]
+    assert len(told) == 1 and told[0].startswith("refused: prune(0.5) for mlp:8x1: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"networks": ["mpl"]}, ConfigError, "unknown torso"),
+        ({"networks": []}, ConfigError, "no network"),
+        ({"envs_per_actor": [0]}, ConfigError, "envs-per-actor 0"),
+        ({"envs_per_actor": []}, ConfigError, "no envs-per-actor"),
+        ({"schemes": ["int9"]}, SchemeError, "unknown method"),
+        ({"runtimes": ["torch.compile"]}, ConfigError, "unknown runtimes"),
+        ({"config": TrainConfig.create(env="NoSuchEnv-v0")}, EnvError, "NoSuchEnv"),
+        ({"networks": ["nature-cnn"]}, ConfigError, "images"),
+        ({"repeats": 0}, ConfigError, "positive"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bench_actor(**options)

@@ -1,0 +1,216 @@
+"""``accel bench``: tables, plots, JSON files, closing lines; bad input ends before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel.bench.advice import advise_actor, advise_policy, advise_refresh
+from accel.bench.figures import PANELS, Panel, draw
+from accel.bench.options import LayoutOptions, integers, texts
+from accel.bench.rows import Row
+from accel.bench.tables import plain_table
+from accel.cli import main
+from accel.commands.bench import _encode
+from accel.errors import ConfigError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+QUICK = ["--seconds", "0.05", "--repeats", "3"]
+COMMANDS = {
+    "policy": [
+        *QUICK,
+        "--network",
+        "mlp:16x1",
+        "--batch",
+        "1,2",
+        "--schemes",
+        "int8",
+        "--runtimes",
+        "torch,onnxruntime",
+    ],
+    "actor": [*QUICK, "--network", "mlp:16x1", "--envs-per-actor", "2", "--schemes", "int8"],
+    "refresh": [*QUICK, "--network", "mlp:16x1", "--schemes", "int8", "--observation-shape", "5", "--actions", "3,2"],
+    "correctors": ["--lengths", "3", "--batches", "2,4", "--repeats", "3"],
+    "transport": ["--sizes", "4096", "--carriers", "local", "--repeats", "3"],
+}
+KEYS = {
+    "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
+    "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "own_us"},
+    "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "bytes"},
+    "correctors": {"corrector", "T", "B", "us", "learner_us", "share"},
+    "transport": {"carrier", "direction", "bytes", "us"},
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_each_benchmark_prints_a_table_writes_rows_and_draws(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_path, plot = tmp_path / "rows.json", tmp_path / "plot.png"
+    arguments = ["bench", kind, *COMMANDS[kind], "--json", str(rows_path), "--plot", str(plot)]
+    assert main(arguments) == 0
+    rows = json.loads(rows_path.read_text())
+    assert rows and all(KEYS[kind] <= row.keys() for row in rows)
+    assert all(row["command"].startswith(f"accel bench {kind} ") and row["commit"] for row in rows)
+    assert plot.read_bytes().startswith(PNG)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "rows.json"]
+    printed = capsys.readouterr().out.splitlines()
+    title, headings = printed[:2]
+    assert (title and "µs" in headings) or "ms" in headings
+    assert any("onnxruntime" in line and "cores" in line for line in printed[2 + len(rows) :]), "versions and threads"
+    assert len(printed) >= len(rows) + 4, "a closing line"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["policy", "--json", "{dir}/missing/rows.json"], "no directory"),
+        (["policy", "--json", "{dir}"], "is a directory"),
+        (["transport", "--plot", "{dir}/missing/plot.png"], "no directory"),
+        (["policy", "--network", "mpl:64x2"], "unknown torso"),
+        (["policy", "--network", ""], "no network"),
+        (["policy", "--batch", "0"], "batch 0"),
+        (["policy", "--batch", "eight"], "whole numbers"),
+        (["policy", "--batch", ""], "no batch"),
+        (["policy", "--schemes", "int9"], "unknown method 'int9'"),
+        (["policy", "--observation-shape", "4"], "together"),
+        (["policy", "--observation-shape", "4", "--actions", "2", "--env", "CartPole-v1"], "no two of them"),
+        (["policy", "--observation-shape", "4", "--actions", "0"], "positive"),
+        (["policy", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
+        (["actor", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
+        (["actor", "--unroll-length", "0"], "unroll_length"),
+        (["refresh", "--schemes", ""], "no scheme"),
+        (["correctors", "--lengths", "0"], "length 0"),
+        (["correctors", "--device", "nosuchdevice"], "nosuchdevice"),
+        (["transport", "--sizes", "4"], "at least 16"),
+        (["transport", "--carriers", ""], "no carrier"),
+    ],
+)
+def test_bad_input_is_one_message(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *(argument.format(dir=tmp_path) for argument in arguments)]) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error = captured.err.strip().splitlines()
+    assert message in " ".join(error) and error[-1].startswith("accel: ")
+    assert not any(tmp_path.iterdir())
+
+
+def test_lists_split_at_commas_outside_parentheses() -> None:
+    assert texts("fp32, prune(0.5,taylor)+int8(per_channel) ,,int8") == [
+        "fp32", "prune(0.5,taylor)+int8(per_channel)", "int8",
+    ]  # fmt: skip
+    assert texts("") == [] and integers("1, 8") == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("shape", "actions", "dtype", "kind", "sizes"),
+    [
+        ("17", "box:6", "float32", "gaussian", (6,)),
+        ("4,84,84", "6", "uint8", "categorical", (6,)),
+        ("3,4", "3,2", "float32", "multi_categorical", (3, 2)),
+    ],
+)
+def test_layouts_are_read_from_shape_and_actions(
+    shape: str, actions: str, dtype: str, kind: str, sizes: tuple[int, ...]
+) -> None:
+    spec = LayoutOptions(observation_shape=shape, actions=actions).spec()
+    assert spec is not None
+    assert (spec.observation_dtype, spec.action.kind, spec.action.sizes) == (dtype, kind, sizes)
+    assert ",".join(map(str, spec.observation_shape)) == shape
+    with pytest.raises(ConfigError, match="one number"):
+        LayoutOptions(observation_shape="3", actions="box:2,2").spec()
+
+
+def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> Row:
+    row: Row = {
+        "network": "mlp:64x2", "batch": 8, "runtime": runtime, "scheme": scheme, "us": us, "us_low": 0.95 * us,
+        "bytes": 1000, "weights": "trained", "kl": 0.001, "ess": 0.99,
+    }  # fmt: skip
+    return row | changes
+
+
+def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
+    rows = [
+        policy_row("torch", "fp32", 100.0),
+        policy_row("onnxruntime", "fp32", 40.0, bytes=4000),
+        policy_row("onnxruntime", "prune(0.5)+int8", 10.0),
+        policy_row("onnxruntime", "int8", 20.0),
+    ]
+    (line,) = advise_policy(rows)
+    assert line == (
+        "mlp:64x2, batch 8: prune(0.5)+int8 takes 10 µs a call against 40 µs in fp32, 4.00 times as fast "
+        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; KL 0.001 nats, 1,000 bytes for 4,000"
+    )
+    rows[2]["kl"] = 0.2
+    assert advise_policy(rows)[0].startswith("mlp:64x2, batch 8: int8 takes 20 µs")
+    rows[3]["ess"] = 0.1
+    assert "no compression" in advise_policy(rows)[0] and "alarm level" in advise_policy(rows)[0]
+    rows[2]["weights"] = "random"
+    assert "by speed alone" in advise_policy(rows)[0]
+
+
+@pytest.mark.parametrize("us", [41.0, 39.0])
+def test_advice_is_no_compression_where_nothing_is_clearly_faster(us: float) -> None:
+    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", "int8", us)]
+    (line,) = advise_policy(rows)
+    spread = " (within the spread)" if us < 40.0 else ""
+    assert (
+        line
+        == f"mlp:64x2, batch 8: no compression. fp32 takes 40 µs a call, the fastest scheme, int8, {us:g} µs{spread}"
+    )
+    assert "nothing to recommend" in advise_policy([policy_row("torch", "fp32", 40.0)])[0]
+
+
+def test_advice_on_actors_says_how_near_the_limit_is() -> None:
+    shared: Row = {"env": "X-v0", "network": "mlp:64x2", "envs": 8, "env_only_us": 20.0, "env_share": 0.8}
+    rows: list[Row] = [
+        shared | {"runtime": "torch", "scheme": "fp32", "us_per_env_step": 50.0, "us_per_env_step_low": 49.0},
+        shared | {"runtime": "onnxruntime", "scheme": "fp32", "us_per_env_step": 30.0, "us_per_env_step_low": 29.0},
+        shared | {"runtime": "onnxruntime", "scheme": "int8", "us_per_env_step": 25.0, "us_per_env_step_low": 24.0},
+    ]
+    (line,) = advise_actor(rows)
+    assert line == (
+        "X-v0, mlp:64x2, 8 environments an actor: int8 takes 25 µs an environment step against 30 µs in fp32, 1.20 "
+        "times as fast, 50 µs on torch eager (2.00 times as much); the environment alone takes 20 µs, which is 80% of "
+        "the actor's time"
+    )
+
+
+def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
+    shared: Row = {"network": "mlp:64x2", "envs": 8, "saving_us_per_env_step": 2.5, "load_ms": 1.0}
+    fp32 = shared | {"scheme": "fp32", "us": 40.0, "us_low": 39.0}
+    int8 = shared | {"scheme": "int8", "us": 20.0, "break_even_env_steps": 0.0, "break_even_shared_env_steps": 1200.0}
+    (line,) = advise_refresh([fp32, int8])
+    assert "int8 saves 2.5 µs an environment step" in line
+    assert "however often the policy is refreshed, and with the learner's part on the same core from 1,200" in line
+
+
+def test_plain_tables_are_aligned() -> None:
+    table = plain_table(["scheme", "µs"], [["fp32", "10"], ["int8", "9.5"], ["x", "-"]], "title")
+    assert table.splitlines() == ["title", "scheme   µs", "fp32     10", "int8    9.5", "x         -"]
+
+
+def test_figures_that_are_not_finite_become_null() -> None:
+    assert json.loads(_encode([{"a": float("inf"), "b": float("nan"), "c": 1.5, "d": "x"}])) == [
+        {"a": None, "b": None, "c": 1.5, "d": "x"}
+    ]
+
+
+def test_plots_grow_with_their_panels(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    panel = Panel(
+        "title", ["a", "b"], {"x": [1.0, 2.0], "y": [0.5, 0.1]}, [(1.0, 90.0), (2.0, 2.2)], ("limit", 1.2), ["n", ""]
+    )
+    heights = []
+    for count in (1, 4):
+        draw([panel] * count, tmp_path / "plot.png", title="title\nsecond line", unit="µs")
+        image = imread(tmp_path / "plot.png")
+        assert image[..., :3].std() > 0.02, "something is drawn"
+        heights.append(image.shape[0])
+    assert heights[0] < heights[1]
+    assert set(PANELS) == set(COMMANDS)

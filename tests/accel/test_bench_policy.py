@@ -1,0 +1,183 @@
+"""The policy benchmark: every runtime and scheme, honest mismatch, refusals told, bad input before any work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import accel
+from accel.bench import bench_policy
+from accel.bench.calls import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
+from accel.bench.rows import number
+from accel.bench.subject import default_spec, random_subject
+from accel.bench.timing import interleave, timed_calls
+from accel.config import TrainConfig
+from accel.errors import ConfigError, RunDirectoryError
+from accel.spaces import ActionSpec, EnvSpec
+from compressors.errors import SchemeError
+from tests.accel.bench_rows import check_rows
+
+QUICK = {"seconds": 0.05, "repeats": 3}
+RUNTIMES = ["torch", "onnxruntime"]
+IMAGES = EnvSpec((4, 40, 40), "uint8", ActionSpec("categorical", (5,)))
+
+
+def test_every_batch_runtime_and_scheme_has_a_row() -> None:
+    schemes = ["int8", "prune(0.5)"]
+    before = torch.get_num_threads()
+    rows = bench_policy(["mlp:32x2"], batches=[1, 3], schemes=schemes, runtimes=RUNTIMES, **QUICK)
+    check_rows(rows, "us")
+    cells = [(row["batch"], row["runtime"], row["scheme"]) for row in rows]
+    variants = [("torch", "fp32"), *(("onnxruntime", scheme) for scheme in ("fp32", *schemes))]
+    assert cells == [(batch, *variant) for batch in (1, 3) for variant in variants]
+    assert {(row["network"], row["weights"], row["inputs"], row["torch_threads"]) for row in rows} == {
+        ("mlp:32x2", "random", "random numbers", 1)
+    }
+    assert torch.get_num_threads() == before
+    size = {row["scheme"]: number(row, "bytes") for row in rows if row["runtime"] == "onnxruntime"}
+    assert size["prune(0.5)"] < size["fp32"] and size["int8"] < size["fp32"]
+    for row in rows:
+        peers = {(p["runtime"], p["scheme"]): number(p, "us") for p in rows if p["batch"] == row["batch"]}
+        assert row["speedup_torch"] == pytest.approx(peers["torch", "fp32"] / number(row, "us"))
+        assert row["speedup_fp32"] == pytest.approx(peers["onnxruntime", "fp32"] / number(row, "us"))
+
+
+def test_mismatch_is_none_for_torch_and_vanishes_for_full_precision() -> None:
+    rows = bench_policy(["mlp:32x2"], batches=[2], schemes=["int8"], runtimes=RUNTIMES, **QUICK)
+    by_scheme = {(row["runtime"], row["scheme"]): row for row in rows}
+    assert by_scheme["torch", "fp32"]["kl"] is None
+    fp32 = by_scheme["onnxruntime", "fp32"]
+    assert number(fp32, "kl") < 1e-6 and fp32["greedy_agreement"] == 1.0
+    assert 0.0 < number(by_scheme["onnxruntime", "int8"], "kl") < 0.1
+
+
+def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
+    config = accel.TrainConfig.create(
+        env="CartPole-v1", actors=0, total_env_steps=2000, network="mlp:32x1", results_dir=tmp_path, name="run"
+    )
+    from accel.launch import train
+
+    train(config)
+    rows = bench_policy(
+        run=tmp_path / "run", batches=[1], schemes=["int8", "distill(16x1)"], runtimes=RUNTIMES, **QUICK
+    )
+    check_rows(rows, "us")
+    assert {(row["network"], row["weights"], row["inputs"]) for row in rows} == {("mlp:32x1", "trained", "environment")}
+    assert {row["scheme"] for row in rows} == {"fp32", "int8", "distill(16x1)"}
+    with pytest.raises(ConfigError, match="own environment"):
+        bench_policy(run=tmp_path / "run", config=TrainConfig.create())
+
+
+def test_an_environment_gives_layout_and_inputs() -> None:
+    rows = bench_policy(
+        ["mlp:16x1+lstm:8"],
+        config=TrainConfig.create(env="CartPole-v1"),
+        batches=[2],
+        schemes=["int8-dynamic"],
+        runtimes=RUNTIMES,
+        **QUICK,
+    )
+    check_rows(rows, "us")
+    assert {(row["weights"], row["inputs"]) for row in rows} == {("random", "environment")}
+
+
+def test_a_scheme_that_the_network_cannot_take_is_told_and_the_others_are_measured() -> None:
+    told: list[str] = []
+    rows = bench_policy(
+        ["nature-cnn:0.25"],
+        spec=IMAGES,
+        batches=[1],
+        schemes=["int8-dynamic", "int8"],
+        runtimes=["onnxruntime"],
+        notify=told.append,
+        **QUICK,
+    )
+    assert [row["scheme"] for row in rows] == ["fp32", "int8"]
+    assert len(told) == 1
+    assert told[0].startswith("refused: int8-dynamic for nature-cnn:0.25: ") and "convolution" in told[0]
+
+
+def test_images_on_torch_take_the_faster_memory_format() -> None:
+    subject = random_subject("nature-cnn:0.25", IMAGES)
+    modules = eager_modules(subject.run)
+    assert set(modules) == {CONTIGUOUS, CHANNELS_LAST}
+    inputs = {name: array[:3] for name, array in subject.held_out.items()}
+    with torch.inference_mode():
+        answers = [torch_call(module, inputs, layout)() for layout, module in modules.items()]
+    np.testing.assert_allclose(answers[0], answers[1], atol=1e-5)
+    (row,) = bench_policy(["nature-cnn:0.25"], spec=IMAGES, batches=[1], runtimes=["torch"], **QUICK)
+    assert row["memory_format"] in modules
+    assert set(eager_modules(random_subject("mlp:16x1", default_spec("mlp:16x1")).run)) == {CONTIGUOUS}
+
+
+@pytest.mark.parametrize("network", ["mlp:16x1", "mlp:16x1+lstm:8"])
+def test_both_calls_carry_recurrent_state_alike(network: str) -> None:
+    subject = random_subject(network, default_spec(network))
+    inputs = {name: array[:2] for name, array in subject.held_out.items()}
+    artifact = subject.bind("fp32").refresh(subject.run.policy, 1)
+    in_torch, in_session = torch_call(subject.run.policy, inputs, CONTIGUOUS), session_call(artifact, inputs)
+    with torch.inference_mode():
+        first, second = in_torch(), in_torch()
+    np.testing.assert_allclose(in_session(), first, atol=1e-5)
+    np.testing.assert_allclose(in_session(), second, atol=1e-5)
+    assert np.array_equal(first, second) == ("lstm" not in network)
+
+
+def test_torch_compile_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/c++",))
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    told: list[str] = []
+    rows = bench_policy(
+        ["mlp:8x1"], batches=[1], schemes=["fp32"], runtimes=["torch.compile", "torch"], notify=told.append, **QUICK
+    )
+    assert [row["runtime"] for row in rows] == ["torch"]
+    assert len(told) == 1 and told[0].startswith("torch.compile does not work here: ")
+
+
+def test_samples_are_taken_in_turns_within_the_budget() -> None:
+    taken: list[str] = []
+    contestants = {name: lambda name=name: taken.append(name) for name in "abc"}
+    rounds = interleave(contestants, seconds=60.0, repeats=4)
+    assert "".join(taken) == "abc" * 6, "two rounds of warm-up and four that are kept"
+    assert {name: len(samples) for name, samples in rounds.samples.items()} == {"a": 4, "b": 4, "c": 4}
+    slow = interleave({"slow": lambda: time.sleep(0.02)}, seconds=0.01, repeats=100)
+    assert len(slow.samples["slow"]) == 3
+    assert slow.cpu_share < 0.5, "sleeping is not computing"
+
+
+def test_a_sample_averages_many_short_calls_and_one_long_call() -> None:
+    calls: list[int] = []
+    take = timed_calls(lambda: calls.append(0), sample_s=1e-3)
+    calls.clear()
+    take()
+    assert len(calls) > 100
+    assert timed_calls(lambda: time.sleep(0.01), sample_s=1e-3)() == pytest.approx(1e4, rel=9.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"networks": ["mpl:64x2"]}, ConfigError, "unknown torso 'mpl:64x2'"),
+        ({"networks": []}, ConfigError, "no network"),
+        ({"batches": []}, ConfigError, "no batch"),
+        ({"batches": [8, 0]}, ConfigError, "batch 0 is not positive"),
+        ({"schemes": ["int9"]}, SchemeError, "unknown method 'int9'"),
+        ({"schemes": ["prune(2)"]}, SchemeError, "prune"),
+        ({"schemes": []}, ConfigError, "no scheme"),
+        ({"runtimes": ["tensorrt"]}, ConfigError, "unknown runtimes"),
+        ({"runtimes": []}, ConfigError, "runtimes"),
+        ({"seconds": 0.0}, ConfigError, "must be positive"),
+        ({"repeats": 0}, ConfigError, "must be positive"),
+        ({"networks": ["nature-cnn"], "config": TrainConfig.create(env="CartPole-v1")}, ConfigError, "images"),
+        ({"run": Path("/nowhere")}, RunDirectoryError, "nowhere"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bench_policy(**options)

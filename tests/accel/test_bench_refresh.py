@@ -1,0 +1,81 @@
+"""The refresh benchmark: every part of a refresh, and break-even figures that follow from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel.bench import bench_refresh
+from accel.bench.refresh import _break_even, _changing
+from accel.bench.rows import Row, number
+from accel.bench.subject import default_spec, random_subject
+from accel.errors import ConfigError
+from compressors.errors import SchemeError
+from tests.accel.bench_rows import check_rows
+
+QUICK = {"seconds": 0.05, "repeats": 3}
+
+
+def row(scheme: str, us: float, load_ms: float, requantise_ms: float = 1.0) -> Row:
+    return {
+        "network": "mlp:64x2", "scheme": scheme, "envs": 4, "us": us, "us_low": us, "us_high": us,
+        "requantise_ms": requantise_ms, "serialise_ms": 0.5, "load_ms": load_ms, "send_ms": None,
+    }  # fmt: skip
+
+
+def test_every_network_and_scheme_has_a_row() -> None:
+    networks, schemes = ["mlp:32x1", "mlp:48x2"], ["fp32", "int8", "prune(0.5)"]
+    rows = bench_refresh(networks, schemes=schemes, envs=2, send="local", **QUICK)
+    check_rows(rows, "requantise_ms", "serialise_ms", "load_ms", "us")
+    assert [(r["network"], r["scheme"]) for r in rows] == [(n, s) for n in networks for s in schemes]
+    for each in rows:
+        assert number(each, "bind_ms") > 0 and number(each, "send_ms") > 0 and each["carrier"] == "local"
+        assert each["envs"] == 2
+    assert number(rows[0], "parameters") < number(rows[3], "parameters")
+    assert number(rows[2], "bytes") < number(rows[0], "bytes")
+
+
+def test_sending_is_left_out_unless_asked_for() -> None:
+    rows = bench_refresh(["mlp:16x1"], schemes=["fp32"], **QUICK)
+    assert [each["send_ms"] for each in rows] == [None]
+    assert rows[0]["break_even_env_steps"] is None and rows[0]["saving_us_per_env_step"] == 0.0
+
+
+def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
+    fp32 = row("fp32", us=40.0, load_ms=1.0)
+    fast = row("int8", us=20.0, load_ms=1.5, requantise_ms=3.0)
+    found = _break_even(fast, [fp32, fast])
+    assert found["saving_us_per_env_step"] == pytest.approx(5.0)
+    assert found["break_even_env_steps"] == pytest.approx(100.0)
+    assert found["break_even_shared_env_steps"] == pytest.approx(500.0)
+    steps = number(found, "break_even_env_steps")
+    assert steps * 40.0 / 4 + 1e3 * 1.0 == pytest.approx(steps * 20.0 / 4 + 1e3 * 1.5)
+    light = row("prune(0.5)", us=20.0, load_ms=0.5, requantise_ms=0.5)
+    assert _break_even(light, [fp32, light])["break_even_env_steps"] == 0.0
+    slow = row("fp16", us=39.9, load_ms=0.5)
+    assert _break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
+
+
+def test_weights_move_before_every_refresh_and_come_back() -> None:
+    subject = random_subject("mlp:16x1", default_spec("mlp:16x1"))
+    plan = subject.bind("fp32")
+    weights_change = _changing(subject.run.policy)
+    payloads = [plan.refresh(subject.run.policy, 0).model]
+    for _ in range(2):
+        next(weights_change)
+        payloads.append(plan.refresh(subject.run.policy, 0).model)
+    assert payloads[0] != payloads[1] != payloads[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"networks": ["mlp:axb"]}, ConfigError, "WIDTHxDEPTH"),
+        ({"envs": 0}, ConfigError, "envs 0"),
+        ({"send": "pigeon"}, ConfigError, "unknown carrier"),
+        ({"schemes": []}, ConfigError, "no scheme"),
+        ({"schemes": ["int8+prune(0.5)"]}, SchemeError, "last"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bench_refresh(**options)
