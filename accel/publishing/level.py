@@ -146,10 +146,7 @@ class Level:
             self.begin(inputs)
             return
         try:
-            if self._chooses:
-                self._rechoose(inputs)
-            else:
-                self.plan.calibrate(inputs.every())
+            self._rechoose(inputs)
         except CalibrationError as error:
             self._complain(f"{self.scheme} keeps its ranges", error)
         self._check_due = True
@@ -165,11 +162,15 @@ class Level:
             if inputs.full:
                 self.begin(inputs)
             return
-        if self._has_student and self._lessons.tick():
-            self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
-        drift, calibration = self._drift.tick(), self._calibrations.tick()
+        lesson = self._has_student and self._lessons.tick()
+        choice = (self._chooses and self._choices.tick()) or (self._blocked and check)
+        calibration, drift = self._calibrations.tick(), self._drift.tick()
+        if not (lesson or choice or calibration or drift) or not self._policy_is_finite():
+            return
         try:
-            if (self._chooses and self._choices.tick()) or (self._blocked and check):
+            if lesson:
+                self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
+            if choice:
                 self._rechoose(inputs)
             elif calibration:
                 self.plan.calibrate(inputs.every())
@@ -178,11 +179,16 @@ class Level:
         except CalibrationError as error:
             self._complain(f"{self.scheme} keeps its ranges", error)
 
+    def _policy_is_finite(self) -> bool:
+        """One number of a diverged policy would stay in running ranges and students for good."""
+        sums = torch.stack([parameter.detach().sum() for parameter in self._module.parameters()])
+        return bool(torch.isfinite(sums).all())
+
     def _rechoose(self, inputs: RecentInputs) -> None:
         started = perf_counter()
         self.plan.rechoose(self._module)
         self.plan.calibrate(inputs.every())
-        self.figures.rechoices += 1
+        self.figures.rechoices += self._chooses
         self.figures.rechoose_s += perf_counter() - started
 
     def _run_check(self, artifact: CompressedPolicy) -> None:

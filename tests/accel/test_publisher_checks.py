@@ -1,0 +1,125 @@
+"""Unfit policies never reach actors: kept back, logged once, counted; the last good stays, fp32 stands in in time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+
+from accel.networks import PolicyNetwork
+from accel.publisher import Publisher
+from compressors.artifact import CompressedPolicy
+from compressors.errors import VerificationError
+from tests.accel.live_policies import calibrate, config_for, make_batch, make_network
+
+LEVEL = "prune(0.95)"
+
+
+def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str]:
+    """What actors are offered after each of so many updates: schemes, or "" where nothing is."""
+    offered = []
+    for update in range(updates):
+        publisher.observe(make_batch(net, seed=update))
+        payloads = publisher.payloads()
+        offered.append("+".join(CompressedPolicy.from_bytes(p).scheme for p in payloads.values()))
+    return offered
+
+
+def _exaggerate(net: PolicyNetwork, factor: float) -> None:
+    """Means so far apart that no pruned policy comes near; 1/factor undoes it."""
+    with torch.no_grad():
+        net.policy_head.mean.weight.mul_(factor)
+
+
+def _sober_publisher(**changes: object) -> tuple[Publisher, PolicyNetwork]:
+    """One that has published its level already, of a policy that forgives everything."""
+    config = config_for("mlp:64x2", LEVEL, check_interval_updates=4, max_publish_kl=0.5, max_policy_lag=24, **changes)
+    net = make_network(config)
+    _exaggerate(net, 1e-3)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    assert [CompressedPolicy.from_bytes(p).scheme for p in publisher.payloads().values()] == [LEVEL]
+    return publisher, net
+
+
+def test_a_ruinous_policy_is_kept_back_and_the_last_good_one_stays(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    publisher, net = _sober_publisher()
+    _exaggerate(net, 1e4)
+    offered = _publish(publisher, net, 40)
+    checked_after = offered.index("")
+    assert checked_after < 4, "checked on schedule"
+    waited = [scheme for scheme in offered[checked_after:] if scheme == ""]
+    assert 8 <= len(waited) <= 14, "actors keep the last good policy, but not until their unrolls are dropped"
+    assert offered[-1] == "fp32" and LEVEL not in offered[checked_after:] and publisher.scheme == "fp32"
+    assert publisher.metrics()[f"kept_back/{LEVEL}"] == 40 - checked_after
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "kept back" in warnings[0]
+    _exaggerate(net, 1e-4)
+    assert _publish(publisher, net, 6)[-1] == LEVEL
+    assert [r.message for r in caplog.records if "published again" in r.message] == [f"{LEVEL} is published again"]
+
+
+def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
+    config = config_for("mlp:64x2", LEVEL, max_publish_kl=1e-3)
+    publisher = Publisher(config, net := make_network(config))
+    assert set(_publish(publisher, net, 12)) == {"fp32"}
+    assert publisher.metrics()[f"kept_back/{LEVEL}"] > 0
+
+
+def test_fp32_stands_in_at_once_beside_other_levels() -> None:
+    config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=0.5)
+    net = make_network(config)
+    _exaggerate(net, 1e-3)
+    publisher = Publisher(config, net, levels=(LEVEL, "int8"))
+    publisher.set_levels([LEVEL, "int8"])
+    calibrate(publisher, net)
+    assert _publish(publisher, net, 1) == [f"{LEVEL}+int8"]
+    _exaggerate(net, 1e4)
+    assert set(_publish(publisher, net, 30)[1:]) == {"fp32+int8"}
+
+
+def test_without_a_bound_a_ruinous_policy_goes_out() -> None:
+    config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=None)
+    net = make_network(config)
+    _exaggerate(net, 1e3)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    assert set(_publish(publisher, net, 6)) == {LEVEL}
+    assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"kept_back/{LEVEL}"] == 0
+
+
+@pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
+def test_weights_that_are_not_finite_never_go_out(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_for("mlp:64x2", compressor, max_publish_kl=None, rechoose_interval_updates=1)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    assert publisher.payloads()
+    whole = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with torch.no_grad():
+        net.torso.layers[1].weight.fill_(float("nan"))
+        net.policy_head.mean.bias[1] = float("nan")
+    assert set(_publish(publisher, net, 5)) == {""}
+    assert len([r for r in caplog.records if "is kept back" in r.message]) == 1
+    assert publisher.metrics()[f"kept_back/{compressor}"] == 5
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(whole[name])
+    assert _publish(publisher, net, 3)[-1] == compressor
+
+
+def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound() -> None:
+    """A learner without the actors' CPU features still sees shapes and finiteness."""
+    config = config_for("mlp:32x2", "int8", max_publish_kl=1e-9)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    artifact = publisher.artifact(1, "int8")
+    assert artifact is not None
+    with pytest.raises(VerificationError, match="over the bound"):
+        publisher._check(artifact, net.acting_module())
+    foreign = dataclasses.replace(artifact, cpu_features=("a feature of tomorrow",))
+    assert 0.0 < publisher._check(foreign, net.acting_module()) < 0.1
