@@ -149,18 +149,22 @@ class FakeQuantiser:
         self, layer: _Rounding, parameters: Mapping[str, Tensor], scale: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
         """To multiples of s_x·s_w, as the 32-bit codes are. Of an LSTM's two biases one takes the whole rounding, as
-        only their sum is in the graph; what merged heads have beside the rows of the weight stays as it is."""
+        only their sum is in the graph; what a merged head has beside the rows of the weight has weights of zero there,
+        whose scale is 1 where every output has its own."""
         if not layer.biases:
             return
-        step = torch.from_numpy(np.asarray(self._input_parameters(layer.activation)[0] * scale.numpy(), np.float64))
+        input_scale = self._input_parameters(layer.activation)[0]
+        step = torch.from_numpy(np.asarray(input_scale * scale.numpy(), np.float64))
         if layer.is_lstm:
             first, second = (parameters[name] for name in layer.biases)
             whole = (first + second).detach()
             yield layer.biases[0], first + (_to_multiples(whole, step) - whole)
             return
-        for name in layer.biases if not layer.per_channel else layer.biases[:1]:
+        for name in layer.biases:
             bias = parameters[name]
             yield name, _straight_through(bias, _to_multiples(bias.detach(), step))
+            if layer.per_channel:
+                step = torch.tensor(float(input_scale), dtype=torch.float64)
 
     def _bias(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
         """The graph's bias: an LSTM's two are summed, merged heads' are side by side; of the rows that have a scale."""
