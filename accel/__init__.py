@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from accel.exporting.bundle import Bundle, export
     from accel.loading import TrainedRun, load_run
     from accel.reporting import compare, report
+    from accel.sweep import sweep_run, sweep_training
     from accel.verification import Verification, verify
     from accel.watching import watch
 
@@ -47,6 +48,8 @@ _HOMES = {
     "export": "exporting.bundle",
     "load_run": "loading",
     "report": "reporting",
+    "sweep_run": "sweep",
+    "sweep_training": "sweep",
     "verify": "verification",
     "watch": "watching",
 }
@@ -71,6 +74,8 @@ __all__ = [
     "export",
     "load_run",
     "report",
+    "sweep_run",
+    "sweep_training",
     "verify",
     "watch",
 ]

@@ -20,7 +20,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "mujoco": ("MuJoCo environments", ("mujoco", "imageio")),
         "openvino": ("accel export --format openvino", ("openvino",)),
         "report": ("plots", ("matplotlib",)),
-        "sweep": ("accel sweep", ("optuna",)),
+        "sweep": ("accel sweep", ("matplotlib", "optuna")),
         "video": ("accel evaluate --video", ("imageio", "imageio-ffmpeg", "pygame-ce")),
     }
 )

@@ -1,0 +1,129 @@
+"""``accel sweep``: search compression policies with Optuna, after training (--run) or in training (--config)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from accel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accel.sweep import CandidateOptions, SearchOptions, SweepResult
+
+_SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
+_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "max_kl", "no_sensitivity")
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Search compression policies with Optuna.
+
+    --run RUN: per-layer compression of a trained policy, seconds a trial. --config FILE: whole training runs, any field
+    of the configuration as search space. The same command again, also at the same time, under mpirun or as a Slurm
+    array, works on the same study; a killed sweep goes on where it was.
+    """
+
+    run: Annotated[Path | None, tyro.conf.arg(help="run directory of a trained policy")] = None
+    config: Annotated[Path | None, tyro.conf.arg(help="TOML file with [train], [space.FIELD] and [sweep]")] = None
+    trials: Annotated[int | None, tyro.conf.arg(help="trials of the study in all; 100 after, 20 in training")] = None
+    objectives: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help="comma-separated; after training: return,latency,bytes,kl,agreement; in training: return,"
+            "env_steps_per_s,training_s,actor_s,bytes"
+        ),
+    ] = None
+    constraint: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="such as return>=0.95*fp32 or latency<=50; may be repeated")
+    ] = ()
+    sampler: Annotated[str | None, tyro.conf.arg(help="tpe, nsga2, nsga3 or random; default: tpe")] = None
+    pruner: Annotated[
+        str | None,
+        tyro.conf.arg(help="none, median, hyperband or halving; in training, with one objective; default: none"),
+    ] = None
+    seed: Annotated[int | None, tyro.conf.arg(help="of sampler and episodes; default: 0")] = None
+    storage: Annotated[
+        str | None, tyro.conf.arg(help="Optuna storage URL; default: sqlite:///OUT/study.db, for workers on one host")
+    ] = None
+    study: Annotated[str | None, tyro.conf.arg(help="the study's name in the storage; default: OUT's name")] = None
+    out: Annotated[Path | None, tyro.conf.arg(help="output directory; default: results/sweeps/NAME")] = None
+    max_seconds: Annotated[float | None, tyro.conf.arg(help="start no trial after this time")] = None
+    bits: Annotated[str | None, tyro.conf.arg(help="of a layer; default: fp32,int8,int8-per-channel,int4")] = None
+    prune: Annotated[str | None, tyro.conf.arg(help="shares of units to remove; default: 0,0.25,0.5,0.75")] = None
+    rank: Annotated[str | None, tyro.conf.arg(help="ranks as shares of the full one; default: 1,0.5,0.25")] = None
+    rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch")] = None
+    batch: Annotated[int | None, tyro.conf.arg(help="rows of a timed policy call; default: the run's envs")] = None
+    episodes: Annotated[int | None, tyro.conf.arg(help="seeded episodes of candidates that deserve them")] = None
+    max_kl: Annotated[float | None, tyro.conf.arg(help="nats; candidates further from fp32 are not played")] = None
+    no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure every layer alone first")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, sweep, print."""
+    argv = list(arguments)
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
+    options = tyro.cli(SweepOptions, prog="accel sweep", args=argv, config=config)
+    if (options.run is None) == (options.config is None):
+        raise ConfigError("give --run RUN to sweep a trained policy, or --config FILE to sweep training runs")
+    from accel.sweep import sweep_run, sweep_training
+    from accel.sweep.storage import require_optuna
+
+    require_optuna()
+    command = ("accel", "sweep", *argv)
+    if options.run is not None:
+        result = sweep_run(options.run, _search(options), _candidates(options), command=command)
+    else:
+        given = [name for name in _CANDIDATES if getattr(options, name) not in (None, False)]
+        if given:
+            raise ConfigError(f"--{given[0].replace('_', '-')} goes with --run; trials of --config are training runs")
+        result = sweep_training(Path(str(options.config)), _search(options), command=command)
+    print(_text(result))
+    return 0
+
+
+def _search(options: SweepOptions) -> SearchOptions:
+    from accel.sweep import SearchOptions
+
+    values = {name: getattr(options, name) for name in _SEARCH}
+    values["objectives"] = None if options.objectives is None else _words(options.objectives)
+    values["constraints"] = options.constraint or None
+    return SearchOptions.create(values, "--")
+
+
+def _candidates(options: SweepOptions) -> CandidateOptions:
+    from accel.sweep import CandidateOptions, ChoiceOptions
+
+    choices = ChoiceOptions()
+    if options.bits is not None:
+        choices = ChoiceOptions.with_bits(_words(options.bits))
+    choices = replace(
+        choices,
+        pruned=choices.pruned if options.prune is None else _numbers("prune", options.prune),
+        ranks=choices.ranks if options.rank is None else _numbers("rank", options.rank),
+    )
+    given = {name: getattr(options, name) for name in ("rows", "batch", "episodes", "max_kl")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return replace(CandidateOptions(choices, sensitivity=not options.no_sensitivity), **changes)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _words(text))
+    except ValueError:
+        raise ConfigError(f"--{name} {text}: give numbers, separated by commas") from None
+
+
+def _text(result: SweepResult) -> str:
+    lines = [f"{result.trials} trials, {len(result.front)} best trade-offs:"]
+    for row, file in zip(result.front, result.configurations, strict=True):
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in row.values.items())
+        lines.append(f"  trial {row.number}: {row.label}\n    {figures}\n    accel train --config {file}")
+    return "\n".join([*lines, f"Tables and figures are in {result.directory}"])

@@ -1,0 +1,34 @@
+"""A training run as a sweep's child: ``python -m accel.sweep.child PARENT OPTIONS`` is ``accel train OPTIONS``.
+
+It ends with its parent, however that ends, and is no rank of a launcher that started the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+# A launcher's variables would make a child of one of its ranks look like a rank.
+LAUNCHER_PREFIXES = (
+    *("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MPI_LOCALRANKID", "PALS_", "FLUX_TASK_"),
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def main() -> int:
+    """Tie this process to its parent, then train."""
+    parent = int(sys.argv[1])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return 1  # it died before it could be watched
+    from accel.cli import main as accel
+
+    return accel(["train", *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Runs a sweep of either kind from its first trial to its tables, figures and configurations."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from accel.progress_text import duration
+from accel.spaces import Json
+from accel.sweep.errors import SweepError
+from accel.sweep.front import Row, balanced, front, nearest_miss
+from accel.sweep.outputs import Findings, write_outputs
+from accel.sweep.quantities import Quantity, Values
+from accel.sweep.recovery import ERROR
+from accel.sweep.storage import one_host, open_storage
+from accel.sweep.study import (
+    MEASURED,
+    SKIPPED,
+    Outcome,
+    StudyOptions,
+    counts,
+    open_study,
+    remaining_seconds,
+    work,
+)
+
+# Contenders that are measured again may be this much worse than others at first.
+_SLACK = 0.1
+
+logger = logging.getLogger("accel")
+
+
+class Experiment(Protocol):
+    """What trials are."""
+
+    @property
+    def quantities(self) -> Mapping[str, Quantity]:
+        """What trials measure."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``after training`` or ``in training``."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What is swept, in a few words."""
+        ...
+
+    @property
+    def references(self) -> Values:
+        """What fp32 has, by quantity, as far as it was measured."""
+        ...
+
+    def subject(self) -> Json:
+        """Plain JSON that tells this sweep from others; a study is about one subject."""
+        ...
+
+    def prepare(self, study: Study, directory: Path) -> None:
+        """Measure what trials are compared with, and queue the first ones; called by every worker, one at a time."""
+        ...
+
+    def evaluate(self, trial: Trial) -> Outcome:
+        """Measure one trial. Raises AccelError for one that fails."""
+        ...
+
+    def label(self, trial: FrozenTrial) -> str:
+        """What a trial tried, in a line; trials of one label are one candidate."""
+        ...
+
+    def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
+        """Values of a TOML file with which ``accel train`` trains what the trial tried."""
+        ...
+
+    def measure_again(self, rows: list[Row]) -> list[Row]:
+        """The front measured anew under equal conditions, where that makes it more exact."""
+        ...
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep found.
+
+    Attributes:
+        directory: where everything is.
+        front: the best trade-offs, best in the first objective first.
+        trials: how many trials the study has that came to their end.
+        configurations: TOML files of the front, in its order.
+    """
+
+    directory: Path
+    front: tuple[Row, ...]
+    trials: int
+    configurations: tuple[Path, ...]
+
+
+def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, command: Sequence[str]) -> SweepResult:
+    """Join or begin a study, work on it until it is complete, and write what it found.
+
+    Args:
+        experiment: what trials are.
+        options: how the study searches.
+        directory: for outputs; made here, after everything else was checked.
+        command: the command line, for the record.
+    Raises:
+        SweepError: the study cannot be opened or is about something else, every trial failed, or none is feasible.
+        KeyboardInterrupt: a worker was interrupted; its trial is queued again.
+    """
+    directory = _writable(directory)
+    with one_host(options.url), _terminations_interrupt():
+        with _one_at_a_time(directory):
+            study = open_study(options, open_storage(options.url), experiment.subject())
+            experiment.prepare(study, directory)
+        done, _ = counts(study)
+        if done:
+            logger.info("study %r has %d of %d trials; going on", options.name, done, options.trials)
+        work(study, options, experiment.evaluate, lambda s, trial: _report(experiment, options, s, trial))
+        with _one_at_a_time(directory):
+            return _conclude(experiment, options, study, directory, command)
+
+
+def rows_of(experiment: Experiment, study: Study) -> list[Row]:
+    """Every trial whose objectives were measured."""
+    return [
+        Row(trial.number, experiment.label(trial), trial.user_attrs[MEASURED], trial.params, experiment.references)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    ]
+
+
+def _conclude(
+    experiment: Experiment, options: StudyOptions, study: Study, directory: Path, command: Sequence[str]
+) -> SweepResult:
+    rows = rows_of(experiment, study)
+    objectives, constraints = options.objectives, options.constraints
+    contenders = experiment.measure_again(front(rows, objectives, constraints, _SLACK))
+    found = front(contenders, objectives, constraints)
+    findings = Findings(
+        kind=experiment.kind,
+        title=experiment.title,
+        options=options,
+        references=experiment.references,
+        rows=rows,
+        front=found,
+        balanced=balanced(found, objectives),
+        labels={trial.number: experiment.label(trial) for trial in study.get_trials(deepcopy=False)},
+        configurations={row.number: experiment.configuration(study.trials[row.number]) for row in found},
+        command=tuple(command),
+    )
+    files = write_outputs(findings, study, directory)
+    done, _ = counts(study)
+    if not found:
+        raise SweepError(_nothing_feasible(options, rows, done, directory))
+    return SweepResult(directory, tuple(found), done, files)
+
+
+def _nothing_feasible(options: StudyOptions, rows: Sequence[Row], done: int, directory: Path) -> str:
+    wanted = " and ".join(constraint.text for constraint in options.constraints)
+    nearest = nearest_miss(rows, options.constraints)
+    if nearest is None:
+        reason = "no trial was measured to its end: see the reasons in pareto.json, and allow milder choices"
+        return f"after {done} trials there is no candidate: {reason}. Everything measured is in {directory}"
+    figures = ", ".join(
+        f"{c.quantity} {nearest.values[c.quantity]:.6g} where {c.bound(nearest.references):.6g} is the bound"
+        for c in options.constraints
+        if c.violation(nearest.values[c.quantity], nearest.references) > 0
+    )
+    return (
+        f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}): {figures}. Relax "
+        f"the constraint, widen the space or give more --trials; everything measured is in {directory}"
+    )
+
+
+def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: FrozenTrial) -> None:
+    done, _ = counts(study)
+    parts = [f"trial {trial.number} ({min(done, options.trials)}/{options.trials})", experiment.label(trial)]
+    measured: Values = trial.user_attrs.get(MEASURED, {})
+    parts += [
+        f"{name} {measured[name]:.4g} {quantity.unit}".rstrip()
+        for name, quantity in experiment.quantities.items()
+        if name in measured
+    ]
+    if ERROR in trial.user_attrs:
+        parts.append(f"failed: {trial.user_attrs[ERROR]}")
+    elif SKIPPED in trial.user_attrs:
+        parts.append(str(trial.user_attrs[SKIPPED]))
+    elif trial.state == TrialState.PRUNED:
+        parts.append("pruned")
+    seconds = remaining_seconds(study, options.trials)
+    if seconds and done < options.trials:
+        parts.append(f"about {duration(seconds)} left")
+    logger.info(" | ".join(parts))
+
+
+def _writable(directory: Path) -> Path:
+    """Make the directory and see that it can be written. Raises SweepError."""
+    directory = directory.absolute()
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+    return directory
+
+
+@contextmanager
+def _one_at_a_time(directory: Path) -> Iterator[None]:
+    """Workers on one host begin and end one after the other, so that nothing is queued or written twice."""
+    with (directory / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _terminations_interrupt() -> Iterator[None]:
+    """SIGTERM ends a worker as Ctrl-C does, so that its trial goes back into the queue."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,154 @@
+"""Sweeps in training: every trial is a whole training run, of which a pruner may stop the hopeless ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from optuna.exceptions import TrialPruned
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial
+
+from accel.errors import ConfigError
+from accel.spaces import Json
+from accel.sweep.front import Row
+from accel.sweep.quantities import IN_TRAINING, Values
+from accel.sweep.space import SweepFile
+from accel.sweep.study import Outcome, StudyOptions
+from accel.sweep.training_run import Progress, TrainingRun, measured_values
+
+_RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
+_FOLLOWED = ("return", "env_steps_per_s")
+
+logger = logging.getLogger("accel")
+
+
+class InTraining:
+    """Training runs under search; see ``driver.Experiment``."""
+
+    quantities = IN_TRAINING
+    kind = "in training"
+
+    def __init__(self, file: SweepFile, options: StudyOptions, directory: Path) -> None:
+        """Raises ConfigError: a pruner without values to compare on the way, or a time to a threshold without one."""
+        wanted = {q.name for q in options.objectives} | {c.quantity for c in options.constraints}
+        if "training_s" in wanted and file.base.stop_at_return is None:
+            raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
+        objective = options.objectives[0].name
+        if options.pruner != "none" and objective not in _FOLLOWED:
+            raise ConfigError(
+                f"pruner = {options.pruner!r} compares trials on the way, and {objective} is only known at the end: "
+                f"take {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set pruner "
+                "= 'none'"
+            )
+        self._file = file
+        self._options = options
+        self._directory = directory / "runs"
+        self._references: dict[str, float] = {}
+
+    @property
+    def title(self) -> str:
+        """What is swept, in a few words."""
+        return f"{self._file.base.env}, {self._file.base.network}"
+
+    @property
+    def references(self) -> Values:
+        """See ``driver.Experiment.references``; known only where a constraint asks for them."""
+        return self._references
+
+    def subject(self) -> Json:
+        """See ``driver.Experiment.subject``."""
+        space = {name: repr(distribution) for name, distribution in self._file.space.items()}
+        base = {k: v for k, v in self._file.base.to_json().items() if k not in ("name", "results_dir")}
+        return {"kind": self.kind, "space": space, "base": base}
+
+    def prepare(self, study: Study, directory: Path) -> None:
+        """See ``driver.Experiment.prepare``: the base configuration first, and its run in fp32 if that is asked for."""
+        if any(constraint.relative for constraint in self._options.constraints):
+            known = study.user_attrs.get(_REFERENCES)
+            if known is None:
+                known = dict(self._train_baseline())
+                study.set_user_attr(_REFERENCES, known)
+            self._references = dict(known)
+        if not study.get_trials(deepcopy=False):
+            base = self._file.base.model_dump()
+            inside = {
+                name: base[name]
+                for name, distribution in self._file.space.items()
+                if base[name] is not None and _contains(distribution, base[name])
+            }
+            if inside:
+                study.enqueue_trial(inside, skip_if_exists=True)
+
+    def evaluate(self, trial: Trial) -> Outcome:
+        """See ``driver.Experiment.evaluate``."""
+        config = self._file.configure(self._file.suggest(trial))
+        name = str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
+        trial.set_user_attr(_RUN, name)
+        run = TrainingRun(config, self._directory, name)
+        reported: set[int] = set()
+        stopped = False
+
+        def follow(progress: Progress) -> bool:
+            nonlocal stopped
+            step = progress.env_steps // self._options.report_interval * self._options.report_interval
+            value = self._intermediate(progress)
+            if len(self._options.objectives) > 1 or value is None or step == 0 or step in reported:
+                return False
+            reported.add(step)
+            trial.report(value, step)
+            stopped = self._options.pruner != "none" and trial.should_prune()
+            return stopped
+
+        summary = run.train(follow)
+        if stopped:
+            raise TrialPruned
+        measured = measured_values(run, summary)
+        return Outcome(measured, self._references, self._unreached(config.stop_at_return, measured))
+
+    def label(self, trial: FrozenTrial) -> str:
+        """See ``driver.Experiment.label``."""
+        return ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+
+    def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
+        """See ``driver.Experiment.configuration``."""
+        values = self._file.configure(trial.params).to_toml_values()
+        return {name: value for name, value in values.items() if name not in ("name", "results_dir")}
+
+    def measure_again(self, rows: list[Row]) -> list[Row]:
+        """See ``driver.Experiment.measure_again``: a training run is what it is."""
+        return rows
+
+    def _intermediate(self, progress: Progress) -> float | None:
+        if self._options.objectives[0].name == "env_steps_per_s":
+            return progress.env_steps / max(progress.training_s, 1e-9)
+        return progress.return_mean
+
+    def _unreached(self, threshold: float | None, measured: Values) -> dict[str, float]:
+        """A run that never reached its threshold has no time to it, however short it was."""
+        timed = {q.name for q in self._options.objectives} | {c.quantity for c in self._options.constraints}
+        if threshold is None or "training_s" not in timed:
+            return {}
+        return {"stop_at_return": (threshold - measured["return"]) / max(abs(threshold), 1e-12)}
+
+    def _train_baseline(self) -> Values:
+        """The base configuration in fp32."""
+        config = self._file.configure({"compressor": "fp32", "quantisation_aware": False})
+        run = TrainingRun(config, self._directory, _BASELINE)
+        logger.info("training the base configuration in fp32 first, which constraints refer to")
+        return measured_values(run, run.train(lambda _: False))
+
+
+def _contains(distribution: object, value: object) -> bool:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    if isinstance(distribution, FloatDistribution | IntDistribution) and isinstance(value, int | float):
+        return distribution.low <= value <= distribution.high
+    return False
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,206 @@
+"""A sweep's files: the table and figures of its front, importances, and configurations to train with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from accel.atomic import write_atomically
+from accel.machine import describe_machine
+from accel.spaces import Json
+from accel.sweep.figures import draw_front, draw_importances
+from accel.sweep.front import Row
+from accel.sweep.importance import importances
+from accel.sweep.quantities import Quantity, Values
+from accel.sweep.recovery import ERROR
+from accel.sweep.storage import public_url
+from accel.sweep.study import MEASURED, SKIPPED, StudyOptions
+from accel.toml import to_toml
+from monitor.statistics import Interval, mean_interval
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a sweep found, ready to be written.
+
+    Attributes:
+        kind, title: of the experiment.
+        options: how the study searched.
+        references: what fp32 has.
+        rows: all measured trials. front: the best trade-offs. balanced: the one in the middle of them.
+        labels: of all trials, by number.
+        configurations: of the front, by trial number.
+        command: the command line.
+    """
+
+    kind: str
+    title: str
+    options: StudyOptions
+    references: Values
+    rows: Sequence[Row]
+    front: Sequence[Row]
+    balanced: Row | None
+    labels: Mapping[int, str]
+    configurations: Mapping[int, Mapping[str, object]]
+    command: tuple[str, ...]
+
+
+def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Path, ...]:
+    """Write ``pareto.json``, ``pareto.md``, ``pareto.png``, ``importance.png`` and ``best/*.toml``.
+
+    Returns:
+        The configurations, in the front's order.
+    """
+    files = _write_configurations(findings, directory)
+    shares = importances(study, findings.options.objectives)
+    document = _document(findings, study, shares, files)
+    write_atomically(directory / "pareto.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
+    write_atomically(directory / "pareto.md", _markdown(findings, study, document, files).encode())
+    objectives, title = findings.options.objectives, f"{findings.title} ({findings.kind})"
+    write_atomically(
+        directory / "pareto.png", draw_front(findings.rows, findings.front, objectives, findings.references, title)
+    )
+    write_atomically(directory / "importance.png", draw_importances(shares, title))
+    return files
+
+
+def _write_configurations(findings: Findings, directory: Path) -> tuple[Path, ...]:
+    best = directory / "best"
+    shutil.rmtree(best, ignore_errors=True)
+    if findings.front:
+        best.mkdir()
+    files: list[Path] = []
+    for place, row in enumerate(findings.front, 1):
+        figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.options.objectives)
+        comment = f"# Trial {row.number} of a sweep {findings.kind} of {findings.title}: {figures}.\n"
+        path = best / f"{place:02d}-trial-{row.number:04d}.toml"
+        write_atomically(path, (comment + to_toml(findings.configurations[row.number])).encode())
+        files.append(path)
+    return tuple(files)
+
+
+def _document(
+    findings: Findings, study: Study, shares: Mapping[str, Mapping[str, float]], files: Sequence[Path]
+) -> Json:
+    options, differences = findings.options, _differences(study)
+    by_number = {trial.number: trial for trial in study.trials}
+    return {
+        "kind": findings.kind,
+        "title": findings.title,
+        "command": list(findings.command),
+        "study": {"name": options.name, "storage": public_url(options.url)},
+        "sampler": options.sampler,
+        "pruner": options.pruner,
+        "seed": options.seed,
+        "objectives": [
+            {"name": q.name, "direction": q.direction, "unit": q.unit, "meaning": q.meaning} for q in options.objectives
+        ],
+        "constraints": [constraint.text for constraint in options.constraints],
+        "fp32": dict(findings.references),
+        "front": [
+            _row_json(row, differences.get(row.number))
+            | {"configuration": f"best/{path.name}", "balanced": row is findings.balanced}
+            for row, path in zip(findings.front, files, strict=True)
+        ],
+        "importances": {name: dict(values) for name, values in shares.items()},
+        "subject": study.user_attrs.get("sweep"),
+        "fp32_returns": study.user_attrs.get("returns"),
+        "machine": describe_machine(),
+        "trials": [_trial_json(trial, findings.labels[number]) for number, trial in by_number.items()
+                   if number in findings.labels],
+    }  # fmt: skip
+
+
+def _row_json(row: Row, difference: Interval | None) -> Json:
+    value: Json = {"trial": row.number, "label": row.label, "values": dict(row.values)}
+    value["parameters"] = dict(row.parameters)
+    if difference is not None:
+        value["return_minus_fp32"] = {"mean": difference.estimate, "low": difference.low, "high": difference.high}
+    return value
+
+
+def _differences(study: Study) -> dict[int, Interval]:
+    """By trial: return minus fp32's on the same seeds, with its 95 % interval."""
+    full = study.user_attrs.get("returns")
+    if full is None or len(full) < 2:
+        return {}
+    return {
+        trial.number: mean_interval(np.subtract(trial.user_attrs["returns"], full))
+        for trial in study.trials
+        if "returns" in trial.user_attrs
+    }
+
+
+def _trial_json(trial: FrozenTrial, label: str) -> Json:
+    attributes = trial.user_attrs
+    value: Json = {
+        "trial": trial.number,
+        "label": label,
+        "state": trial.state.name.lower(),
+        "seconds": None if trial.duration is None else trial.duration.total_seconds(),
+        "values": attributes.get(MEASURED),
+        "violations": trial.constraints,
+        "parameters": trial.params,
+    }
+    for name in (SKIPPED, ERROR, "returns", "same_as", "run"):
+        if name in attributes:
+            value[name] = attributes[name]
+    return value
+
+
+def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[Path]) -> str:
+    options = findings.options
+    columns, differences = _columns(findings), _differences(study)
+    constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
+    states = [trial["state"] for trial in document["trials"]]  # type: ignore[attr-defined]
+    tally = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    lines = [
+        f"# Best trade-offs of {findings.title}",
+        "",
+        f"Sweep {findings.kind}, {tally} trials, sampler {options.sampler}, pruner {options.pruner}, seed "
+        f"{options.seed}. Objectives: "
+        + ", ".join(f"{q.name} ({q.direction})" for q in options.objectives)
+        + f". Constraints: {constraints}.",
+        "",
+    ]
+    extra = ["return − fp32, same seeds [95 %]"] if differences else []
+    if not findings.front:
+        lines += ["**No trial meets the constraints.** All trials are in pareto.json.", ""]
+    lines += [
+        "| trial | " + " | ".join([*(column.title for column in columns), *extra]) + " | what | train with |",
+        "|---|" + "---:|" * (len(columns) + len(extra)) + "---|---|",
+    ]
+    if findings.references:
+        known = [_figure(findings.references.get(column.name)) for column in columns] + [""] * len(extra)
+        lines.append("| fp32 | " + " | ".join(known) + " | the uncompressed policy | |")
+    for row, path in zip(findings.front, files, strict=True):
+        figures = [_figure(row.values.get(column.name)) for column in columns]
+        if extra:
+            found = differences.get(row.number)
+            figures.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
+        mark = " **balanced**" if row is findings.balanced else ""
+        lines.append(f"| {row.number}{mark} | " + " | ".join(figures) + f" | `{row.label}` | best/{path.name} |")
+    return "\n".join([*lines, ""])
+
+
+def _columns(findings: Findings) -> list[Quantity]:
+    """The objectives, then what else was measured and says something."""
+    from accel.sweep.quantities import AFTER_TRAINING, IN_TRAINING
+
+    known = AFTER_TRAINING if findings.kind == "after training" else IN_TRAINING
+    measured = {name for row in findings.rows for name in row.values}
+    objectives = list(findings.options.objectives)
+    return objectives + [q for name, q in known.items() if name in measured and q not in objectives]
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

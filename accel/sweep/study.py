@@ -1,0 +1,275 @@
+"""One study shared by any number of workers: created or joined, resumed, recovered from killed workers, worked on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from accel.errors import AccelError, ConfigError
+from accel.sweep.errors import SweepError
+from accel.sweep.quantities import Constraint, Quantity, Values
+from accel.sweep.recovery import ERROR, WORKER, is_mine, recover, release_own, this_worker
+from accel.sweep.storage import public_url
+from accel.transport.launcher import detect_launch
+from compressors.errors import CompressorError
+
+SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
+PrunerName = Literal["none", "median", "hyperband", "halving"]
+
+MEASURED, SKIPPED, SAME_AS, SUBJECT = "measured", "skipped", "same_as", "sweep"
+_WORKERS = "worker:"
+_MAXIMAL_FAILURES = 3
+_REPETITIONS_TO_DIVERSIFY = 2
+_MAXIMAL_REPETITIONS = 100
+# How often a whole training run reports an intermediate value.
+REPORTS = 20
+
+logger = logging.getLogger("accel")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one trial measured.
+
+    Attributes:
+        measured: by quantity; other figures may be among them.
+        references: what fp32 has, for relative constraints.
+        violations: bounds of the sweep's own, above 0 where they are not met.
+        skipped: why the trial ended before its objectives were all measured; None for a complete one.
+    """
+
+    measured: Values
+    references: Values
+    violations: Values = field(default_factory=dict)
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How a study searches.
+
+    Attributes:
+        name: of the study within its storage.
+        url: of the storage.
+        objectives: at least one; several make a front.
+        constraints: what feasible trials meet.
+        trials: how many the study has at its end, all workers together.
+        sampler, pruner: Optuna's.
+        seed: of the sampler; every worker derives its own.
+        max_seconds: this worker starts no trial after this time; None for no limit.
+        report_interval: environment steps between intermediate values, ``REPORTS`` of them in a whole run.
+    """
+
+    name: str
+    url: str
+    objectives: tuple[Quantity, ...]
+    constraints: tuple[Constraint, ...]
+    trials: int
+    sampler: SamplerName = "tpe"
+    pruner: PrunerName = "none"
+    seed: int = 0
+    max_seconds: float | None = None
+    report_interval: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for options that do not go together."""
+        if self.trials < 1:
+            raise ConfigError(f"trials = {self.trials}: a sweep needs at least one")
+        if self.pruner != "none" and len(self.objectives) > 1:
+            names = ", ".join(objective.name for objective in self.objectives)
+            costs = ", ".join(f"{objective.name}<=…" for objective in self.objectives[1:])
+            raise ConfigError(
+                f"pruner = {self.pruner!r} compares trials by one number, and there are {len(self.objectives)} "
+                f"objectives ({names}): keep one objective and bound the others by constraints, such as objective "
+                f"{self.objectives[0].name} under {costs}, or the reverse; or set pruner = 'none'"
+            )
+
+
+def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str, object]) -> Study:
+    """Join the study, or create it.
+
+    Args:
+        options: how it searches.
+        storage: where it lives.
+        subject: plain JSON that says what the trials are; a study never mixes two subjects.
+    Raises:
+        SweepError: the study of that name is about something else.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
+    directions = [better[objective.direction] for objective in options.objectives]
+    study = optuna.create_study(
+        storage=storage,
+        study_name=options.name,
+        directions=directions,
+        load_if_exists=True,
+        pruner=make_pruner(options),
+    )
+    study.sampler = make_sampler(options, _worker_entropy(study, options.seed))
+    described = {
+        "objectives": [objective.name for objective in options.objectives],
+        "constraints": [constraint.text for constraint in options.constraints],
+        **subject,
+    }
+    wanted = json.loads(json.dumps(described))
+    found = study.user_attrs.get(SUBJECT)
+    if found is None:
+        study.set_user_attr(SUBJECT, wanted)
+    elif found != wanted:
+        differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        raise SweepError(
+            f"study {options.name!r} in {public_url(options.url)} is about something else: "
+            + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
+            + ". Give another --study or --out, or the options that it was begun with"
+        )
+    return study
+
+
+def make_sampler(options: StudyOptions, entropy: Sequence[int]) -> BaseSampler:
+    """The sampler, seeded for one worker."""
+    seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
+    if options.sampler == "tpe":
+        startup = max(5, min(20, options.trials // 5))
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    population = max(8, min(50, options.trials // 6))
+    if options.sampler == "nsga2":
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
+    if options.sampler == "nsga3":
+        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def make_pruner(options: StudyOptions) -> optuna.pruners.BasePruner:
+    """The pruner; intermediate values come at the same steps in all trials."""
+    interval = options.report_interval
+    if options.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=max(4, min(8, options.trials // 4)), n_min_trials=3)
+    if options.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(2 * interval, REPORTS * interval)
+    if options.pruner == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(2 * interval, reduction_factor=3)
+    return optuna.pruners.NopPruner()
+
+
+def work(
+    study: Study,
+    options: StudyOptions,
+    evaluate: Callable[[Trial], Outcome],
+    report: Callable[[Study, FrozenTrial], None],
+) -> None:
+    """Run trials until the study has as many as it should, all workers together.
+
+    Args:
+        study: joined.
+        options: how it searches.
+        evaluate: measures one trial; may raise ``optuna.TrialPruned``, and AccelError for a trial that fails.
+        report: called after each trial of this worker.
+    Raises:
+        SweepError: the first trials all failed; the message has the reason of the last one.
+        KeyboardInterrupt: the trial under way was put back into the queue.
+    """
+    started = time.monotonic()
+
+    def objective(trial: Trial) -> tuple[float, ...]:
+        trial.set_user_attr(WORKER, this_worker())
+        try:
+            outcome = evaluate(trial)
+        except (AccelError, CompressorError) as error:
+            trial.set_user_attr(ERROR, str(error))
+            raise
+        measured = dict(outcome.measured)
+        trial.set_user_attr(MEASURED, measured)
+        for constraint in options.constraints:
+            if constraint.quantity in measured:
+                violation = constraint.violation(measured[constraint.quantity], outcome.references)
+                trial.set_constraint(constraint.text, violation)
+        for name, violation in outcome.violations.items():
+            trial.set_constraint(name, violation)
+        if outcome.skipped is not None:
+            trial.set_user_attr(SKIPPED, outcome.skipped)
+            raise optuna.TrialPruned(outcome.skipped)
+        return tuple(measured[quantity.name] for quantity in options.objectives)
+
+    recover(study)
+    chosen, scattered, repeated = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials)), 0
+    while _remaining(study, options.trials) > 0:
+        if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
+            logger.warning(
+                "stopping after %.0f s, as asked; start the same command again to go on", options.max_seconds
+            )
+            break
+        if repeated >= _MAXIMAL_REPETITIONS:
+            logger.warning("stopping: the last %d trials all repeated others; the space has hardly more", repeated)
+            break
+        # a sampler that has settled on a few candidates finds no new ones by itself
+        study.sampler = chosen if repeated < _REPETITIONS_TO_DIVERSIFY else scattered
+        try:
+            study.optimize(objective, n_trials=1, catch=(AccelError, CompressorError))
+        except KeyboardInterrupt:
+            release_own(study)
+            raise
+        mine = [trial for trial in study.get_trials(deepcopy=False) if is_mine(trial) and trial.state.is_finished()]
+        repeated = repeated + 1 if SAME_AS in mine[-1].user_attrs else 0
+        if not repeated:
+            report(study, mine[-1])
+        _give_up_if_nothing_works(study)
+        recover(study)
+    recover(study)
+
+
+def counts(study: Study) -> tuple[int, int]:
+    """(trials that are done, trials under way)."""
+    trials = study.get_trials(deepcopy=False)
+    return sum(map(is_done, trials)), sum(trial.state == TrialState.RUNNING for trial in trials)
+
+
+def is_done(trial: FrozenTrial) -> bool:
+    """Whether a trial came to its own end, however that was; not killed ones, nor those that repeat another."""
+    ended = trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
+    return ended and SAME_AS not in trial.user_attrs
+
+
+def remaining_seconds(study: Study, trials: int) -> float | None:
+    """An estimate of the time until the study is complete, from its trials' durations; None before the first."""
+    durations = [
+        trial.duration.total_seconds()
+        for trial in study.get_trials(deepcopy=False)
+        if is_done(trial) and trial.duration is not None
+    ]
+    if not durations:
+        return None
+    done, running = counts(study)
+    workers = max(running + 1, 1)
+    return max(trials - done, 0) * float(np.mean(durations)) / workers
+
+
+def _remaining(study: Study, trials: int) -> int:
+    return trials - sum(counts(study))
+
+
+def _give_up_if_nothing_works(study: Study) -> None:
+    done = [trial for trial in study.get_trials(deepcopy=False) if is_done(trial)]
+    if len(done) >= _MAXIMAL_FAILURES and all(ERROR in trial.user_attrs for trial in done):
+        raise SweepError(f"all of the first {len(done)} trials failed, the last one so: {done[-1].user_attrs[ERROR]}")
+
+
+def _worker_entropy(study: Study, seed: int) -> list[int]:
+    """(seed, rank or array task, how many workers came before, trials so far): no two workers draw the same."""
+    rank = detect_launch().rank or int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    key = f"{_WORKERS}{time.time_ns():020d}:{socket.gethostname()}:{os.getpid()}"
+    study.set_user_attr(key, {"rank": rank})
+    keys = sorted(name for name in study.user_attrs if name.startswith(_WORKERS))
+    return [seed, rank, keys.index(key), len(study.get_trials(deepcopy=False))]

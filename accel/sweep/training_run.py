@@ -1,0 +1,179 @@
+"""One whole training run as a child process: started or gone on with, followed while it trains, and read at its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.atomic import write_atomically
+from accel.config import TrainConfig
+from accel.errors import AccelError, RunDirectoryError
+from accel.rundir import RunDirectory
+from accel.summary import Summary
+from accel.sweep.child import LAUNCHER_PREFIXES
+from accel.sweep.errors import SweepError
+from accel.toml import to_toml
+from monitor.recorder import read_metrics
+
+_POLL_S = 0.1
+_STOP_S = 60.0
+_TAIL = 6
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run's records say so far.
+
+    Attributes:
+        env_steps: done.
+        return_mean: of the last episodes; None before the first.
+        training_s: of training, over all parts of a run that was interrupted.
+    """
+
+    env_steps: int
+    return_mean: float | None
+    training_s: float
+
+
+class TrainingRun:
+    """A run in its own directory.
+
+    Attributes:
+        path: the run's directory.
+        log: what the run printed.
+    """
+
+    def __init__(self, config: TrainConfig, directory: Path, name: str) -> None:
+        """Args: config: of the run; directory: for run directories; name: of this one."""
+        self._config = config.replace(name=name, results_dir=directory)
+        self.path = directory.absolute() / name
+        self.log = self.path.parent / f"{name}.log"
+
+    def train(self, follow: Callable[[Progress], bool]) -> Summary:
+        """Train to the end, going on from a checkpoint that an earlier try has left.
+
+        Args:
+            follow: called with every record; True stops the run in good order.
+        Raises:
+            SweepError: the run failed; the message has its last words.
+        """
+        if self._is_complete():
+            return Summary.read(self.path)
+        process = self._start()
+        seen = 0
+        try:
+            while process.poll() is None:
+                time.sleep(_POLL_S)
+                records = self.records()
+                if any(follow(record) for record in records[seen:]):
+                    return self._stop(process)
+                seen = len(records)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                _wait(process)
+        if process.returncode != 0:
+            raise SweepError(f"run {self.path.name} failed: {self._last_words()}")
+        for record in self.records()[seen:]:
+            follow(record)
+        return Summary.read(self.path)
+
+    def records(self) -> list[Progress]:
+        """Everything recorded so far."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        found: list[Progress] = []
+        earlier_s = part_s = 0.0
+        for record in read_metrics(path):
+            elapsed, steps, mean = record.get("elapsed_s"), record.get("env_steps"), record.get("return_mean")
+            if not isinstance(elapsed, int | float) or not isinstance(steps, int):
+                continue
+            if elapsed < part_s:  # a run that went on counts its seconds from zero
+                earlier_s += part_s
+            part_s = float(elapsed)
+            found.append(Progress(steps, float(mean) if isinstance(mean, int | float) else None, earlier_s + part_s))
+        return found
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._wait_until_free()
+        options = ["--resume", str(self.path)]
+        if not self._has_checkpoint():
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.parent / f"{self.path.name}.toml"
+            write_atomically(file, to_toml(self._config.to_toml_values()).encode())
+            options = ["--config", str(file)]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
+        command = [sys.executable, "-m", "accel.sweep.child", str(os.getpid()), *options]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _is_complete(self) -> bool:
+        """Whether an earlier try came to the run's own end, and not to its parent's."""
+        if not (self.path / "summary.json").exists():
+            return False
+        return "reached" in Summary.read(self.path).reason
+
+    def _wait_until_free(self) -> None:
+        """A run that lost its parent needs a moment to end. Raises RunDirectoryError: somebody else works on it."""
+        deadline = time.monotonic() + _STOP_S
+        while self.path.exists():
+            try:
+                RunDirectory.open(self.path).close()
+                return
+            except RunDirectoryError:
+                if not (self.path / "config.toml").exists():
+                    return
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
+
+    def _has_checkpoint(self) -> bool:
+        return (self.path / "config.toml").exists() and any((self.path / "checkpoints").glob("*.safetensors"))
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> Summary:
+        process.terminate()
+        _wait(process)
+        return Summary.read(self.path)
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        errors = [line.removeprefix("accel: ") for line in lines if line.startswith("accel: ")]
+        return errors[-1] if errors else " / ".join(lines[-_TAIL:]) or "it printed nothing"
+
+
+def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
+    """A finished run's quantities. Raises AccelError: no episode ended, or nothing was trained."""
+    records = run.records()
+    if summary.return_mean is None or not records:
+        raise AccelError(f"no episode of run {run.path.name} ended: give it more total_env_steps")
+    before = [record for record in records if record.training_s < records[-1].training_s - summary.training_s]
+    part_steps = max(summary.env_steps - (before[-1].env_steps if before else 0), 1)
+    training_s = max(records[-1].training_s, summary.training_s)
+    working_s = sum(seconds for phase, seconds in summary.actor_s.items() if phase != "wait")
+    policy = run.path / "policy" / "final.accel"
+    return {
+        "return": summary.return_mean,
+        "env_steps_per_s": summary.env_steps / training_s,
+        "training_s": training_s,
+        "actor_s": working_s / part_steps * 1e6,
+        "bytes": float(policy.stat().st_size) if policy.exists() else 0.0,
+        "env_steps": float(summary.env_steps),
+    }
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
