@@ -98,14 +98,17 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def load_run_record(path: Path) -> Run:
+def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     """What a run directory holds for a report; damage is noted, not fatal, wherever something is left.
 
+    Args:
+        path: the run directory.
+        max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
     Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics.
     """
     from monitor.decisions import read_decisions
     from monitor.report.runs import Run
-    from monitor.report.series import read_series
+    from monitor.report.series import MAX_POINTS, read_series
 
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
@@ -114,11 +117,12 @@ def load_run_record(path: Path) -> Run:
     notes: list[str] = []
     machine = _read_object(directory.machine, notes)
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
-    series = read_series(directory.metrics)
+    series = read_series(directory.metrics, max_points or MAX_POINTS)
     decisions, damaged = read_decisions(path)
     if damaged:
         notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")
-    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes))
+    starts = _count_lines(path / "starts.jsonl")
+    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), max(starts, 1))
 
 
 def _write(
@@ -169,6 +173,13 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
         notes.append(f"{path.name} is not a JSON object")
         return {}
     return value
+
+
+def _count_lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def _is_run(path: Path) -> bool:

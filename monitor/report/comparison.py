@@ -66,7 +66,7 @@ def _crossing(index: int) -> Callable[[Run, float], float | None]:
 
 
 def _wall_s(run: Run, _: float) -> float | None:
-    value = None if run.summary is None else run.summary.get("wall_s")
+    value = None if run.summary is None or run.starts > 1 else run.summary.get("wall_s")
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -32,7 +32,7 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
         ("Machines", tables.machines_table(analysis)),
         ("Options", tables.options_table(analysis)),
     )
-    parts += [f"## {title}\n\n{_table(table)}" for title, table in sections if table is not None]
+    parts += [f"## {title}\n\n{table_text(table)}" for title, table in sections if table is not None]
     if commands := tables.commands(analysis):
         parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))
     parts.append("## How the numbers came about\n\n" + "\n\n".join(map(escaped, wording.method(analysis))))
@@ -45,7 +45,8 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
 
 
-def _table(table: tables.Table) -> str:
+def table_text(table: tables.Table) -> str:
+    """The caption and the table."""
     lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]
     rows = [f"| {' | '.join(c if c == '---' else escaped(c) for c in line)} |" for line in lines]
     return f"{escaped(table.caption)}\n\n" + "\n".join(rows)

@@ -33,6 +33,7 @@ class Run:
         series: its metrics.
         decisions: what the monitor decided, oldest first.
         notes: what was wrong with its files.
+        starts: how often a process worked on it; more than 1 for a resumed run, whose summary times the last part only.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Run:
     series: Series
     decisions: Sequence[Decision] = ()
     notes: tuple[str, ...] = ()
+    starts: int = 1
 
     @property
     def seed(self) -> object:
@@ -179,7 +181,10 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
         members.setdefault(tuple((k, repr(run.config[k])) for k in kept), []).append(run)
     groups = [sorted(found, key=lambda run: str(run.seed).rjust(20)) for found in members.values()]
     differing = sorted(keys or _differing([found[0].config for found in groups]))
-    labels = _distinct([_label(found[0].config, differing) for found in groups])
+    if len(keys) == 1:
+        labels = _distinct([str(found[0].config.get(keys[0])) for found in groups])
+    else:
+        labels = _distinct([_label(found[0].config, differing) for found in groups])
     return tuple(
         Group(label, tuple(found), {k: found[0].config.get(k) for k in differing})
         for label, found in zip(labels, groups, strict=True)

@@ -88,15 +88,22 @@ class _Thinner:
         self._max_points = max_points
         self._stride = 1
         self._chunk: list[dict[str, float]] = []
+        self._last: dict[str, float] = {}
         self._points: dict[str, Floats] = {}
         self._count = 0
 
     def add(self, record: dict[str, float]) -> None:
         self._chunk.append(record)
+        self._last = record
         if len(self._chunk) >= max(_CHUNK_RECORDS, self._stride):
             self._fold()
 
     def columns(self) -> dict[str, Floats]:
+        """The points; the last record is one of its own, so that where a run ended is exact."""
+        if self._stride > 1:
+            self._chunk = self._chunk[:-1]
+            self._fold()
+            self._chunk, self._stride = [self._last], 1
         self._fold()
         return self._points
 

@@ -17,6 +17,7 @@ from monitor.errors import ReportError
 from monitor.report.analysis import Analysis, Choices, analyse
 from monitor.report.document import to_json, write_report
 from monitor.report.runs import Run
+from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
@@ -196,3 +197,16 @@ def test_only_reports_are_replaced(analysis: Analysis, report: Path, tmp_path: P
     write_report(analysis, report, written="later", overwrite=True)
     assert (report / "index.html").read_text() != before
     assert [path.name for path in report.parent.iterdir()] == [report.name]
+
+
+def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
+    runs = [run for group in analysis.groups for run in group.runs]
+    samples = [json.loads(json.dumps(run_to_json(run), allow_nan=False)) for run in runs]
+    restored = [run_from_json(sample, run.path) for sample, run in zip(samples, runs, strict=True)]
+    again, value = to_json(analyse(restored, Choices(), restored[0])), to_json(analysis)
+    assert again["headline"] == value["headline"]
+    assert again["margin"] == pytest.approx(value["margin"])
+    assert [d.to_json() for d in restored[0].decisions] == [d.to_json() for d in runs[0].decisions]
+    del samples[0]["columns"]
+    with pytest.raises(ReportError, match="holds no samples"):
+        run_from_json(samples[0], "here")

@@ -1,0 +1,73 @@
+"""Runs as plain JSON and back: the raw samples behind a result, small enough to keep beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from monitor.decisions import Decision
+from monitor.errors import ReportError
+from monitor.report.runs import Run
+from monitor.report.series import Series
+
+_KEPT = re.compile(
+    r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)|mismatch_alarms"
+    r"|(staleness|compression|total)_(ess|kl|retention)(/.+)?|(actor|learner)_\w+_share)$"
+)
+
+
+def run_to_json(run: Run) -> dict[str, object]:
+    """The run without the metrics that no figure shows; ``run_from_json`` restores the rest, to six digits."""
+    columns = {name: [_plain(v) for v in run.series.columns[name]] for name in run.series.columns if _KEPT.match(name)}
+    return {
+        "name": run.name,
+        "config": dict(run.config),
+        "machine": dict(run.machine),
+        "summary": None if run.summary is None else dict(run.summary),
+        "starts": run.starts,
+        "records": run.series.records,
+        "damaged_lines": run.series.damaged,
+        "notes": list(run.notes),
+        "decisions": [decision.to_json() for decision in run.decisions],
+        "columns": columns,
+    }
+
+
+def run_from_json(value: Mapping[str, object], path: str) -> Run:
+    """Inverse of ``run_to_json``; ``path`` says where the samples are. Raises ReportError when something is missing."""
+    try:
+        columns = {
+            str(name): np.array([math.nan if v is None else float(v) for v in values])
+            for name, values in value["columns"].items()  # type: ignore[attr-defined]
+        }
+        decisions = [
+            Decision(
+                float(d["unix_time_s"]), int(d["env_steps"]), d["actor"], d["kind"], d["from"], d["to"], d["reason"],
+                d["figures"],
+            )
+            for d in value["decisions"]  # type: ignore[attr-defined]
+        ]  # fmt: skip
+        return Run(
+            name=str(value["name"]),
+            path=path,
+            config=value["config"],  # type: ignore[arg-type]
+            machine=value["machine"],  # type: ignore[arg-type]
+            summary=value["summary"],  # type: ignore[arg-type]
+            series=Series(columns, int(value["records"]), int(value["damaged_lines"])),  # type: ignore[call-overload]
+            decisions=decisions,
+            notes=tuple(value["notes"]),  # type: ignore[arg-type]
+            starts=int(value["starts"]),  # type: ignore[call-overload]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ReportError(f"{path} holds no samples of a run: {error!r}") from error
+
+
+def _plain(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return str(float(value))
+    return int(value) if value == int(value) else float(f"{value:.6g}")
