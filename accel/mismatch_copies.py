@@ -31,6 +31,11 @@ class PolicyCopies:
         return self._sampled
 
     @property
+    def oldest(self) -> int | None:
+        """The version that gives way next; None while there is room."""
+        return next(iter(self._copies)) if len(self._copies) == self._capacity else None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
         return sum(tensor.nbytes for copy in self._copies.values() for tensor in copy.values())

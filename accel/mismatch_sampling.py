@@ -2,7 +2,8 @@
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
 measured once for each scheme in it, on at most ``MAX_ROWS`` rows. Both cost time, of which the sampler measures what it
-used and takes no more than ``TIME_SHARE`` of the learner's: that, not a number to be set, decides k.
+used and takes no more than ``TIME_SHARE`` of the learner's; and a copy gives way only after unrolls of its version have
+had the time to arrive. These two, not a number to be set, decide k.
 
 Metrics, each the mean over the samples since the last record, weighted by valid rows, and absent without one:
 
@@ -88,6 +89,7 @@ class MismatchSampler:
         # The least of the last costs foretells the next: the first pays for imports, others for a stopped process.
         self._sample_costs_s: deque[float] = deque(maxlen=4)
         self._copy_costs_s: deque[float] = deque(maxlen=4)
+        self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
@@ -95,6 +97,10 @@ class MismatchSampler:
 
     def published(self, version: int) -> None:
         """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
+        self._version = version
+        oldest = self._copies.oldest
+        if oldest is not None and version - oldest <= 2 * self._lag + COPIES:
+            return
         if not self._affords(min(self._copy_costs_s, default=0.0) + min(self._sample_costs_s, default=0.0)):
             return
         started = self._clock()
@@ -114,6 +120,7 @@ class MismatchSampler:
         for unroll in unrolls:
             envs = unroll["valid"].shape[1]
             version = unroll.oldest_version
+            self._lag = max(self._version - version, self._lag - 1)
             # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
             if version in self._copies.versions and int(unroll["policy_version"].max()) == version:
                 ids = unroll["scheme_id"][0]

@@ -173,8 +173,9 @@ class Tuner:
         self._agreeing = self._agreeing + 1 if agrees else 0
         if self._agreeing < self._options.confirmations:
             return None
+        lost = 0.0 if full is None or mine is None else full / mine - 1.0
         limit = explain(m, self.full, self._options.busy_env_share)
-        return self._change(m, "relax", self.full, f"{self.full} is as good as {self.incumbent}: {limit}")
+        return self._change(m, "relax", self.full, f"{self.full} gives {lost:+.1%} effective experience; {limit}")
 
     def _choose(self, m: Measurements, looks: int) -> Verdict | None:
         """Start a trial of the most promising level, or of the finest that promises about the same, after ``looks``."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import accel
 from accel.actor import Actor
 from accel.autotune import TunedSteering, make_steering
 from accel.batch import Batcher
@@ -17,6 +16,7 @@ from accel.compression_choice import parse_choice
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.job import Job, check_config
+from accel.launch import train
 from accel.learner import Learner
 from accel.mismatch_sampling import MismatchSampler
 from accel.publisher import Publisher
@@ -27,7 +27,7 @@ from monitor.decisions import Decision, read_decisions
 from monitor.timers import PhaseTimes
 from tests.contracts.ranks import Job as RankJob
 
-RUINOUS = "lowrank(0.02)"
+RUINOUS = "prune(0.95)"
 
 
 class Rig:
@@ -161,6 +161,7 @@ def _quick(path: Path, name: str, compressor: str, **changes: object) -> TrainCo
     values: dict[str, object] = {
         "envs_per_actor": 16,
         "unroll_length": 32,
+        "unrolls_in_flight": 1,
         "network": "mlp:256x2",
         "separate_value_torso": False,
         "lambda_": 0.95,
@@ -186,7 +187,7 @@ def _left(decisions: list[Decision], level: str) -> Decision:
 
 @pytest.mark.learning
 def test_a_ruinous_level_is_found_and_left_in_one_process(tmp_path: Path) -> None:
-    summary = accel.train(_quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=0))
+    summary = train(_quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=0))
     assert summary.return_mean is not None and summary.return_mean >= 400.0
     decisions, damaged = read_decisions(tmp_path / "run")
     assert damaged == 0
@@ -201,7 +202,7 @@ def test_a_ruinous_level_is_found_and_left_in_one_process(tmp_path: Path) -> Non
 @pytest.mark.mpi
 @pytest.mark.learning
 def test_a_ruinous_level_is_found_and_left_by_two_actors(tmp_path: Path) -> None:
-    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2)
+    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2, network="mlp:64x2", envs_per_actor=32)
     with RankJob(3, ["-m", "tests.accel.tuned_run", Job(config).to_text()], limit_s=110.0) as job:
         outcome = job.outcome()
     assert outcome.code == 0, outcome.errors

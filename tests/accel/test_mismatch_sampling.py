@@ -206,9 +206,23 @@ def test_time_stays_within_its_share() -> None:
             sampler.sample([unroll], batch)
         shares.append(sampler.time_share)
         counts.append(sampler.count("int8"))
-    assert shares[0] > 0.3 and counts[0] == 2000
+    assert shares[0] > 0.3 and counts[0] >= 1500
     assert 0.01 < shares[1] < 0.021 and 10 < counts[1] < 60
     assert 0.0005 < shares[2] < 0.0022 and 0 < counts[2] < 6
+
+
+@pytest.mark.parametrize("lag", [3, 40])
+def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    unroll = _unroll(learner, version=0)
+    batch = _batch(learner, unroll)
+    for version in range(600):
+        sampler.published(version)
+        unroll["policy_version"][...] = unroll["header"][1] = max(version - lag, 0)
+        sampler.sample([unroll], batch)
+    assert sampler.count("int8") >= 600 // (2 * lag + COPIES) * COPIES - COPIES
 
 
 def test_metrics_cover_the_time_since_the_last_record() -> None:
