@@ -43,7 +43,7 @@ from accel.trajectory import Unroll
 from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
 
 COPIES = 4
-MAX_ROWS = 1024
+MAX_ROWS = 512
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
 FACTORS = ("staleness", "compression", "total")

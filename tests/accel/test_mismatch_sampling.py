@@ -222,7 +222,7 @@ def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None
         sampler.published(version)
         unroll["policy_version"][...] = unroll["header"][1] = max(version - lag, 0)
         sampler.sample([unroll], batch)
-    assert sampler.count("int8") >= 600 // (2 * lag + COPIES) * COPIES - COPIES
+    assert sampler.count("int8") >= 600 // (2 * lag + 2 * COPIES) * COPIES - 2 * COPIES
 
 
 def test_metrics_cover_the_time_since_the_last_record() -> None:
