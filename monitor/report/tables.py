@@ -110,7 +110,7 @@ def mismatch_table(analysis: Analysis) -> Table | None:
         columns = {name for run in group.runs for name in run.series.columns}
         schemes = sorted({name.partition("/")[2] for name in columns if name.startswith("compression_ess/")})
         for factor, title in _FACTORS.items():
-            for scheme in ("", *schemes):
+            for scheme in ("", *(schemes if factor == "compression" and len(schemes) > 1 else ())):
                 names = [f"{factor}_{quantity}{'/' if scheme else ''}{scheme}" for quantity in _MISMATCH]
                 if names[0] in columns:
                     rows.append((group.label, title, scheme or "all", *(number(_mean(group, name)) for name in names)))
