@@ -1,0 +1,195 @@
+"""Rows of ``actor_time.py`` to one Markdown page and one plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from accel.bench.figures import actor_panels, draw
+
+Row = dict[str, object]
+Key = tuple[object, ...]
+
+PAPER_RATIO = 4.13
+REPLACEMENTS = ("distill",)
+REDUCTIONS = ("prune", "lowrank", *REPLACEMENTS)
+LEAST_POLICY_SHARE = 1 / 3
+QUIET = 0.9
+
+
+def render(output: Path) -> None:
+    """Write ``README.md`` and ``actor_time.png`` from the rows under ``output``."""
+    directory = output / "rows"
+    actors = _read(directory.glob("actor-*.json"))
+    refreshes = _read(directory.glob("refresh*.json"))
+    policies = _read(directory.glob("policy-*.json"))
+    rows = actors + refreshes + policies
+    if not rows:
+        raise SystemExit(f"there are no rows under {directory}: measure first")
+    sections = ["# Actor time, refresh times and mismatch", _conditions(rows)]
+    if actors:
+        sections += [_actor_section(actors), _split_section(actors)]
+        title = f"Actor time (behind: times as fast as torch eager)\n{_conditions(actors)}".replace("*", "")
+        draw(actor_panels(actors), output / "actor_time.png", title=title, unit="µs per environment step")
+        sections.append("![Actor time per environment step](actor_time.png)")
+    if refreshes:
+        sections.append(_refresh_section(refreshes))
+    if policies:
+        sections.append(_mismatch_section(policies))
+    sections.append(_commands(rows))
+    (output / "README.md").write_text("\n\n".join(sections) + "\n")
+    print(f"wrote {output / 'README.md'}")
+
+
+def _actor_section(rows: Sequence[Row]) -> str:
+    schemes = _ordered(row["scheme"] for row in rows if row["runtime"] == "onnxruntime")
+    heads = ["environment", "network", "envs", "alone", "torch eager", *schemes]
+    heads += ["best whole", "× torch", "× fp32", "best", "× torch", "× fp32", "limit", "policy's share on torch"]
+    lines, passed, possible, counted = [], 0, 0, 0
+    for cells in _groups(rows, ("env", "network", "envs")):
+        sessions = {row["scheme"]: row for row in cells if row["runtime"] == "onnxruntime"}
+        torch = next(row for row in cells if row["runtime"] == "torch")
+        total = torch["us_per_env_step"]
+        limit, share = total / torch["env_only_us"], torch["policy_us"] / total
+        whole, best = (_fastest(sessions.values(), excluded) for excluded in (REDUCTIONS, REPLACEMENTS))
+        if share >= LEAST_POLICY_SHARE:
+            counted += 1
+            passed += best["speedup_torch"] > PAPER_RATIO
+            possible += limit > PAPER_RATIO
+        line = [torch["env"], torch["network"], torch["envs"], _time(torch["env_only_us"]), _time(total)]
+        line += [_time(sessions[scheme]["us_per_env_step"]) if scheme in sessions else "–" for scheme in schemes]
+        for chosen in (whole, best):
+            line += [chosen["scheme"], f"{chosen['speedup_torch']:.2f}", f"{chosen['speedup_fp32']:.2f}"]
+        lines.append([*line, f"{limit:.2f}", f"{share:.0%}"])
+    text = (
+        "## Seconds per million environment steps\n\n"
+        "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
+        "environment stepped by random actions, without a policy. `best whole`: the fastest that keeps every unit of "
+        "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. `limit`: "
+        "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network; "
+        "its text under rows/ has the reason.\n\n"
+    )
+    verdict = (
+        f"\n\nThe policy is at least a third of actor time on torch eager in {counted} of {len(lines)} cells. The "
+        f"environment would allow dividing actor time by more than {PAPER_RATIO} in {possible} of them; the best "
+        f"scheme does so in {passed}."
+    )
+    return text + _table(heads, lines) + verdict
+
+
+def _fastest(rows: Iterable[Row], excluded: tuple[str, ...]) -> Row:
+    return min((r for r in rows if not str(r["scheme"]).startswith(excluded)), key=lambda r: r["us_per_env_step"])
+
+
+def _split_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "environment", "network", "envs", "runtime", "scheme", "µs", "10–90 %", "environment", "policy", "own",
+        "alone ÷ actor", "Python µs a vector step", "core",
+    ]  # fmt: skip
+    lines = [
+        [
+            row["env"], row["network"], row["envs"], row["runtime"], row["scheme"], _time(row["us_per_env_step"]),
+            f"{_time(row['us_per_env_step_low'])}–{_time(row['us_per_env_step_high'])}", _time(row["env_us"]),
+            _time(row["policy_us"]), _time(row["own_us"]), f"{row['env_share']:.2f}",
+            "–" if row["python_us_per_vector_step"] is None else f"{row['python_us_per_vector_step']:.1f}",
+            f"{row['cpu_share']:.0%}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return "## Where the time goes\n\nµs per environment step, medians and what they are made of.\n\n" + _table(
+        heads, lines
+    )
+
+
+def _refresh_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "network", "parameters", "scheme", "bind ms", "requantise ms", "serialise ms", "send ms", "load ms",
+        "learner's ms per million parameters", "bytes", "call µs", "saves µs a step", "pays from steps", "on one core",
+    ]  # fmt: skip
+    lines = [
+        [
+            row["network"], f"{row['parameters']:,}", row["scheme"],
+            *(_time(row[f"{name}_ms"]) for name in ("bind", "requantise", "serialise", "send", "load")),
+            f"{row['refresh_ms_per_million_parameters']:.2f}", f"{row['bytes']:,}", _time(row["us"]),
+            f"{row['saving_us_per_env_step']:.2f}",
+            *(_steps(row, name) for name in ("break_even_env_steps", "break_even_shared_env_steps")),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    envs = rows[0]["envs"]
+    text = (
+        f"## Refresh\n\nFrom new weights to a loaded policy; {envs} environments an actor. `pays from`: environment "
+        "steps between two refreshes from which on the faster call makes up for the slower refresh, on the actor, and "
+        "where one core does the learner's part too, against onnxruntime's fp32.\n\n"
+    )
+    return text + _table(heads, lines)
+
+
+def _mismatch_section(rows: Sequence[Row]) -> str:
+    heads = ["run", "network", "scheme", "bytes", "µs, batch 1", "µs, batch 8", "KL, nats", "ESS", "same greedy action"]
+    lines = []
+    for cells in _groups([row for row in rows if row["runtime"] == "onnxruntime"], ("command", "scheme")):
+        times = {row["batch"]: _time(row["us"]) for row in cells}
+        row = cells[0]
+        lines.append(
+            [
+                _run(str(row["command"])), row["network"], row["scheme"], f"{row['bytes']:,}", times.get(1, "–"),
+                times.get(8, "–"), f"{row['kl']:.2e}", f"{row['ess']:.4f}", f"{row['greedy_agreement']:.1%}",
+            ]
+        )  # fmt: skip
+    return "## Mismatch of trained policies\n\nKL(fp32‖scheme) over observations that the policy meets.\n\n" + _table(
+        heads, lines
+    )
+
+
+def _conditions(rows: Sequence[Row]) -> str:
+    row = rows[0]
+    versions = ", ".join(f"{name} {row[name]}" for name in ("python", "torch", "onnxruntime", "numpy", "gymnasium"))
+    commits = _ordered(f"{str(r['commit'])[:10]}{' (with changes)' if r['dirty'] else ''}" for r in rows)
+    least = min(r["cpu_share"] for r in rows)
+    quiet = "" if least >= QUIET else " **Other processes were at work: measure again on a quiet machine.**"
+    return (
+        f"{row['cpu']}, {row['cores']} cores ({row['int8_flags']}); {versions}; one thread each, no spinning; commit "
+        f"{', '.join(commits)}. Everything compared takes turns; medians. Least share of a core: {least:.0%}.{quiet}"
+    )
+
+
+def _commands(rows: Sequence[Row]) -> str:
+    return "## Commands\n\n```\n" + "\n".join(_ordered(row["command"] for row in rows)) + "\n```"
+
+
+def _run(command: str) -> str:
+    return Path(next(word for word in command.split() if word.startswith("--run=")).removeprefix("--run=")).name
+
+
+def _steps(row: Row, name: str) -> str:
+    if row["scheme"] == "fp32":
+        return "–"
+    return "never" if row[name] is None else f"{row[name]:,.0f}"
+
+
+def _time(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    parts = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in parts)
+
+
+def _read(paths: Iterable[Path]) -> list[Row]:
+    return [row for path in sorted(paths) for row in json.loads(path.read_text())]
+
+
+def _ordered(values: Iterable[object]) -> list[str]:
+    return list(dict.fromkeys(str(value) for value in values))
+
+
+def _groups(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return list(groups.values())
