@@ -72,8 +72,8 @@ class SessionPolicy:
         """Build a session for the update and change over to it, between two unrolls.
 
         The session is built here, in the actor's own thread, while no environment step waits. A second thread would
-        not make it cheaper: an actor has one core, and between its turns with the interpreter lock a session took 5 to
-        25 ms longer to arrive, where building it here takes 0.5 to 7 ms.
+        not make it cheaper, as an actor has one core; and waiting for its turns with the interpreter lock, a policy
+        arrives several times later than it does so (``scripts/evidence/policy_transfer.py`` measures both).
 
         Raises:
             ArtifactError: the payload is damaged, does not load here, or is no policy for this environment and network;

@@ -1,4 +1,11 @@
-"""From the learner's network to the actors' policies: bind, calibrate, compress, check, publish."""
+"""From the learner's network to the actors' policies: bind, calibrate, compress, check, publish.
+
+Artifacts travel as they are, neither deflated nor as differences. Weights in single precision hardly shrink; codes
+shrink well as differences from the version before, but encoding and decoding them takes longer than sending them whole
+except over links slower than a node's shared memory or a cluster's network, and as actors skip versions, the learner
+would have to know each one's. ``scripts/evidence/policy_transfer.py`` measures the link speed below which each
+encoding would pay.
+"""
 
 from __future__ import annotations
 
