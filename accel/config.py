@@ -66,7 +66,9 @@ class TrainConfig(BaseModel):
 
     # compression
     compressor: str = Field(
-        "int8", description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8"
+        "int8",
+        description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; auto or "
+        "auto(fp32;int8;…) lets the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps",
     )
     actor_runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"

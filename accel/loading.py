@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.compression_choice import FULL_PRECISION, parse_choice
 from accel.config import TrainConfig
 from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import Seed
@@ -19,6 +20,7 @@ from accel.networks import PolicyNetwork, build_network_from_config
 from accel.networks.policy import ActingModule
 from accel.rundir import RunDirectory
 from accel.spaces import EnvSpec
+from accel.summary import Summary
 from compressors.artifact import CompressedPolicy, Json
 from compressors.scheme import make_compressor
 
@@ -50,6 +52,19 @@ class TrainedRun:
     def policy(self) -> ActingModule:
         """The policy's side of the network: observations and state to distribution parameters and next state."""
         return self.network.acting_module().eval()
+
+    @property
+    def scheme(self) -> str:
+        """The compression scheme that actors had at the end, also where it was annealed or tuned."""
+        choice = parse_choice(self.config.compressor, self.config.network)
+        if choice.schedule is not None:
+            return choice.schedule.level_at(self.env_steps)
+        if choice.kind == "fixed":
+            return choice.levels[0]
+        try:
+            return Summary.read(self.path).scheme
+        except CheckpointError:
+            return FULL_PRECISION
 
     @property
     def example_inputs(self) -> dict[str, torch.Tensor]:

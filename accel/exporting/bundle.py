@@ -133,7 +133,7 @@ def export(
     if episodes < 0 or (episodes == 0 and max_return_loss is not None):
         raise ConfigError(f"{episodes} episodes: max_return_loss needs at least one, and none means 0")
     loaded = load_run(run) if isinstance(run, Path) else run
-    text = str(parse_scheme(loaded.config.compressor if scheme is None else scheme))
+    text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     gate = Gate(max_return_loss, max_mismatch)
     partial = _begin(out)
     try:

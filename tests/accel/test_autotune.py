@@ -18,6 +18,7 @@ from accel.errors import ConfigError
 from accel.job import Job, check_config
 from accel.launch import train
 from accel.learner import Learner
+from accel.loading import load_run
 from accel.mismatch_sampling import MismatchSampler
 from accel.publisher import Publisher
 from accel.session import welcome
@@ -167,7 +168,7 @@ def _quick(path: Path, name: str, compressor: str, **changes: object) -> TrainCo
         "lambda_": 0.95,
         "reward_scale": 0.05,
         "learning_rate": 1.5e-3,
-        "stop_at_return": 400.0,
+        "stop_at_return": 300.0,
         "max_seconds": 60.0,
         "total_env_steps": 5_000_000,
         "learner_threads": 1,
@@ -188,12 +189,12 @@ def _left(decisions: list[Decision], level: str) -> Decision:
 @pytest.mark.learning
 def test_a_ruinous_level_is_found_and_left_in_one_process(tmp_path: Path) -> None:
     summary = train(_quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=0))
-    assert summary.return_mean is not None and summary.return_mean >= 400.0
+    assert summary.return_mean is not None and summary.return_mean >= 300.0
     decisions, damaged = read_decisions(tmp_path / "run")
     assert damaged == 0
     left = _left(decisions, RUINOUS)
     assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
-    assert summary.scheme == "fp32"
+    assert summary.scheme == load_run(tmp_path / "run").scheme == "fp32"
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("compression_ess/fp32" in record for record in records)
     assert records[-1]["level"] == "fp32"
@@ -202,12 +203,12 @@ def test_a_ruinous_level_is_found_and_left_in_one_process(tmp_path: Path) -> Non
 @pytest.mark.mpi
 @pytest.mark.learning
 def test_a_ruinous_level_is_found_and_left_by_two_actors(tmp_path: Path) -> None:
-    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2, network="mlp:64x2", envs_per_actor=32)
+    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2, learning_rate=5e-4, stop_at_return=200.0)
     with RankJob(3, ["-m", "tests.accel.tuned_run", Job(config).to_text()], limit_s=110.0) as job:
         outcome = job.outcome()
     assert outcome.code == 0, outcome.errors
     (line,) = [line for line in outcome.output.splitlines() if line.startswith("RETURN")]
-    assert float(line.split()[1]) >= 400.0
+    assert float(line.split()[1]) >= 200.0
     decisions, _ = read_decisions(tmp_path / "run")
     left = _left(decisions, RUINOUS)
     assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason

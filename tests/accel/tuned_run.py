@@ -19,7 +19,7 @@ def main() -> int:
     from monitor.tuner_measurements import TunerOptions
 
     # On few cores the learner is the bottleneck, and the tuner would leave every level alone.
-    autotune.OPTIONS = dataclasses.replace(TunerOptions(), gain=-0.9, ban=2.0)
+    autotune.OPTIONS = dataclasses.replace(TunerOptions(), gain=-0.05)
     summary = learn(Job.from_text(sys.argv[1]), info)
     sys.stdout.write(f"RETURN {summary.return_mean}\n")
     return 0
