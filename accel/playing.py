@@ -154,7 +154,7 @@ def collect_inputs(
         run: the trained run.
         rows: how many inputs.
         seed: of environments, noise and choice.
-        policy: who plays; the policy in torch when None.
+        policy: who plays; the policy in full precision when None.
         envs: environments stepped together.
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
     Returns:
@@ -168,7 +168,7 @@ def collect_inputs(
     moments = -(-rows // envs)
     steps = max(steps, moments)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
-    player = make_player(run.policy if policy is None else policy, run.network.state_shapes, envs)
+    player = make_player(run.compress("fp32") if policy is None else policy, run.network.state_shapes, envs)
     environment = run.make_env(envs, (seed, _COLLECTION))
     kept: dict[str, list[Array]] = {}
     try:

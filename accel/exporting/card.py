@@ -38,15 +38,15 @@ def summary(contract: Facts, report: Facts) -> str:
     name = f"{contract['scheme']} as {contract['target']['format']}"
     lines = [
         f"{name}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {sizes['ratio']:.2f}x smaller",
-        f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} (medians), "
-        f"{latency['speed_up_p50']:.2f}x as fast",
-        f"real inputs: {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, same greedy "
-        f"action {mismatch['greedy_agreement']:.1%}",
+        f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} in "
+        f"the median, {latency['speed_up_p50']:.2f}x as fast",
+        f"on real inputs {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, same "
+        f"greedy action {mismatch['greedy_agreement']:.1%}",
     ]
     if returns is not None:
         lines.append(
-            f"mean return {returns['model']['mean']:.5g} against {returns['fp32']['mean']:.5g} on the same seeds, difference "
-            f"{_interval(returns['difference'])}: {returns['verdict']}"
+            f"mean return {returns['model']['mean']:.5g} against {returns['fp32']['mean']:.5g} on the same seeds, "
+            f"difference {_interval(returns['difference'])}: {returns['verdict']}"
         )
     return "\n".join(lines)
 
