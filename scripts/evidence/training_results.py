@@ -75,7 +75,7 @@ def is_complete(path: Path) -> bool:
 
 
 def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapping[str, str], results: Path) -> str:
-    parts = [f"# {case.title}"]
+    parts = [f"# {escaped(case.title)}"]
     runs = [_restore(sample, results) for sample in samples.values()]
     if runs:
         baseline = next((run for run in runs if run.config["variant"] == case.baseline), None)

@@ -1,0 +1,119 @@
+#!/usr/bin/env python
+"""Trains with a correction that nobody should use, to show what the right one buys. ``accel train`` has no such option.
+
+    python scripts/ablation/correction.py VARIANT train --preset quickstart …      like ``accel train …``
+
+importance-weights   with --corrector none: uncorrected n-step targets, the policy gradient weighted by min(1, π_θ/μ);
+                     Espeholt et al. 2018's "1-step importance sampling", truncated
+full-precision       with --corrector vtrace: behaviour log-probs are those of the uncompressed policy of the version that
+                     acted, π_v, as if the actors had not been compressed; μ's own are thrown away
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+VARIANTS = ("importance-weights", "full-precision")
+RANK = "--rank"
+
+
+def main() -> int:
+    """Start the job with this script as its ranks, or be one of them."""
+    if sys.argv[1:2] == [RANK]:
+        return rank(sys.argv[2], sys.argv[3])
+    if len(sys.argv) < 3 or sys.argv[1] not in VARIANTS or sys.argv[2] != "train":
+        print(f"{__doc__}\nVARIANT is one of {', '.join(VARIANTS)}", file=sys.stderr)
+        return 2
+    from accel import mpirun
+    from accel.cli import main as accel_main
+
+    variant, started = sys.argv[1], mpirun.run
+
+    def run(arguments: Sequence[str], **options: object) -> mpirun.Ended:
+        *command, module, name, job = arguments
+        if (module, name) != ("-m", "accel.rank"):
+            raise SystemExit(f"mpirun is not started as this script expects: {module} {name}")
+        return started([*command, __file__, RANK, variant, job], **options)
+
+    mpirun.run = run
+    change(variant)
+    return accel_main(sys.argv[2:])
+
+
+def rank(variant: str, job: str) -> int:
+    """One rank of the job: the learner's is changed, actors are as ever."""
+    from accel import rank as ranks
+    from accel.transport.launcher import detect_launch
+    from accel.transport.topology import is_actor
+
+    if not is_actor(detect_launch()):
+        change(variant)
+    sys.argv = ["accel.rank", job]
+    return ranks.main()
+
+
+def change(variant: str) -> None:
+    """Put the ablated parts where the learner's process looks for them."""
+    from accel import learner, training
+
+    if variant == "importance-weights":
+        learner.nstep = weighted_nstep
+    else:
+        learner.Learner, training.Trainer = full_precision(learner.Learner, training.Trainer)
+
+
+def weighted_nstep(log_rhos, *arguments, **options):  # type: ignore[no-untyped-def]
+    """``nstep`` whose policy-gradient advantages carry the importance weight, clipped at 1."""
+    from correctors import nstep
+
+    plain = nstep(log_rhos, *arguments, **options)
+    return plain._replace(pg_advantages=plain.pg_advantages * log_rhos.clamp(max=0.0).exp())
+
+
+def full_precision(learner: type, trainer: type) -> tuple[type, type]:
+    """Learner and trainer that replace μ's log-probs by those of π_v."""
+    import torch
+
+    from accel.distributions import make_distribution
+    from accel.mismatch_copies import PolicyCopies
+
+    class WrongLearner(learner):  # type: ignore[misc]
+        """Corrects as if the actors had acted in full precision."""
+
+        versions: torch.Tensor
+        copies: PolicyCopies
+
+        def update(self, batch, rewards, valid_steps, mark):  # type: ignore[no-untyped-def]
+            wrong = batch.behaviour_log_prob.clone()
+            for version in set(self.versions.unique().tolist()) & set(self.copies.versions):
+                params = self.copies.act(version, batch.observations[:-1], batch.first[:-1], batch.states)
+                log_prob = make_distribution(self.spec.action, params).log_prob(batch.actions)
+                wrong = torch.where(self.versions == version, log_prob, wrong)
+            return super().update(dataclasses.replace(batch, behaviour_log_prob=wrong), rewards, valid_steps, mark)
+
+    class WrongTrainer(trainer):  # type: ignore[misc]
+        """Keeps every version's full-precision policy for as long as its unrolls are taken."""
+
+        def _update(self, arrivals, unrolls):  # type: ignore[no-untyped-def]
+            versions = np.concatenate([unroll["policy_version"] for unroll in unrolls], axis=1)
+            self.learner.versions = torch.from_numpy(versions).to(self.learner.device)
+            return super()._update(arrivals, unrolls)
+
+        def publish(self) -> None:
+            if not hasattr(self.learner, "copies"):
+                self.learner.copies = PolicyCopies(self.learner.network, self.config.max_policy_lag + 2)
+            self.learner.copies.keep(self.learner.version)
+            super().publish()
+
+    return WrongLearner, WrongTrainer
+
+
+if __name__ == "__main__":
+    sys.exit(main())
