@@ -166,7 +166,7 @@ class _Contest:
                     self.calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
         if "torch.compile" in runtimes:
             layout = CHANNELS_LAST if CHANNELS_LAST in eager else next(iter(eager))
-            logger.info("torch.compile works on %s", subject.network)
+            logger.info("compiling %s by torch.compile", subject.network)
             try:
                 call, self.compile_s = compiled_call(eager[layout], inputs, layout)
                 self.calls["torch.compile", FULL_PRECISION, layout] = call

@@ -11,11 +11,15 @@ from accel.bench.rows import Row, Value
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, the key of the rows, and how to write the value, as ``_write`` knows it."""
+    """One column: its heading, the key of the rows, and how to write the value, as ``_write`` knows it.
+
+    A terminal that is too narrow does without the ``extra`` ones.
+    """
 
     heading: str
     key: str
     style: str = "text"
+    extra: bool = False
 
 
 POLICY = (
@@ -24,12 +28,12 @@ POLICY = (
     Column("runtime", "runtime"),
     Column("scheme", "scheme"),
     Column("µs", "us", "us"),
-    Column("10–90 %", "us", "spread"),
+    Column("10–90 %", "us", "spread", True),
     Column("× torch", "speedup_torch", "ratio"),
     Column("× fp32", "speedup_fp32", "ratio"),
-    Column("bytes", "bytes", "count"),
+    Column("bytes", "bytes", "count", True),
     Column("KL", "kl", "small"),
-    Column("greedy", "greedy_agreement", "share"),
+    Column("greedy", "greedy_agreement", "share", True),
 )
 ACTOR = (
     Column("network", "network"),
@@ -37,65 +41,86 @@ ACTOR = (
     Column("runtime", "runtime"),
     Column("scheme", "scheme"),
     Column("µs/step", "us_per_env_step", "us"),
-    Column("10–90 %", "us_per_env_step", "spread"),
+    Column("10–90 %", "us_per_env_step", "spread", True),
     Column("env", "env_us", "us"),
     Column("policy", "policy_us", "us"),
-    Column("own", "own_us", "us"),
-    Column("env only", "env_only_us", "us"),
-    Column("of it", "env_share", "share"),
+    Column("own", "own_us", "us", True),
+    Column("env only", "env_only_us", "us", True),
+    Column("÷ actor", "env_share", "share"),
     Column("× torch", "speedup_torch", "ratio"),
     Column("× fp32", "speedup_fp32", "ratio"),
-    Column("Python µs/vector step", "python_us_per_vector_step", "us"),
+    Column("Python µs/vector step", "python_us_per_vector_step", "us", True),
 )
 REFRESH = (
     Column("network", "network"),
     Column("scheme", "scheme"),
-    Column("bind ms", "bind_ms", "us"),
+    Column("bind ms", "bind_ms", "us", True),
     Column("requantise ms", "requantise_ms", "us"),
-    Column("serialise ms", "serialise_ms", "us"),
+    Column("serialise ms", "serialise_ms", "us", True),
     Column("send ms", "send_ms", "us"),
     Column("load ms", "load_ms", "us"),
-    Column("10–90 %", "load_ms", "spread"),
-    Column("bytes", "bytes", "count"),
+    Column("10–90 %", "load_ms", "spread", True),
+    Column("bytes", "bytes", "count", True),
     Column("call µs", "us", "us"),
     Column("pays from steps", "break_even_env_steps", "steps"),
-    Column("on one core", "break_even_shared_env_steps", "steps"),
+    Column("on one core", "break_even_shared_env_steps", "steps", True),
 )
 CORRECTORS = (
     Column("corrector", "corrector"),
     Column("T", "T", "count"),
     Column("B", "B", "count"),
-    Column("device", "device"),
+    Column("device", "device", "text", True),
     Column("µs", "us", "us"),
-    Column("10–90 %", "us", "spread"),
+    Column("10–90 %", "us", "spread", True),
     Column("forward + backward µs", "learner_us", "us"),
     Column("share", "share", "share"),
 )
 TRANSPORT = (
     Column("carrier", "carrier"),
     Column("direction", "direction"),
-    Column("bytes", "bytes", "count"),
+    Column("bytes", "bytes", "count", True),
     Column("µs", "us", "us"),
-    Column("10–90 %", "us", "spread"),
+    Column("10–90 %", "us", "spread", True),
     Column("MB/s", "mb_per_s", "us"),
 )
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
     """Print rows on standard output, under a line that says what they are."""
-    cells = [[_write(row, column) for column in columns] for row in rows]
     if not sys.stdout.isatty():
-        print(plain_table([column.heading for column in columns], cells, title))
+        print(plain_table([column.heading for column in columns], _cells(rows, columns), title))
         return
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    shown = fitting(rows, columns, console.width)
     table = Table(title=title, title_justify="left")
-    for column in columns:
+    for column in shown:
         table.add_column(column.heading, justify="left" if column.style == "text" else "right", no_wrap=True)
-    for line in cells:
+    for line in _cells(rows, shown):
         table.add_row(*line)
-    Console().print(table)
+    console.print(table)
+    if len(shown) < len(columns):
+        missing = ", ".join(column.heading for column in columns if column not in shown)
+        print(f"A wider terminal also shows {missing}; --json has everything.")
+
+
+def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit into a terminal's width: the extra ones go first, from the right, then those of one value."""
+    shown = list(columns)
+    extra = [column for column in reversed(columns) if column.extra]
+    constant = [c for c in columns if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
+    for candidate in [*extra, *constant]:
+        lines = [[column.heading for column in shown], *_cells(rows, shown)]
+        if sum(max(len(line[i]) for line in lines) + 3 for i in range(len(shown))) < width:
+            break
+        shown.remove(candidate)
+    return shown
+
+
+def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
+    return [[_write(row, column) for column in columns] for row in rows]
 
 
 def plain_table(headings: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> str:

@@ -11,7 +11,7 @@ from accel.bench.advice import advise_actor, advise_policy, advise_refresh
 from accel.bench.figures import PANELS, Panel, draw
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.rows import Row
-from accel.bench.tables import plain_table
+from accel.bench.tables import Column, fitting, plain_table
 from accel.cli import main
 from accel.commands.bench import _encode
 from accel.errors import ConfigError
@@ -192,6 +192,15 @@ def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
 def test_plain_tables_are_aligned() -> None:
     table = plain_table(["scheme", "µs"], [["fp32", "10"], ["int8", "9.5"], ["x", "-"]], "title")
     assert table.splitlines() == ["title", "scheme   µs", "fp32     10", "int8    9.5", "x         -"]
+
+
+def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
+    columns = [Column("a", "a"), Column("bb", "b", "text", True), Column("c", "c"), Column("d", "d", "text", True)]
+    rows: list[Row] = [{"a": "12345", "b": "1", "c": "1", "d": "1234567"}]
+    shown = {width: "".join(column.key for column in fitting(rows, columns, width)) for width in (80, 28, 27, 18, 5)}
+    assert shown == {80: "abcd", 28: "abcd", 27: "abc", 18: "abc", 5: "ac"}
+    same = [rows[0], rows[0] | {"c": "2"}]
+    assert [column.key for column in fitting(same, columns, 5)] == ["c"], "what every row has goes next"
 
 
 def test_figures_that_are_not_finite_become_null() -> None:
