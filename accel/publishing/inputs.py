@@ -69,9 +69,10 @@ class RecentInputs:
         places = np.arange(self._next - count, self._next) % max(self.rows, 1)
         return {name: array[places] for name, array in self._arrays.items()}
 
-    def draw(self, rows: int) -> dict[str, torch.Tensor]:
-        """Random rows, with repetition, as tensors on the CPU."""
-        places = self._generator.integers(self.rows, size=rows)
+    def draw(self, rows: int, images: int) -> dict[str, torch.Tensor]:
+        """Random rows, with repetition, as tensors on the CPU: so many of vectors, or of images [N, C, H, W]."""
+        is_image = self._arrays["observations"].ndim == 4
+        places = self._generator.integers(self.rows, size=images if is_image else rows)
         return {name: torch.from_numpy(array[places]) for name, array in self._arrays.items()}
 
     def _store(self, rows: dict[str, Array]) -> None:

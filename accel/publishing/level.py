@@ -22,8 +22,9 @@ from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
 DRIFT_ROWS = 64
-STUDENT_ROWS = 256
-STUDENT_WARM_UP_STEPS = 200
+LESSON_ROWS = 256
+LESSON_IMAGES = 16
+FIRST_LESSONS = 100
 _FIRST_RECHOICE_UPDATES = 25
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
@@ -93,8 +94,8 @@ class Level:
         started = perf_counter()
         try:
             if self._has_student:
-                for _ in range(STUDENT_WARM_UP_STEPS):
-                    self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
+                for _ in range(FIRST_LESSONS):
+                    self._teach(inputs)
             self.plan.rechoose(self._module)
             self.plan.calibrate(inputs.every())
         except CalibrationError as error:
@@ -169,7 +170,7 @@ class Level:
             return
         try:
             if lesson:
-                self.figures.student_kl = self.plan.train_step(self._module, inputs.draw(STUDENT_ROWS))
+                self._teach(inputs)
             if choice:
                 self._rechoose(inputs)
             elif calibration:
@@ -178,6 +179,10 @@ class Level:
                 self.plan.recalibrate_on_drift(inputs.newest(DRIFT_ROWS))
         except CalibrationError as error:
             self._complain(f"{self.scheme} keeps its ranges", error)
+
+    def _teach(self, inputs: RecentInputs) -> None:
+        lesson = inputs.draw(LESSON_ROWS, images=LESSON_IMAGES)
+        self.figures.student_kl = self.plan.train_step(self._module, lesson)
 
     def _policy_is_finite(self) -> bool:
         """One number of a diverged policy would stay in running ranges and students for good."""
