@@ -107,7 +107,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> N
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit into a terminal's width: the extra ones go first, from the right, then those of one value."""
+    """The columns that fit a terminal: the extra ones go first, from the right, then those of one value."""
     shown = list(columns)
     extra = [column for column in reversed(columns) if column.extra]
     constant = [c for c in columns if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
