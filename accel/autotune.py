@@ -35,7 +35,8 @@ LOOK_S = 0.25
 OPTIONS = TunerOptions()
 _LEARNER_LOOKS = 20
 _ALARM_SAMPLES = 4
-_ENV, _POLICY, _OWN, _SEND, _LOAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "own", "send", "load"))
+_ENV, _OWN, _SEND = (ACTOR_PHASES.index(name) for name in ("env", "own", "send"))
+_LEVEL = [ACTOR_PHASES.index(name) for name in ("policy", "pull", "deserialise", "load")]
 
 logger = logging.getLogger("accel")
 
@@ -101,7 +102,7 @@ class TunedSteering:
             unroll.valid_steps,
             outside_s=float(times[_ENV] + times[_OWN] + times[_SEND]),
             env_s=float(times[_ENV]),
-            level_s=float(times[_POLICY] + times[_LOAD]),
+            level_s=float(times[_LEVEL].sum()),
             loaded=version != self._versions.get(actor),
         )
         self._versions[actor] = version
@@ -142,8 +143,12 @@ class TunedSteering:
             self._begin_window()
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Payloads by assignment; every living actor is assigned one of them."""
+        """Payloads by assignment; every living actor is assigned one of them. Empty when one is missing."""
         wanted = self.tuner.assignments(sorted(self._transport.alive()))
+        if any(level not in payloads for split in wanted.values() for level, _ in split):
+            # Somebody died since, and those that are left act otherwise: from the next publication on.
+            self._use_levels()
+            return {}
         published: dict[str, bytes] = {}
         for actor, split in wanted.items():
             text = assignment_text(split)
@@ -211,9 +216,13 @@ class TunedSteering:
             candidate, reference = (self._schemes.index(level) for level in tuner.compared)
             self._ledger.begin(candidate, reference)
         if tuner.stage != "wait":
-            splits = tuner.assignments(sorted(self._transport.alive())).values()
-            used = dict.fromkeys(level for split in splits for level, _ in split)
-            self._publisher.set_levels(dict.fromkeys((tuner.incumbent, *used)))
+            self._use_levels()
+
+    def _use_levels(self) -> None:
+        """Publish what is assigned, the incumbent first, and nothing else."""
+        splits = self.tuner.assignments(sorted(self._transport.alive())).values()
+        used = dict.fromkeys(level for split in splits for level, _ in split)
+        self._publisher.set_levels(dict.fromkeys((self.tuner.incumbent, *used)))
 
     def _note(self, verdict: Verdict, env_steps: int) -> None:
         """One line for each actor that is assigned otherwise, or one for all of them alike."""

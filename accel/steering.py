@@ -91,14 +91,15 @@ class AnnealedSteering(FixedSteering):
         schedule: the levels, all of which the publisher knows.
         publisher: compresses.
         log: gets every change.
-        env_steps: learned from already, in a run that goes on.
+    Raises:
+        ConfigError: a level does not suit the network.
     """
 
-    def __init__(self, schedule: AnnealingSchedule, publisher: Publisher, log: DecisionLog, env_steps: int = 0) -> None:
+    def __init__(self, schedule: AnnealingSchedule, publisher: Publisher, log: DecisionLog) -> None:
         self._schedule = schedule
         self._publisher = publisher
         self._log = log
-        self.level = schedule.level_at(env_steps)
+        self.level = schedule.levels[0]
         # Bound before training begins: a scheme that does not suit the network is an error now, not in an hour.
         publisher.set_levels(schedule.levels)
         publisher.set_levels([self.level])

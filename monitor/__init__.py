@@ -11,8 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from monitor.annealing import AnnealingSchedule
+    from monitor.decisions import Decision, DecisionLog, read_decisions
     from monitor.divergence import Divergences, divergences
-    from monitor.errors import MismatchError, MonitorError, PhaseError, RecorderError, StatisticsError
+    from monitor.errors import MismatchError, MonitorError, PhaseError, RecorderError, StatisticsError, TunerError
     from monitor.mismatch import (
         Alarm,
         FactoredMismatch,
@@ -33,22 +35,38 @@ if TYPE_CHECKING:
         wilson_interval,
     )
     from monitor.timers import CudaPhaseTimer, PhaseTimer, PhaseTimes
+    from monitor.tuner import Tuner
+    from monitor.tuner_measurements import LevelMeasurement, Measurements, TunerOptions, Verdict
+    from monitor.tuner_rates import RateTable
+    from monitor.tuner_returns import ReturnComparison, ReturnLedger
 
 _HOMES = {
     "Alarm": "mismatch",
+    "AnnealingSchedule": "annealing",
     "CudaPhaseTimer": "timers",
+    "Decision": "decisions",
+    "DecisionLog": "decisions",
     "Divergences": "divergence",
     "FactoredMismatch": "mismatch",
     "Interval": "statistics",
+    "LevelMeasurement": "tuner_measurements",
+    "Measurements": "tuner_measurements",
     "Mismatch": "mismatch",
     "MismatchError": "errors",
     "MonitorError": "errors",
     "PhaseError": "errors",
     "PhaseTimer": "timers",
     "PhaseTimes": "timers",
+    "RateTable": "tuner_rates",
     "Recorder": "recorder",
     "RecorderError": "errors",
+    "ReturnComparison": "tuner_returns",
+    "ReturnLedger": "tuner_returns",
     "StatisticsError": "errors",
+    "Tuner": "tuner",
+    "TunerError": "errors",
+    "TunerOptions": "tuner_measurements",
+    "Verdict": "tuner_measurements",
     "bootstrap_interval": "statistics",
     "divergences": "divergence",
     "effective_horizon": "mismatch",
@@ -57,6 +75,7 @@ _HOMES = {
     "mean_interval": "statistics",
     "measure_mismatch": "mismatch",
     "quantiles": "statistics",
+    "read_decisions": "decisions",
     "read_metrics": "recorder",
     "student_t_quantile": "statistics",
     "trace_retention": "mismatch",
@@ -65,19 +84,31 @@ _HOMES = {
 
 __all__ = [
     "Alarm",
+    "AnnealingSchedule",
     "CudaPhaseTimer",
+    "Decision",
+    "DecisionLog",
     "Divergences",
     "FactoredMismatch",
     "Interval",
+    "LevelMeasurement",
+    "Measurements",
     "Mismatch",
     "MismatchError",
     "MonitorError",
     "PhaseError",
     "PhaseTimer",
     "PhaseTimes",
+    "RateTable",
     "Recorder",
     "RecorderError",
+    "ReturnComparison",
+    "ReturnLedger",
     "StatisticsError",
+    "Tuner",
+    "TunerError",
+    "TunerOptions",
+    "Verdict",
     "bootstrap_interval",
     "divergences",
     "effective_horizon",
@@ -86,6 +117,7 @@ __all__ = [
     "mean_interval",
     "measure_mismatch",
     "quantiles",
+    "read_decisions",
     "read_metrics",
     "student_t_quantile",
     "trace_retention",

@@ -59,13 +59,12 @@ class Tuner:
         self.full = self.levels[0]
         self.incumbent = self.reference = self.full
         self.candidate: str | None = None
-        self.window = 0
         self.stage: Stage = "wait"
         self._options = options or TunerOptions()
         self._envs = envs
         self._own_quality: dict[str, float] = {}
         self._bans = Bans(self._options.ban)
-        self._changes = self._agreeing = 0
+        self.window = self._changes = self._agreeing = 0
         self._chosen: tuple[str | None, int] = (None, 0)
         self._stage_since: float | None = None
         self._available: tuple[str, ...] = (self.full,)
@@ -217,8 +216,7 @@ class Tuner:
         return 1.0 + self._options.gain if coarser else 1.0 - self._options.tolerance
 
     def _trial(self, m: Measurements) -> Verdict | None:
-        candidate, options = self.candidate, self._options
-        returns = m.returns or ReturnComparison()
+        candidate, options, returns = self.candidate, self._options, m.returns or ReturnComparison()
         if candidate is None or candidate not in m.levels:
             return self._reject(m, f"{candidate} cannot be published any more")
         if self._options.is_ruin(returns):

@@ -44,8 +44,8 @@ class Rig:
         transport = LocalTransport(actors)
         self.transport = transport.learner
         self.transport.welcome(welcome(self.config, 0))
-        ends = [transport.actor(index) for index in range(actors)]
-        self.actors = [Actor(end.welcome(0.0), end) for end in ends]
+        self.ends = [transport.actor(index) for index in range(actors)]
+        self.actors = [Actor(end.welcome(0.0), end) for end in self.ends]
         spec = self.actors[0].spec
         self.learner = Learner(self.config, spec, torch.device("cpu"))
         self.layout = UnrollLayout(spec, 8, envs, self.learner.network.state_shapes)
@@ -61,8 +61,10 @@ class Rig:
             actor.start()
 
     def publish(self) -> None:
-        self.transport.publish(self.version, self.steering.policies(self.publisher.payloads()))
-        self.sampler.published(self.version)
+        policies = self.steering.policies(self.publisher.payloads())
+        if policies:
+            self.transport.publish(self.version, policies)
+            self.sampler.published(self.version)
 
     def turn(self) -> None:
         """Every actor sends one unroll, the next version is published, and the steering has a look."""
@@ -141,6 +143,26 @@ def test_both_sides_of_a_trial_act_at_once_and_are_measured(tmp_path: Path) -> N
     measured = steering._last.levels["int8"]
     assert measured.ess is not None and measured.ess > 0.9
     assert measured.compression_quality is not None and measured.alarms == ()
+
+
+def test_an_actor_left_with_one_environment_goes_back_to_full_precision(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "auto(fp32;int8)", actors=2, envs=1)
+    steering = rig.steering
+    assert isinstance(steering, TunedSteering)
+    while steering.tuner.stage in {"wait", "survey"}:
+        rig.turn()
+    steering.tuner.incumbent, steering.tuner.stage = "int8", "hold"
+    steering.tuner._hold_until = float("inf")
+    steering.tuner.window += 1
+    rig.turn()
+    rig.turn()
+    assert rig.schemes[-1] == {"int8"}
+    rig.ends[1].close()
+    del rig.actors[1]
+    steering.lose(1)
+    for _ in range(3):
+        rig.turn()
+    assert rig.schemes[-1] == {"fp32"}
 
 
 def test_a_level_that_does_not_suit_the_network_fails_before_training(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.errors import TunerError
-from monitor.tuner import Tuner
+from monitor.tuner import Stage, Tuner
 from monitor.tuner_measurements import LevelMeasurement, Measurements, TunerOptions
 from tests.monitor.simulated_run import Level, Simulation, ladder, level
 
@@ -166,6 +166,24 @@ def test_never_flaps_under_stationary_noise(
     # Each level's rejections double its ban, which bounds the trials.
     bans = math.log2(1 + 600.0 / run.tuner._options.ban)
     assert run.kinds().count("reject") <= (len(NAMES) - 1) * (1 + bans)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "without growing holds and bans"])
+def test_what_keeps_it_from_flapping(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two levels that differ by less than a third of the noise, for 20 minutes."""
+    run = Simulation({"fp32": level(103.0), "int8": level(100.0, 0.99)}, actors=2, noise=0.3, env_us=5.0, tick_s=0.5)
+    if broken:
+        enter = run.tuner._enter
+
+        def enter_at_once(stage: Stage, m: Measurements) -> None:
+            enter(stage, m)
+            run.tuner._hold_until = 0.0
+
+        monkeypatch.setattr(run.tuner, "_enter", enter_at_once)
+        monkeypatch.setattr(run.tuner._bans, "add", lambda *_: None)
+    run.run(1200.0)
+    bound = 2 + 1 + math.log2(1 + 1200.0 / run.tuner._options.dwell)
+    assert (len(run.changes()) <= bound) is not broken
 
 
 def test_false_losses_are_rare() -> None:
