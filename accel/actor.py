@@ -20,7 +20,7 @@ from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.errors import CompressorError
 
-ENV, POLICY, OWN, SEND, WAIT, LOAD = range(len(ACTOR_PHASES))
+ENV, POLICY, OWN, SEND, WAIT, PULL, DESERIALISE, LOAD = range(len(ACTOR_PHASES))
 
 
 class UnrollCollector:
@@ -209,8 +209,8 @@ class Actor:
         """One unroll: newest policy, a free buffer, T environment steps, off it goes. Raises Stopped."""
         before = perf_counter()
         update = self._transport.pull()
-        if update is not None:
-            self._load(update)
+        pulled = perf_counter()
+        deserialise_s = 0.0 if update is None else self._load(update)
         loaded = perf_counter()
         buffer = self._transport.acquire()
         acquired = perf_counter()
@@ -219,7 +219,9 @@ class Actor:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
         self._collector.collect(unroll, self._policy.scheme_ids(self._schemes))
         timings = unroll["timings_s"]
-        timings[LOAD], timings[WAIT], timings[SEND] = loaded - before, acquired - loaded, self._send_s
+        timings[PULL], timings[DESERIALISE] = pulled - before, deserialise_s
+        timings[LOAD] = loaded - pulled - deserialise_s
+        timings[WAIT], timings[SEND] = acquired - loaded, self._send_s
         before = perf_counter()
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
@@ -245,10 +247,13 @@ class Actor:
             return SharedPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes, self._transport.report)
         return SessionPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
 
-    def _load(self, update: PolicyUpdate) -> None:
-        """Take a newer policy. One that cannot be loaded is reported and the old one stays; a first one must load."""
+    def _load(self, update: PolicyUpdate) -> float:
+        """Take a newer policy; seconds that deserialising took.
+
+        One that cannot be loaded is reported and the old one stays; a first one must load.
+        """
         try:
-            self._policy.load(update)
+            return self._policy.load(update)
         except CompressorError as error:
             if self._policy.version < 0:
                 raise
@@ -258,3 +263,4 @@ class Actor:
                     f"version {update.version} does not load: {error}"
                 }
             )
+            return 0.0

@@ -104,16 +104,19 @@ class SharedPolicy:
         self._text = ""
         self._parts: list[tuple[slice, SessionPolicy]] = []
 
-    def load(self, update: PolicyUpdate) -> None:
+    def load(self, update: PolicyUpdate) -> float:
         """Take a newer assignment or newer policies for the same one; on any error everything old stays.
 
+        Returns:
+            Seconds that reading the payloads took.
         Raises:
             ArtifactError: the assignment is not for this actor, or one of its policies does not load here.
         """
+        deserialise_s = 0.0
         if update.payload is not None:
             assignment = parse_assignment(update.scheme, self._envs)
             payloads = split_payload(assignment, update.payload)
-            parts = self._load_parts(update.version, assignment, payloads)
+            parts, deserialise_s = self._load_parts(update.version, assignment, payloads)
             if len(assignment) > 1 and update.scheme != self._text and any(envs == 0 for _, envs in assignment):
                 levels = [level for level, _ in assignment]
                 self._report({"timed": time_levels([bytes(part) for part in payloads], levels, self._envs)})
@@ -121,6 +124,7 @@ class SharedPolicy:
             self._text = update.scheme
         self.version = update.version
         self.scheme = ";".join(dict.fromkeys(policy.scheme for _, policy in self._parts))
+        return deserialise_s
 
     def scheme_ids(self, schemes: Sequence[str]) -> int | npt.NDArray[np.int16]:
         """The acting schemes' places in ``schemes``: one for all environments, or [B]."""
@@ -148,10 +152,11 @@ class SharedPolicy:
 
     def _load_parts(
         self, version: int, assignment: Assignment, payloads: Sequence[memoryview]
-    ) -> list[tuple[slice, SessionPolicy]]:
-        """New sessions that go on from the present recurrent state."""
+    ) -> tuple[list[tuple[slice, SessionPolicy]], float]:
+        """New sessions that go on from the present recurrent state, and the seconds that reading took."""
         states = self.states()
         parts = []
+        deserialise_s = 0.0
         start = 0
         for (level, envs), payload in zip(assignment, payloads, strict=True):
             if envs == 0:
@@ -160,10 +165,10 @@ class SharedPolicy:
             policy = SessionPolicy(self._spec, envs, self._sampler, self._state_shapes)
             for target, source in zip(policy.states(), states, strict=True):
                 target[...] = source[rows]
-            policy.load(PolicyUpdate(version, level, bytes(payload)))
+            deserialise_s += policy.load(PolicyUpdate(version, level, bytes(payload)))
             parts.append((rows, policy))
             start += envs
-        return parts
+        return parts, deserialise_s
 
 
 def time_levels(payloads: Sequence[bytes], levels: Sequence[str], envs: int) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -42,16 +43,23 @@ class TorchPolicy:
             self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._states = tuple(torch.zeros(envs, *shape) for shape in network.state_shapes)
 
-    def load(self, update: PolicyUpdate) -> None:
+    def load(self, update: PolicyUpdate) -> float:
         """Load the published weights.
 
+        Returns:
+            Seconds that reading the payload took.
         Raises:
             ArtifactError: the payload is damaged or of another network; the old weights stay.
         """
+        deserialise_s = 0.0
         if update.payload is not None:
-            self._module.load_state_dict(self._read(update.payload))
+            before = perf_counter()
+            tensors = self._read(update.payload)
+            deserialise_s = perf_counter() - before
+            self._module.load_state_dict(tensors)
         self.version = update.version
         self.scheme = update.scheme
+        return deserialise_s
 
     def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
         """All of the module's tensors, checked before any is written: a partly loaded policy would act for nobody."""

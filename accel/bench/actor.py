@@ -154,9 +154,9 @@ class _MeteredPolicy(SessionPolicy):
 
     session_s = 0.0
 
-    def load(self, update: PolicyUpdate) -> None:
+    def load(self, update: PolicyUpdate) -> float:
         """See ``SessionPolicy.load``."""
-        super().load(update)
+        deserialise_s = super().load(update)
         run = self._run
 
         def metered() -> None:
@@ -165,6 +165,7 @@ class _MeteredPolicy(SessionPolicy):
             self.session_s += time.perf_counter() - began
 
         self._run = metered
+        return deserialise_s
 
 
 class _MeteredActor(Actor):
