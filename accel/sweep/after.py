@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -66,7 +67,7 @@ class AfterTraining:
         torch.set_num_threads(1)
         self._run = run
         self._options = options
-        self._objectives = study.objectives
+        self._trials = study.trials
         layers = policy_layers(run.policy, run.example_inputs, run.policy.output_names)
         self._space = SchemeSpace(layers, options.choices)
         self._bench: Workbench | None = None
@@ -124,7 +125,7 @@ class AfterTraining:
             write_atomically(directory / "sensitivity.md", text.encode())
             write_atomically(table, json.dumps(sensitivity_json(rows, size), indent=2).encode() + b"\n")
         if not study.get_trials(deepcopy=False):
-            for parameters in self._space.uniform():
+            for parameters in islice(self._space.uniform(), self._trials):
                 study.enqueue_trial(dict(parameters), skip_if_exists=True)
 
     @property

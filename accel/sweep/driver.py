@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from accel.sweep.front import Row, balanced, front, nearest_miss
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import one_host, open_storage
+from accel.sweep.storage import connected, one_host
 from accel.sweep.study import (
     MEASURED,
     SKIPPED,
@@ -120,9 +120,10 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         KeyboardInterrupt: a worker was interrupted; its trial is queued again.
     """
     directory = _writable(directory)
-    with one_host(options.url), _terminations_interrupt():
+    with one_host(options.url), _terminations_interrupt(), ExitStack() as stack:
         with _one_at_a_time(directory):
-            study = open_study(options, open_storage(options.url), experiment.subject())
+            storage = stack.enter_context(connected(options.url))
+            study = open_study(options, storage, experiment.subject())
             experiment.prepare(study, directory)
         done, _ = counts(study)
         if done:

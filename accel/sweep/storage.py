@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 _SQLITE_TIMEOUT_S = 60
+_RETRY_S = 0.5
 _REMEDY = (
     "SQLite does not lock across hosts: give a server instead, such as --storage postgresql://USER@HOST/NAME, or run "
     "all workers on one host"
@@ -40,12 +41,13 @@ def default_url(directory: Path) -> str:
     return f"sqlite:///{directory.absolute() / 'study.db'}"
 
 
-def open_storage(url: str) -> BaseStorage:
+def open_storage(url: str, attempts: int = 3) -> BaseStorage:
     """Connect to a storage.
 
     Args:
         url: of a database (``sqlite:///FILE``, ``postgresql://…``, ``mysql://…``), of a Redis server (``redis://…``),
             or ``journal:FILE``.
+        attempts: how often to try.
     Raises:
         SweepError: it cannot be reached, its driver is not installed, or it would not outlive this process.
     """
@@ -73,8 +75,25 @@ def open_storage(url: str) -> BaseStorage:
     except ImportError as error:
         raise SweepError(f"storage {public_url(url)} needs a driver that is not installed: {error}") from error
     except (SQLAlchemyError, OSError, ValueError, optuna.exceptions.OptunaError) as error:
+        if attempts > 1:  # workers that start at once get in each other's way when they make the tables
+            time.sleep(_RETRY_S)
+            return open_storage(url, attempts - 1)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SweepError(f"cannot open storage {public_url(url)}: {reason}") from error
+
+
+@contextmanager
+def connected(url: str) -> Iterator[BaseStorage]:
+    """A storage whose connections are closed at the end; see ``open_storage``."""
+    import optuna
+
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        if isinstance(storage, optuna.storages.RDBStorage):
+            storage.engine.dispose()
 
 
 def sqlite_path(url: str) -> Path | None:

@@ -33,7 +33,7 @@ MEASURED, SKIPPED, SAME_AS, SUBJECT = "measured", "skipped", "same_as", "sweep"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
-_MAXIMAL_REPETITIONS = 100
+_MAXIMAL_REPETITIONS = 30
 # How often a whole training run reports an intermediate value.
 REPORTS = 20
 

@@ -1,0 +1,73 @@
+"""A trained run for sweeps to work on, made without training, and small studies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import optuna
+import torch
+
+from accel.checkpoint import CheckpointState
+from accel.config import TrainConfig
+from accel.envs import make_vector_env
+from accel.networks import build_network_from_config
+from accel.rundir import RunDirectory
+from accel.sweep.quantities import AFTER_TRAINING
+from accel.sweep.storage import connected, default_url
+from accel.sweep.study import StudyOptions
+
+
+def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
+    """A CartPole run whose policy pushes the cart the way the pole falls, spread over two hidden layers."""
+    config = TrainConfig(env="CartPole-v1", network="mlp:32x2", actors=0, total_env_steps=2000, log_interval_s=0.05)
+    environment = make_vector_env(config.env, 1, seed=0)
+    spec = environment.spec
+    environment.close()
+    torch.manual_seed(5)
+    network = build_network_from_config(config.to_json(), spec)
+    with torch.no_grad():
+        first, second = network.torso.layers[0], network.torso.layers[1]
+        first.weight.copy_(0.3 * torch.randn(32, 4) + torch.tensor([0.0, 0.1, 1.0, 0.5]))
+        second.weight.copy_(0.05 * torch.randn(32, 32) + 0.03)
+        network.policy_head.weight.copy_(torch.stack([-torch.ones(32), torch.ones(32)]) * 0.2)
+        network.policy_head.bias.zero_()
+    with RunDirectory.create(root, name) as run:
+        run.write_config(config.to_toml_values())
+        if checkpoint:
+            tensors = {f"network.{key}": value for key, value in network.state_dict().items()}
+            counters = {"env_steps": 1, "version": 3, "spec": spec.to_json()}
+            run.save_checkpoint(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
+    return root / name
+
+
+RETURN_AND_BYTES = (AFTER_TRAINING["return"], AFTER_TRAINING["bytes"])
+
+
+def options_for(directory: Path, **changes: object) -> StudyOptions:
+    values: dict[str, object] = {
+        "name": "s", "url": default_url(directory), "objectives": RETURN_AND_BYTES, "constraints": (), "trials": 3,
+        **changes,
+    }  # fmt: skip
+    return StudyOptions(**values)  # type: ignore[arg-type]
+
+
+def ask(study: optuna.Study) -> optuna.Trial:
+    """A trial outside of ``optimize``, which Optuna warns of where heartbeats are on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return study.ask()
+
+
+def worker(*arguments: object) -> subprocess.Popen[str]:
+    """``accel sweep`` in a process of its own, its messages on standard error."""
+    command = [sys.executable, "-m", "accel", "sweep", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def trials_of(url: str, name: str) -> list[optuna.trial.FrozenTrial]:
+    """Every trial of a study."""
+    with connected(url) as storage:
+        return storage.get_all_trials(storage.get_study_id_from_name(name))

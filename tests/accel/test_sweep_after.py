@@ -1,0 +1,218 @@
+"""Sweeps of a trained policy: real studies of a few trials, their files, workers that are killed or share one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from accel.cli import main
+from accel.config import TrainConfig
+from accel.errors import CheckpointError, ConfigError
+from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepError, SweepResult, sweep_run
+from accel.sweep.storage import default_url
+from tests.accel.sweeping import make_run, trials_of, worker
+
+_FEW = CandidateOptions(rows=64, episodes=3, batch=4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def swept(run: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    out = tmp_path_factory.mktemp("sweeps") / "first"
+    search = SearchOptions(trials=10, out=out, seed=1, constraints=("return>=0.9*fp32",))
+    return sweep_run(run, search, _FEW, command=("accel", "sweep"))
+
+
+def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> None:
+    document = json.loads((swept.directory / "pareto.json").read_text())
+    assert swept.trials == 10
+    assert [entry["trial"] for entry in document["front"]] == [row.number for row in swept.front]
+    assert sum(entry["balanced"] for entry in document["front"]) == 1
+    assert document["fp32"]["return"] == 500.0
+    distinct = {trial["label"] for trial in document["trials"]}
+    assert len(distinct) == 10
+    assert all(set(row.values) >= {"return", "latency", "bytes", "kl", "agreement"} for row in swept.front)
+    assert all(row.values["return"] >= 450.0 for row in swept.front)
+    smallest = min(row.values["bytes"] for row in swept.front)
+    assert smallest < 0.6 * document["fp32"]["bytes"]
+    for name in ("pareto.png", "importance.png"):
+        content = (swept.directory / name).read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) > 10_000
+    table = (swept.directory / "pareto.md").read_text()
+    assert all(f"`{row.label}`" in table for row in swept.front)
+
+
+def test_every_measured_trial_was_screened_before_it_was_played(swept: SweepResult) -> None:
+    trials = json.loads((swept.directory / "pareto.json").read_text())["trials"]
+    for trial in trials:
+        if "same_as" in trial:
+            continue
+        if trial["state"] == "complete":
+            assert len(trial["returns"]) == 3
+            assert trial["values"]["kl"] <= 1.0
+        else:
+            assert "returns" not in trial
+            assert trial["skipped"].startswith(("not played", "cannot be built"))
+    by_label = {trial["label"]: trial["values"] for trial in trials}
+    assert by_label["fp32"]["kl"] == 0.0
+    assert by_label["int8"]["bytes"] < by_label["fp32"]["bytes"]
+    assert 0.0 < by_label["int8"]["kl"] < 0.1
+
+
+def test_sensitivities_cover_every_layer_and_option(swept: SweepResult) -> None:
+    document = json.loads((swept.directory / "sensitivity.json").read_text())
+    found = {(row["layer"], row["choice"]) for row in document["rows"]}
+    layers = ("torso.layers.0", "torso.layers.1", "policy_head")
+    assert found >= {(layer, bits) for layer in layers for bits in ("int8", "int8-per-channel", "int4")}
+    assert {choice for layer, choice in found if layer == "torso.layers.1"} >= {"prune 0.25", "prune 0.5", "rank 0.25"}
+    measured = [row for row in document["rows"] if row["refusal"] is None]
+    assert measured and all(row["latency_us"] > 0 and row["kl"] >= 0 for row in measured)
+    assert all(row["layer"] in row["scheme"] or "=float" in row["scheme"] for row in measured)
+    assert "| policy_head | 2x32 | int8 |" in (swept.directory / "sensitivity.md").read_text()
+
+
+def test_configurations_are_taken_by_train_as_they_are(swept: SweepResult, tmp_path: Path) -> None:
+    for row, file in zip(swept.front, swept.configurations, strict=True):
+        assert TrainConfig.create(**tomllib.loads(file.read_text())).compressor == row.label
+    smallest = min(range(len(swept.front)), key=lambda index: swept.front[index].values["bytes"])
+    command = [sys.executable, "-m", "accel", "train", "--config", str(swept.configurations[smallest])]
+    done = subprocess.run(
+        [*command, "--results-dir", str(tmp_path), "--name", "trained", "--calibration-size", "64"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "trained" / "summary.json").read_text())
+    assert summary["scheme"] == swept.front[smallest].label
+
+
+def test_going_on_adds_only_what_is_missing_and_repeats_nothing(swept: SweepResult, run: Path) -> None:
+    search = SearchOptions(trials=11, out=swept.directory, seed=1, constraints=("return>=0.9*fp32",))
+    before = (swept.directory / "sensitivity.json").stat().st_mtime_ns
+    again = sweep_run(run, search, _FEW)
+    assert again.trials == 11
+    trials = trials_of(default_url(swept.directory), swept.directory.name)
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
+    assert (swept.directory / "sensitivity.json").stat().st_mtime_ns == before
+    other = search.model_copy(update={"objectives": ("kl", "bytes")})
+    with pytest.raises(SweepError, match="is about something else: objectives was"):
+        sweep_run(run, other, _FEW)
+
+
+def test_a_constraint_that_nobody_meets_names_the_nearest_candidate(run: Path, tmp_path: Path) -> None:
+    search = SearchOptions(trials=3, out=tmp_path / "out", objectives=("kl", "bytes"), constraints=("bytes<=100",))
+    candidates = CandidateOptions(rows=32, sensitivity=False)
+    with pytest.raises(SweepError, match=r"none of 3 trials meets bytes<=100. Nearest is trial \d+ .*where 100 is the"):
+        sweep_run(run, search, candidates)
+    assert "No trial meets the constraints" in (tmp_path / "out" / "pareto.md").read_text()
+    assert not (tmp_path / "out" / "best").exists()
+
+
+def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Path) -> None:
+    options = ChoiceOptions(("fp32", "int8"), (0.0,), (1.0,))
+    search = SearchOptions(trials=40, out=tmp_path / "out", objectives=("kl", "bytes"), sampler="nsga2")
+    result = sweep_run(run, search, CandidateOptions(options, rows=32, sensitivity=False))
+    assert result.trials == 8, "three layers, two formats"
+
+
+def test_a_killed_worker_s_trial_is_done_by_the_next(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("--run", run, "--out", out, "--trials", 5, "--rows", 64, "--episodes", 120, "--no-sensitivity")
+    killed = worker(*arguments)
+    while not (out / "study.db").exists():
+        time.sleep(0.2)
+        assert killed.poll() is None
+    while not _is_playing(out, trial=1):
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    few = CandidateOptions(rows=64, episodes=120, sensitivity=False)
+    left = trials_of(default_url(out), "out")
+    finished = [trial.number for trial in left if trial.state.is_finished()]
+    result = sweep_run(run, SearchOptions(trials=5, out=out), few)
+    trials = trials_of(default_url(out), "out")
+    assert result.trials == 5
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
+    lost = [trial for trial in trials if trial.state.name == "FAIL"]
+    assert len(lost) == sum(trial.state.name == "RUNNING" for trial in left) == 1
+    assert any(trial.system_attrs.get("failed_trial") == lost[0].number for trial in trials)
+    assert all(trials[number].values == left[number].values for number in finished), "nothing lost"
+
+
+def _is_playing(out: Path, trial: int) -> bool:
+    """Whether a worker has screened a trial and not yet finished it."""
+    try:
+        trials = trials_of(default_url(out), "out")
+    except (SweepError, KeyError):
+        return False  # the study is only being made
+    return len(trials) > trial and trials[trial].state.name == "RUNNING" and "measured" in trials[trial].user_attrs
+
+
+def test_two_workers_share_a_study(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("--run", run, "--out", out, "--trials", 12, "--rows", 64, "--episodes", 4, "--no-sensitivity")
+    workers = [worker(*arguments) for _ in range(2)]
+    errors = [process.communicate(timeout=100)[1] for process in workers]
+    assert [process.returncode for process in workers] == [0, 0], errors
+    trials = trials_of(default_url(out), "out")
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
+    assert len({trial.user_attrs["worker"]["pid"] for trial in trials}) == 2
+    assert len({trial.user_attrs["scheme"] for trial in trials}) >= 10
+    assert json.loads((out / "pareto.json").read_text())["front"]
+
+
+@pytest.mark.parametrize(
+    ("search", "candidates", "message"),
+    [
+        (SearchOptions(objectives=("speed",)), _FEW, "unknown objective 'speed'"),
+        (SearchOptions(constraints=("return>0",)), _FEW, "not of the form"),
+        (SearchOptions(pruner="median"), _FEW, "keep one objective"),
+        (SearchOptions(pruner="median", objectives=("kl",)), _FEW, "leave --pruner out"),
+        (SearchOptions(), CandidateOptions(max_kl=-1.0), "max_kl"),
+        (SearchOptions(), CandidateOptions(ChoiceOptions(("int8",), (0.0,), (1.0,))), "the space is empty"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(
+    run: Path, tmp_path: Path, search: SearchOptions, candidates: CandidateOptions, message: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=message):
+        sweep_run(run, search.model_copy(update={"out": out}), candidates)
+    assert not out.exists()
+
+
+def test_the_command_line_says_what_is_wrong_in_one_message(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = make_run(tmp_path, "empty", checkpoint=False)
+    (tmp_path / "file").touch()
+    cases = [
+        ((), "give --run RUN to sweep a trained policy, or --config FILE", 2),
+        (("--run", run, "--trials", 0), "trials = 0", 2),
+        (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
+        (("--run", run, "--bits", "int9"), "unknown bits 'int9'", 2),
+        (("--run", run, "--prune", "half"), "give numbers", 2),
+        (("--run", run, "--storage", "sqlite://"), "in memory", 1),
+        (("--run", run, "--out", tmp_path / "file" / "out", "--trials", 1), "cannot write to", 1),
+        (("--run", tmp_path / "none"), "no directory", 2),
+        (("--run", empty), "holds no checkpoint", 1),
+        (("--config", tmp_path / "none.toml"), "cannot read configuration", 2),
+        (("--config", tmp_path / "none.toml", "--max-kl", 1), "--max-kl goes with --run", 2),
+    ]
+    for arguments, message, status in cases:
+        assert main(["sweep", *map(str, arguments)]) == status, arguments
+        error = capsys.readouterr().err
+        assert message in error and error.count("accel: ") == 1, arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+    with pytest.raises(CheckpointError):
+        sweep_run(empty)

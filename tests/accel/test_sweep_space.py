@@ -1,0 +1,217 @@
+"""What sweeps search and weigh: quantities, fronts, choices layer by layer, files of search spaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.errors import ConfigError
+from accel.sweep.choices import BITS, ChoiceOptions, LayerChoice, SchemeSpace
+from accel.sweep.front import Row, balanced, front, nearest_miss
+from accel.sweep.quantities import AFTER_TRAINING, choose_quantities, parse_constraint
+from accel.sweep.space import load_sweep_file
+from compressors.inventory import policy_layers
+from compressors.scheme import make_compressor, parse_scheme
+from tests.accel.sweeping import RETURN_AND_BYTES, ask, options_for
+from tests.compressors.policies import CASES, randomise
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "bound", "met", "missed"),
+    [
+        ("return>=0.95*fp32", 400.0, 380.0, 380.0, 379.0),
+        ("return >= 0.95 * fp32", -20.0, -21.0, -21.0, -21.5),
+        ("return≥0.95*fp32", 0.0, 0.0, 0.0, -0.1),
+        ("latency<=0.5*fp32", 10.0, 5.0, 5.0, 5.1),
+        ("bytes<=4e3", 9000.0, 4000.0, 3999.0, 4001.0),
+    ],
+)
+def test_a_constraint_is_met_on_its_side_of_the_bound(
+    text: str, reference: float, bound: float, met: float, missed: float
+) -> None:
+    constraint = parse_constraint(text, AFTER_TRAINING)
+    references = {constraint.quantity: reference}
+    assert constraint.bound(references) == pytest.approx(bound)
+    assert constraint.violation(met, references) <= 1e-9
+    assert constraint.violation(missed, references) > 0
+    assert parse_constraint(constraint.text, AFTER_TRAINING) == constraint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("retrun>=1", "unknown constraint on 'retrun' .did you mean 'return'"),
+        ("return>1", "not of the form"),
+        ("return>=0.9*int8", "a number times fp32"),
+        ("return>=high", "'high' is no number"),
+        ("return>=nan", "give a number"),
+        ("", "not of the form"),
+    ],
+)
+def test_a_constraint_that_means_nothing_says_what_it_should_be(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_constraint(text, AFTER_TRAINING)
+
+
+def test_objectives_are_known_and_each_once() -> None:
+    assert [q.name for q in choose_quantities(["bytes", "return"], AFTER_TRAINING)] == ["bytes", "return"]
+    for names, message in (([], "at least one"), (["byte"], "did you mean 'bytes'"), (["bytes"] * 2, "each once")):
+        with pytest.raises(ConfigError, match=message):
+            choose_quantities(names, AFTER_TRAINING)
+
+
+def test_a_pruner_with_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep one objective and bound the others.*return under bytes<=…, or the"):
+        options_for(tmp_path, pruner="median")
+    assert options_for(tmp_path, pruner="median", objectives=RETURN_AND_BYTES[:1]).pruner == "median"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_a_front_is_what_nobody_beats(points: list[tuple[int, int]]) -> None:
+    rows = [Row(i, f"{a}/{b}", {"return": float(a), "bytes": float(b)}) for i, (a, b) in enumerate(points)]
+    found = {(row.values["return"], row.values["bytes"]) for row in front(rows, RETURN_AND_BYTES, ())}
+    expected = {
+        (a, b) for a, b in points if not any(c >= a and d <= b and (c, d) != (a, b) for c, d in points)
+    }  # more return and fewer bytes are better
+    assert found == expected
+    best = front(rows, RETURN_AND_BYTES, ())
+    assert len({row.label for row in best}) == len(best)
+    assert (balanced(best, RETURN_AND_BYTES) in best) == bool(points)
+
+
+def test_infeasible_rows_are_no_trade_off_and_the_nearest_is_known() -> None:
+    constraint = parse_constraint("return>=0.9*fp32", AFTER_TRAINING)
+    rows = [
+        Row(i, str(i), {"return": r, "bytes": 1.0}, {}, {"return": 100.0}) for i, r in enumerate((50.0, 80.0, 95.0))
+    ]
+    assert [row.number for row in front(rows, RETURN_AND_BYTES, (constraint,))] == [2]
+    nearest = nearest_miss(rows[:2], (constraint,))
+    assert nearest is not None
+    assert nearest.number == 1
+
+
+def space_of(case: str, options: ChoiceOptions | None = None) -> SchemeSpace:
+    module = randomise(CASES[case].make(), 1)
+    return SchemeSpace(policy_layers(module, CASES[case].examples(), CASES[case].outputs), options or ChoiceOptions())
+
+
+@pytest.mark.parametrize("case", ["deep-relu-mlp", "nature-cnn", "lstm"])
+def test_every_choice_of_a_single_layer_makes_a_scheme_that_binds(case: str) -> None:
+    module, space = randomise(CASES[case].make(), 1), space_of(case)
+    tried = set()
+    for layer, choice in space.alone():
+        scheme = space.scheme({layer.name: choice})
+        tried.add(CASES[case].bind(scheme, module, rows=16).refresh(module, 1).scheme)
+    assert len(tried) == len(list(space.alone())) > 8
+
+
+def test_suggested_schemes_are_read_back_and_cover_the_space() -> None:
+    space = space_of("deep-relu-mlp")
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    schemes = {space.suggest(ask(study)) for _ in range(60)}
+    assert len(schemes) > 55
+    for scheme in schemes:
+        assert make_compressor(scheme).scheme == scheme == str(parse_scheme(scheme))
+    text = " ".join(schemes)
+    assert all(part in text for part in ("per_channel", "int4", "float", "prune(", "lowrank(", ")+prune("))
+
+
+def test_uniform_schemes_come_in_their_short_form() -> None:
+    space = space_of("deep-relu-mlp")
+    names = [layer.name for layer in space.layers]
+    every = {name: LayerChoice(bits="int8") for name in names}
+    assert space.scheme({}) == "fp32"
+    assert space.scheme(every) == "int8"
+    assert space.scheme({name: LayerChoice(bits="int4") for name in names}) == "int4"
+    assert space.scheme({**every, names[0]: LayerChoice()}) == f"int8({names[0]}=float)"
+    assert space.scheme({name: LayerChoice(pruned=0.5) for name in names[:-1]}) == "prune(0.5)"
+    queued = list(space.uniform())
+    study = optuna.create_study()
+    for parameters in queued:
+        study.enqueue_trial(dict(parameters))
+    first = [space.suggest(ask(study)) for _ in queued]
+    assert first[: len(BITS)] == ["fp32", "int8", "int8(per_channel)", "int4"]
+    assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8"]
+
+
+def test_the_order_of_pruning_and_factoring_is_a_choice() -> None:
+    space = space_of("deep-relu-mlp")
+    name = space.layers[1].name
+    both = {name: LayerChoice(pruned=0.5, rank=0.25)}
+    assert space.scheme(both) == f"prune({name}=0.5)+lowrank({name}=0.25)"
+    assert space.scheme(both, "lowrank+prune") == f"lowrank({name}=0.25)+prune({name}.1=0.5)"
+    module = randomise(CASES["deep-relu-mlp"].make(), 1)
+    for order in ("prune+lowrank", "lowrank+prune"):
+        CASES["deep-relu-mlp"].bind(space.scheme(both, order), module).refresh(module, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ChoiceOptions(pruned=()), "the space is empty"),
+        (lambda: ChoiceOptions(pruned=(1.0,)), "from 0 to below 1"),
+        (lambda: ChoiceOptions(ranks=(0.0,)), "above 0 and up to 1"),
+        (lambda: ChoiceOptions.with_bits(["int9"]), "unknown bits 'int9'.*int8"),
+        (lambda: space_of("relu-mlp", ChoiceOptions(("fp32",), (0.0,), (1.0,))), "the space is empty"),
+    ],
+)
+def test_a_space_without_choices_is_refused(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()  # type: ignore[operator]
+
+
+_FILE = '[train]\nenv = "CartPole-v1"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_FILE, "the space is empty"),
+        (_FILE + '[space.lerning_rate]\ntype = "float"\nlow = 1e-4\nhigh = 1e-2\n', "did you mean 'learning_rate'"),
+        (_FILE + '[space.name]\ntype = "categorical"\nchoices = ["a"]\n', "there is no such field"),
+        (_FILE + '[space.learning_rate]\ntype = "flot"\n', "type is 'flot'; there are float, int, categorical"),
+        (_FILE + '[space.learning_rate]\ntype = "float"\nlow = 1e-4\n', "high = None"),
+        (_FILE + '[space.learning_rate]\ntype = "float"\nlow = 1.0\nhigh = 0.1\n', "low"),
+        (_FILE + '[space.learning_rate]\ntype = "float"\nlow = -1.0\nhigh = 0.1\n', "learning_rate.*greater than 0"),
+        (
+            _FILE + '[space.learning_rate]\ntype = "float"\nlow = 0.1\nhigh = 0.2\nlgo = true\n',
+            "'lgo' does not go with",
+        ),
+        (_FILE + '[space.unroll_length]\ntype = "int"\nlow = 0.5\nhigh = 4\n', "low = 0.5"),
+        (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = []\n', "the space is empty"),
+        (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = ["int8", "int9"]\n', "int9"),
+        (_FILE + '[space.corrector]\ntype = "categorical"\nchoices = ["vtrace", "best"]\n', "corrector"),
+        ('[tarin]\nenv = "CartPole-v1"\n', "unknown table or key 'tarin' .did you mean 'train'"),
+        ('[train]\nenvv = "CartPole-v1"\n', "did you mean 'env'"),
+        ('[train]\nname = "x"\n', "the sweep's own to choose"),
+        ("[train\n", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_gets_one_clear_message(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_sweep_file(file)
+
+
+def test_a_file_s_space_sets_fields_of_valid_configurations(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        '[train]\npreset = "quickstart"\nactors = 0\n'
+        '[space.learning_rate]\ntype = "float"\nlow = 1e-4\nhigh = 1e-2\nlog = true\n'
+        '[space.unroll_length]\ntype = "int"\nlow = 8\nhigh = 32\nstep = 8\n'
+        '[space.compressor]\ntype = "categorical"\nchoices = ["fp32", "prune(0.5)+int8"]\n'
+    )
+    loaded = load_sweep_file(file)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
+    configs = [loaded.configure(loaded.suggest(ask(study))) for _ in range(20)]
+    assert {config.unroll_length for config in configs} == {8, 16, 24, 32}
+    assert {config.compressor for config in configs} == {"fp32", "prune(0.5)+int8"}
+    assert all(1e-4 <= config.learning_rate <= 1e-2 and config.actors == 0 for config in configs)

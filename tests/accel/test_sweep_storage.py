@@ -1,0 +1,137 @@
+"""Where studies live, who works on them, and what becomes of a worker's trial when it is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel.sweep.driver import run_sweep
+from accel.sweep.errors import SweepError
+from accel.sweep.recovery import WORKER, process_start, recover, this_worker
+from accel.sweep.storage import connected, default_url, one_host, public_url, sqlite_path
+from accel.sweep.study import open_study
+from tests.accel.sweeping import ask, options_for
+
+
+def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
+    with one_host(url, "alpha"), one_host(url, "alpha"):
+        with pytest.raises(SweepError, match=r"in use on host alpha, and this is beta.*--storage postgresql"):
+            with one_host(url, "beta"):
+                pass
+        with one_host("postgresql://u@h/d", "beta"):
+            pass
+    claim = tmp_path / "study.db.host"
+    os.utime(claim, (time.time() - 3600, time.time() - 3600))
+    with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
+        pass
+
+
+def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
+    with one_host(url, "alpha", stale_s=0.6):
+        time.sleep(1.0)
+        with pytest.raises(SweepError, match="host alpha"), one_host(url, "beta", stale_s=0.6):
+            pass
+    time.sleep(0.7)
+    with one_host(url, "beta", stale_s=0.6):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "in memory"),
+        ("nonsense", "is no URL"),
+        ("postgresql+psycopg2://user:secret@127.0.0.1:1/none", "postgresql"),
+        ("sqlite:////proc/no/study.db", "cannot open storage"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_message_without_passwords(url: str, message: str) -> None:
+    with pytest.raises(SweepError, match=message) as caught:
+        sqlite_path(url)
+        with connected(url):
+            pass
+    assert "secret" not in str(caught.value)
+    assert "secret" not in public_url(url)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
+    url = default_url(tmp_path) if kind == "sqlite" else f"journal:{tmp_path / 'study.log'}"
+    options = options_for(tmp_path, url=url)
+    with connected(url) as storage:
+        open_study(options, storage, {"run": "a"})
+        assert open_study(options, storage, {"run": "a"}).study_name == "s"
+        with pytest.raises(SweepError, match=r"run was a and is b. Give another --study"):
+            open_study(options, storage, {"run": "b"})
+
+
+def test_workers_draw_different_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = options_for(tmp_path, sampler="random")
+    with connected(options.url) as storage:
+        draws = [ask(open_study(options, storage, {})).suggest_float("x", 0, 1) for _ in range(3)]
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+        draws.append(ask(open_study(options, storage, {})).suggest_float("x", 0, 1))
+    assert len(set(draws)) == 4
+    (tmp_path / "again").mkdir()
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
+    again = options_for(tmp_path / "again", sampler="random")
+    with connected(again.url) as storage:
+        assert ask(open_study(again, storage, {})).suggest_float("x", 0, 1) == draws[0]
+
+
+def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_left_alone(tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with connected(options.url) as storage:
+        study = open_study(options, storage, {})
+        workers = [this_worker(), {**this_worker(), "pid": gone.pid}, {**this_worker(), "started": "0"},
+                   {**this_worker(), "host": "elsewhere", "pid": gone.pid}]  # fmt: skip
+        for number, worker in enumerate(workers):
+            trial = ask(study)
+            trial.suggest_float("x", 0, 1)
+            trial.set_user_attr(WORKER, worker)
+            trial.set_user_attr("run", f"trial-{number}")
+        assert recover(study) == 2
+        assert recover(study) == 0
+        states = [trial.state.name for trial in study.trials]
+        assert states == ["RUNNING", "FAIL", "FAIL", "RUNNING", "WAITING", "WAITING"]
+        assert study.trials[4].params == study.trials[1].params
+        assert study.trials[4].user_attrs == {"run": "trial-1"}
+
+
+def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+    with connected(options.url) as storage:
+        study = open_study(options, storage, {})
+        study.enqueue_trial({"x": 0.5})
+        for _ in range(4):
+            trial = ask(study)
+            assert trial.suggest_float("x", 0, 1) == 0.5
+            trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
+            recover(study)
+        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
+
+
+def test_a_process_is_told_from_a_later_one() -> None:
+    assert process_start(os.getpid()) == process_start(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+    try:
+        assert process_start(child.pid) not in (None, process_start(os.getpid()))
+    finally:
+        child.kill()
+        child.wait()
+    assert process_start(child.pid) is None
+
+
+def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SweepError, match=r"cannot write to .*choose another --out"):
+        run_sweep(None, options_for(tmp_path), tmp_path / "file" / "out", ())  # type: ignore[arg-type]
