@@ -71,9 +71,15 @@ def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
     ],
 )
 def test_the_fastest_exact_implementation_is_taken(options: dict[str, Any], implementation: str) -> None:
-    env = make_vector_env(**options, num_envs=2)
+    env = make_vector_env(**options, num_envs=8)
     assert env.implementation == implementation
     env.close()
+    env.close()
+
+
+def test_a_few_environments_step_faster_alone_than_as_a_numpy_vector() -> None:
+    env = make_vector_env("CartPole-v1", 2)
+    assert env.implementation == "loop"
     env.close()
 
 
