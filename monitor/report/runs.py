@@ -93,14 +93,18 @@ class Run:
         return float(late.mean()) if late.size else _last(returns)
 
     def crossing(self, threshold: float) -> tuple[float, float] | None:
-        """Training seconds and environment steps when the mean return first reached ``threshold``, interpolated."""
+        """Training seconds and environment steps when the mean return first reached ``threshold``.
+
+        Interpolated between records, but for a run that stopped there: its last record is the moment itself.
+        """
         returns = self.returns
         known = np.flatnonzero(np.isfinite(returns))
         above = np.flatnonzero(returns[known] >= threshold)
         if not above.size:
             return None
         after = known[above[0]]
-        if above[0] == 0:
+        stopped_there = after == known[-1] and self.config.get("stop_at_return") == threshold
+        if above[0] == 0 or stopped_there:
             return float(self.elapsed_s[after]), float(self.env_steps[after])
         before = known[above[0] - 1]
         share = (threshold - returns[before]) / (returns[after] - returns[before])

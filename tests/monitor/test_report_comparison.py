@@ -86,6 +86,7 @@ def test_the_threshold_is_crossed_between_two_records() -> None:
     assert found == (3.0, 3000.0)
     assert run(returns=(60.0, 70.0, 80.0)).crossing(50.0) == (1.0, 1000.0)
     assert run().crossing(101.0) is None
+    assert run(stop_at_return=75.0).crossing(75.0) == (3.0, 3000.0)
 
 
 def test_returns_of_too_few_episodes_cross_nothing() -> None:
