@@ -5,8 +5,8 @@
 
 importance-weights   with --corrector none: uncorrected n-step targets, the policy gradient weighted by min(1, π_θ/μ);
                      Espeholt et al. 2018's "1-step importance sampling", truncated
-full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the version
-                     that acted, as if the actors had not been compressed; μ's own are thrown away
+full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the
+                     version that acted, as if the actors had not been compressed; μ's own are thrown away
 """
 
 from __future__ import annotations
