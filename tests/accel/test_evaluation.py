@@ -1,0 +1,211 @@
+"""Playing trained policies: episodes counted without bias, repeatable, the same on onnxruntime and in torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import imageio.v3
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+
+from accel.cli import main
+from accel.envs import env_seeds
+from accel.errors import CheckpointError, ConfigError, EnvError
+from accel.evaluation import collect_inputs, evaluate, paired_difference, play
+from accel.loading import TrainedRun, load_run
+from accel.players import SessionPlayer, TorchPlayer
+from accel.video import record_episode
+from compressors.errors import ArtifactError, SchemeError
+from compressors.runtime import PolicySession
+from tests.accel.trained_runs import make_run
+from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
+
+CLOSED_FORM = "tests.environments:ClosedForm-v0"
+
+
+def cartpole(tmp_path: Path, **options: object) -> TrainedRun:
+    return load_run(make_run(tmp_path, env="CartPole-v1", **{"network": "mlp:16x2", **options}))
+
+
+@pytest.mark.parametrize("env", [CLOSED_FORM, "tests.environments:ClosedFormSameStep-v0"])
+def test_returns_and_lengths_are_those_of_the_first_episodes_started(tmp_path: Path, env: str) -> None:
+    run = load_run(make_run(tmp_path, env=env, network="mlp:8x1"))
+    constant = ConstantPolicy(run)
+    episodes = play(constant, run, episodes=11, seed=3, envs=4)
+    for i, (total, length) in enumerate(zip(episodes.returns, episodes.lengths, strict=True)):
+        number, row = divmod(i, 4)
+        seeds = env_seeds((3, 1_000_000, number), 4)
+        stream = (seeds[row] if env == CLOSED_FORM else seeds[0] + row) % len(SCRIPT)
+        assert length == SCRIPT[stream][0]
+        assert total == episode_return(0, length, length * constant.action)
+    assert len(set(episodes.lengths)) > 2
+
+
+class ConstantPolicy(torch.nn.Module):
+    """Always prefers the last action."""
+
+    def __init__(self, run: TrainedRun) -> None:
+        super().__init__()
+        self.size = run.spec.action.param_size
+        self.action = self.size - 1
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.arange(self.size).float().expand(len(observations), -1)
+
+
+def test_dictionary_observations_and_shifted_actions_work(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env=CLOSED_FORM, env_arg=("observation=dict",), network="mlp:8x1"))
+    episodes = play(run.compress("fp32"), run, episodes=5, envs=5)
+    assert FIRST_ACTION > 0
+    assert np.isfinite(episodes.returns).all()
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_same_seed_gives_the_same_episodes_on_onnxruntime_and_in_torch(tmp_path: Path, greedy: bool) -> None:
+    run = cartpole(tmp_path)
+    artifact = run.compress("fp32")
+    first, again, in_torch, other = (
+        play(policy, run, episodes=7, envs=3, seed=seed, greedy=greedy)
+        for policy, seed in ((artifact, 1), (artifact, 1), (run.policy, 1), (artifact, 2))
+    )
+    assert np.array_equal(first.returns, again.returns)
+    assert np.array_equal(first.returns, in_torch.returns)
+    assert not np.array_equal(first.returns, other.returns)
+    assert np.array_equal(first.returns, first.lengths)
+
+
+def test_recurrent_state_is_carried_and_zeroed_where_an_episode_begins(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:8x1+lstm:8"))
+    artifact = run.compress("fp32")
+    players = (
+        SessionPlayer(PolicySession(artifact, batch=2)),
+        TorchPlayer(run.policy, run.network.state_shapes, 2),
+    )
+    rng = np.random.default_rng(0)
+    observations = rng.standard_normal((4, 2, 3)).astype(np.float32)
+    starts = [np.array([True, True]), None, np.array([False, True]), None]
+    for player in players:
+        steps = [player.params(row, first).copy() for row, first in zip(observations, starts, strict=True)]
+        fresh = SessionPlayer(PolicySession(artifact, batch=2)).params(observations[2], np.array([True, True]))
+        np.testing.assert_allclose(steps[2][1], fresh[1], rtol=1e-5, atol=1e-6)
+        assert not np.allclose(steps[2][0], fresh[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(players[0].inputs()["state_0"], players[1].inputs()["state_0"], rtol=1e-4, atol=1e-6)
+
+
+def test_collected_inputs_are_real_repeatable_and_spread_over_episodes(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env=CLOSED_FORM, network="mlp:8x1+lstm:4"))
+    inputs = collect_inputs(run, 60, seed=4, envs=4, steps=40)
+    again = collect_inputs(run, 60, seed=4, envs=4, steps=40)
+    assert {name: array.shape for name, array in inputs.items()} == {
+        "observations": (60, 3),
+        "state_0": (60, 4),
+        "state_1": (60, 4),
+    }
+    assert all(np.array_equal(inputs[name], again[name]) for name in inputs)
+    episode, t, _ = inputs["observations"].T
+    assert episode.max() > 5
+    begins = t == 0
+    assert begins.any() and not inputs["state_0"][begins].any()
+    assert inputs["state_0"][~begins].any(axis=1).all()
+
+
+def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> None:
+    run = cartpole(tmp_path)
+    result = evaluate(run, scheme="int8", episodes=6, baseline=True)
+    assert result.scheme == "int8"
+    assert result.baseline is not None
+    full = play(run.compress("fp32"), run, episodes=6)
+    assert np.array_equal(result.baseline.returns, full.returns)
+    expected = float((result.episodes.returns - full.returns).mean())
+    assert result.difference is not None
+    assert result.difference.estimate == pytest.approx(expected)
+    text = result.text()
+    assert "int8: mean return" in text and "fp32: mean return" in text and "same seeds" in text
+    assert json.loads(json.dumps(result.to_json()))["episodes"]["returns"] == result.episodes.returns.tolist()
+
+
+def test_one_episode_has_a_mean_and_no_interval(tmp_path: Path) -> None:
+    result = evaluate(cartpole(tmp_path), episodes=1, baseline=True)
+    assert (result.mean, result.difference) == (None, None)
+    assert "mean return" in result.text()
+    assert paired_difference(result.episodes, result.episodes) is None
+
+
+def test_an_artifact_is_played_as_it_is(tmp_path: Path) -> None:
+    run = cartpole(tmp_path)
+    path = tmp_path / "policy.accel"
+    path.write_bytes(run.compress("fp16").to_bytes())
+    assert evaluate(run, artifact=path, episodes=2).scheme == "fp16"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match="checksum"):
+        evaluate(run, artifact=path, episodes=2)
+    with pytest.raises(ConfigError, match="cannot read"):
+        evaluate(run, artifact=tmp_path / "nothing", episodes=2)
+    with pytest.raises(ConfigError, match="not both"):
+        evaluate(run, artifact=path, scheme="int8")
+
+
+def test_an_artifact_of_another_policy_is_refused(tmp_path: Path) -> None:
+    other = load_run(make_run(tmp_path / "other", env="Pendulum-v1", network="mlp:8x1"))
+    path = tmp_path / "policy.accel"
+    path.write_bytes(other.compress("fp32").to_bytes())
+    with pytest.raises(ConfigError, match="is not the policy of"):
+        evaluate(cartpole(tmp_path), artifact=path)
+
+
+def test_bad_numbers_and_schemes_are_named(tmp_path: Path) -> None:
+    run = cartpole(tmp_path)
+    with pytest.raises(ConfigError, match="0 episodes"):
+        evaluate(run, episodes=0)
+    with pytest.raises(SchemeError, match="choose from"):
+        evaluate(run, scheme="int9")
+    with pytest.raises(ConfigError, match="at least one"):
+        collect_inputs(run, 0)
+
+
+def test_an_episode_without_an_end_is_an_error(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:8x1", env_arg=("max_episode_steps=-1",)))
+    with pytest.raises(EnvError, match="has not ended after 50 steps"):
+        play(run.compress("fp32"), run, episodes=1, max_episode_steps=50)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_an_episode_becomes_a_video(tmp_path: Path, suffix: str) -> None:
+    run = cartpole(tmp_path)
+    path = tmp_path / f"episode{suffix}"
+    episodes = record_episode(run.compress("fp32"), run, path)
+    if suffix == ".gif":
+        frames = imageio.v3.imread(path, index=None)
+        assert frames.shape[1:] == (400, 600, 3)
+        count = len(frames)
+    else:
+        count, _ = imageio_ffmpeg.count_frames_and_secs(str(path))
+    assert abs(count - episodes.lengths[0]) <= 2
+    assert [entry.name for entry in tmp_path.iterdir() if "partial" in entry.name] == []
+
+
+def test_a_video_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    run = cartpole(tmp_path)
+    with pytest.raises(ConfigError, match="must end in"):
+        evaluate(run, video=tmp_path / "episode.avi")
+    with pytest.raises(ConfigError, match="cannot write video"):
+        evaluate(run, video=tmp_path / "nowhere" / "episode.gif")
+
+
+def test_the_command_prints_figures_and_one_line_for_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path, env="CartPole-v1", network="mlp:16x2")
+    assert main(["evaluate", str(path), "--episodes", "3", "--sample", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["episodes"]["returns"]) == 3
+    empty = make_run(tmp_path / "empty", checkpoint=False)
+    assert main(["evaluate", str(empty)]) == CheckpointError.exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("accel: ") and captured.err.count("\n") == 1
+    assert main(["evaluate", str(path), "--sample", "--greedy"]) == ConfigError.exit_code

@@ -1,0 +1,90 @@
+"""``load_run``: what was saved comes back, and whatever is wrong is one clear message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel.errors import CheckpointError, ConfigError, EnvError, RunDirectoryError
+from accel.loading import load_run
+from compressors.errors import CalibrationError, SchemeError
+from tests.accel.trained_runs import ENV_STEPS, VERSION, make_network, make_run
+
+
+def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))
+    assert (run.env_steps, run.version, run.config.network) == (ENV_STEPS, VERSION, "mlp:16x2")
+    fresh = make_network(run.config, run.spec).acting_module()
+    observations = torch.randn(5, 4)
+    assert torch.equal(run.policy(observations)[0], fresh(observations)[0])
+    assert not any(parameter.requires_grad for parameter in run.network.parameters())
+
+
+def test_artifacts_of_a_run_carry_its_version_and_action_space(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:16x1+lstm:8"))
+    artifact = run.compress("fp32")
+    assert (artifact.scheme, artifact.version) == ("fp32", VERSION)
+    assert [spec.name for spec in artifact.inputs] == ["observations", "state_0", "state_1"]
+    assert artifact.metadata["action"] == run.spec.action.to_json()
+    with pytest.raises(CalibrationError):
+        run.compress("int8")
+    with pytest.raises(SchemeError, match="choose from"):
+        run.compress("int3")
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        load_run(make_run(tmp_path, checkpoint=False))
+
+
+def test_what_is_no_run_directory_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is no directory"):
+        load_run(tmp_path / "nothing")
+    with pytest.raises(RunDirectoryError, match="no config"):
+        load_run(tmp_path)
+
+
+def test_a_configuration_of_another_version_says_which_option(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    with (path / "config.toml").open("a") as file:
+        file.write("\nfrobnicate = 3\n")
+    with pytest.raises(ConfigError, match="frobnicate"):
+        load_run(path)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    path = make_run(tmp_path, network="mlp:16x2")
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(text.replace("mlp:16x2", "mlp:32x2"))
+    with pytest.raises(CheckpointError, match="does not fit network 'mlp:32x2'"):
+        load_run(path)
+
+
+@pytest.mark.parametrize("counters", [{"spec": None}, {"spec": {"kind": "?"}}, {"version": None}])
+def test_a_checkpoint_without_the_layout_is_refused(tmp_path: Path, counters: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="another version of accel"):
+        load_run(make_run(tmp_path, counters=counters))
+
+
+def test_a_flipped_byte_in_the_checkpoint_is_noticed(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    (file,) = (path / "checkpoints").iterdir()
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_run(path)
+
+
+def test_another_environment_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    path = make_run(tmp_path, env="tests.environments:ClosedForm-v0")
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(
+        text + '\nenv_arg = ["box_actions=true"]\n'
+        if "env_arg" not in text
+        else text.replace("env_arg = []", 'env_arg = ["box_actions=true"]')
+    )
+    with pytest.raises(EnvError, match="is not the one that"):
+        load_run(path).make_env(2, 0)

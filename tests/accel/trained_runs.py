@@ -1,0 +1,53 @@
+"""Run directories as training leaves them, with networks made up here: clear decisions, no time spent on learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from accel.checkpoint import CheckpointState
+from accel.config import TrainConfig
+from accel.envs import make_vector_env
+from accel.networks import PolicyNetwork, build_network_from_config
+from accel.rundir import RunDirectory
+from accel.spaces import EnvSpec
+
+torch.set_num_threads(1)
+
+ENV_STEPS, VERSION = 1234, 7
+
+
+def make_network(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
+    """A network whose policy head is large enough that actions depend on observations."""
+    torch.manual_seed(5)
+    network = build_network_from_config(config.to_json(), spec)
+    with torch.no_grad():
+        for parameter in network.policy_head.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(100)
+    if network.normaliser is not None:
+        network.normaliser.update(torch.randn(64, *spec.observation_shape) * 3 + 1)
+    return network
+
+
+def make_run(
+    directory: Path, *, checkpoint: bool = True, counters: Mapping[str, object] = {}, **options: object
+) -> Path:
+    """A run directory with a checkpoint; ``counters`` replace those that training writes, None leaves one out."""
+    config = TrainConfig.create(results_dir=directory, name="run", **options)
+    environment = make_vector_env(
+        config.env, 1, env_args=config.env_kwargs, wrappers=config.wrapper, squash_actions=config.squash_actions
+    )
+    spec = environment.spec
+    environment.close()
+    with RunDirectory.create(directory, "run") as run:
+        run.write_config(config.to_toml_values())
+        if checkpoint:
+            network = make_network(config, spec)
+            written = {"env_steps": ENV_STEPS, "version": VERSION, "spec": spec.to_json(), **(counters or {})}
+            tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+            kept = {name: value for name, value in written.items() if value is not None}
+            run.save_checkpoint(CheckpointState(tensors, {}, kept))  # type: ignore[arg-type]
+    return directory / "run"
