@@ -44,7 +44,9 @@ class ActionSpec:
     @property
     def action_size(self) -> int:
         """k, how many numbers one sampled action has."""
-        return len(self.sizes) if self.kind == "multi_categorical" else (1 if self.kind == "categorical" else self.sizes[0])
+        if self.kind == "gaussian":
+            return self.sizes[0]
+        return len(self.sizes)
 
     @property
     def dtype(self) -> np.dtype:
@@ -125,4 +127,3 @@ class EnvSpec:
 def _encode_bound(value: float) -> float | str:
     """JSON has no infinities: they travel as the strings that ``float`` reads back."""
     return value if np.isfinite(value) else ("inf" if value > 0 else "-inf")
-

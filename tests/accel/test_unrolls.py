@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ class UniformPolicy:
 
 
 def collect(env_id, length, count, envs=ENVS):
-    environment = make_vector_env(f"tests.environments:{env_id}", envs, backend="gymnasium", env_args={}, wrappers=(), seed=0)
+    environment = make_vector_env(f"tests.environments:{env_id}", envs, seed=0)
     sampler = make_sampler(environment.spec.action, envs, length, np.random.default_rng(0))
     layout = UnrollLayout(environment.spec, length, envs)
     collector = UnrollCollector(environment, UniformPolicy(sampler), sampler, layout)
@@ -109,7 +111,7 @@ def test_same_step_keeps_the_final_observation_beside():
 @pytest.mark.parametrize("length", [2, 5])
 def test_the_last_row_is_the_next_unrolls_first(length):
     unrolls = collect("ClosedForm-v0", length, count=8)
-    for before, after in zip(unrolls, unrolls[1:], strict=False):
+    for before, after in pairwise(unrolls):
         for name in ("observations", "first", "valid"):
             assert np.array_equal(before[name][-1], after[name][0])
     assert [u.sequence for u in unrolls] == list(range(8))
@@ -127,7 +129,8 @@ def test_every_byte_of_every_field_is_written():
 def test_layouts_of_different_shape_have_different_digests():
     environment = make_vector_env("CartPole-v1", 2, backend="gymnasium", env_args={}, wrappers=(), seed=0)
     base = UnrollLayout(environment.spec, 4, 2)
-    others = [UnrollLayout(environment.spec, 5, 2), UnrollLayout(environment.spec, 4, 3), UnrollLayout(environment.spec, 4, 2, ((8,),))]
+    sizes: list[tuple[int, int, tuple[tuple[int, ...], ...]]] = [(5, 2, ()), (4, 3, ()), (4, 2, ((8,),))]
+    others = [UnrollLayout(environment.spec, *size) for size in sizes]
     environment.close()
     assert len({base.digest, *(o.digest for o in others)}) == 4
     assert UnrollLayout(environment.spec, 4, 2).digest == base.digest
