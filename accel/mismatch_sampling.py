@@ -18,8 +18,9 @@ Metrics, each the mean over the samples since the last record, weighted by valid
                 mean_weight
 
 Alarms: ess < 0.3, |kl| > 0.1 nats, |mean log weight| > 0.1 nats, mean weight outside [0.5, 2] (``monitor.mismatch``),
-of each factor and scheme. One is logged when it begins and when it ends. What only compression causes makes the tuner
-fall back to full precision; staleness asks for a smaller lag, which compressing less would not bring.
+of each factor and scheme. One is logged when it begins, and when ``CALM_RECORDS`` records in a row were without. What
+compression alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, which compressing
+less would not bring.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ COPIES = 4
 MAX_ROWS = 512
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
+CALM_RECORDS = 5
 FACTORS = ("staleness", "compression", "total")
 QUANTITIES = ("kl", "chi2", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
 _BURST = 4.0
@@ -94,6 +96,7 @@ class MismatchSampler:
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
         self._alarms: dict[str, str] = {}
+        self._calm: dict[str, int] = {}
 
     def published(self, version: int) -> None:
         """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
@@ -224,6 +227,7 @@ class MismatchSampler:
         return averages
 
     def _check(self, scheme: str, samples: Sequence[FactoredMismatch]) -> None:
+        begun: list[str] = []
         for factor in FACTORS:
             found = {a.quantity: a for a in average([getattr(sample, factor) for sample in samples]).alarms()}
             for quantity in ("ess", "kl", "mean_log_weight", "mean_weight"):
@@ -231,10 +235,15 @@ class MismatchSampler:
                 if quantity in found:
                     sentence = f"{factor} of {scheme}: {found[quantity]}"
                     if key not in self._alarms:
-                        logger.warning("mismatch alarm: %s", sentence)
-                    self._alarms[key] = sentence
-                elif self._alarms.pop(key, None) is not None:
-                    logger.info("mismatch alarm over: %s is within its bounds again", key)
+                        begun.append(sentence)
+                    self._alarms[key], self._calm[key] = sentence, 0
+                elif key in self._alarms:
+                    self._calm[key] += 1
+                    if self._calm[key] == CALM_RECORDS:
+                        del self._alarms[key]
+                        logger.info("mismatch alarm over: %s is within its bounds again", key)
+        if begun:
+            logger.warning("mismatch alarm: %s", "; ".join(begun))
 
     def _affords(self, cost_s: float) -> bool:
         """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""

@@ -14,7 +14,7 @@ from accel.config import TrainConfig
 from accel.distributions import make_distribution
 from accel.learner import Learner
 from accel.mismatch_copies import PolicyCopies
-from accel.mismatch_sampling import COPIES, MismatchSampler
+from accel.mismatch_sampling import CALM_RECORDS, COPIES, MismatchSampler
 from accel.networks import build_network
 from accel.spaces import ActionSpec, EnvSpec
 from accel.trajectory import Unroll, UnrollLayout
@@ -248,13 +248,15 @@ def test_alarms_are_logged_once_when_they_begin_and_when_they_end(caplog: pytest
     sampler = _sampler(config, learner)
     texts = []
     with caplog.at_level(logging.INFO, "accel"):
-        for version, error in enumerate((3.0, 3.0, 0.0)):
+        for turn, error in enumerate((3.0, 0.0, 3.0, *[0.0] * CALM_RECORDS)):
+            version = 10 * turn
             unroll = _unroll(learner, version, error=error)
             sampler.published(version)
             sampler.sample([unroll], _batch(learner, unroll))
             texts.append(sampler.metrics()["mismatch_alarms"])
     assert "compression of int8: ess is" in str(texts[0]) and "compression of int8: ess is" in str(texts[1])
-    assert texts[2] == ""
+    assert "compression of int8: ess is" in str(texts[-2])
+    assert texts[-1] == ""
     begun = [r for r in caplog.records if "mismatch alarm: compression of int8: ess" in r.message]
     ended = [r for r in caplog.records if "compression_ess/int8 is within" in r.message]
     assert len(begun) == len(ended) == 1
