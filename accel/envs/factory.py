@@ -11,6 +11,7 @@ from typing import Literal, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode
 
 from accel.envs.base import Seed, VectorEnvironment
 from accel.envs.lookup import creation_error, find_registration, import_function
@@ -99,8 +100,13 @@ def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
 
 def _make(registration: Registration, request: _Request) -> VectorEnvironment:
     is_atari = registration.vector_entry_point == _ATARI_VECTOR
-    few = request.num_envs < _VECTOR_PAYS_FROM and registration.entry_point is not None and not is_atari
-    if few or request.wrappers or (request.render and not is_atari) or not _vector_accepts(registration, request.args):
+    few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari
+    if (
+        (few and _loop_is_the_same(registration))
+        or request.wrappers
+        or (request.render and not is_atari)
+        or not _vector_accepts(registration, request.args)
+    ):
         return _make_loop(registration, request)
     if is_atari:
         from accel.envs.atari import make_atari
@@ -171,6 +177,16 @@ def _created(make: Callable[[], object], args: Mapping[str, object]) -> object:
     except Exception as error:
         given = f"making it with arguments {dict(args)}" if args else "making it"
         raise creation_error("cannot be made", error, given) from error
+
+
+def _loop_is_the_same(registration: Registration) -> bool:
+    """Whether single environments in NEXT_STEP mode, the loop's own, behave like the vector implementation."""
+    entry_point = registration.vector_entry_point
+    if entry_point is None or registration.entry_point is None:
+        return False
+    creator = _created(lambda: load_env_creator(entry_point), {}) if isinstance(entry_point, str) else entry_point
+    metadata: Mapping[str, object] = getattr(creator, "metadata", None) or {}
+    return metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
 
 
 def _vector_accepts(registration: Registration, args: Mapping[str, object]) -> bool:
