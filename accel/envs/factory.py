@@ -100,13 +100,9 @@ def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
 
 def _make(registration: Registration, request: _Request) -> VectorEnvironment:
     is_atari = registration.vector_entry_point == _ATARI_VECTOR
-    few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari
-    if (
-        (few and _loop_is_the_same(registration))
-        or request.wrappers
-        or (request.render and not is_atari)
-        or not _vector_accepts(registration, request.args)
-    ):
+    few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari and _loop_is_the_same(registration)
+    is_drawn = request.render and not is_atari
+    if few or is_drawn or request.wrappers or not _vector_accepts(registration, request.args):
         return _make_loop(registration, request)
     if is_atari:
         from accel.envs.atari import make_atari
