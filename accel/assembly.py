@@ -189,7 +189,7 @@ class Assembly:
                 self.actor.start()
             return self.trainer.run()
         finally:
-            if self.learner.version > 0 and self.learner.is_finite():
+            if self.learner.version > 0 and self.learner.is_finite() and self.trainer.rewards.is_finite():
                 self.save()
 
     def _open_progress(self, title: str) -> Progress:

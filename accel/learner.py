@@ -255,10 +255,12 @@ class Learner:
         )
 
     def _schedule(self) -> None:
+        """Set the rate even where it is constant: a resumed run has its checkpoint's in the optimiser."""
+        left = 1.0
         if self.config.learning_rate_schedule == "linear":
             left = max(1.0 - self.env_steps / self.config.total_env_steps, 0.0)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.learning_rate * left
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * left
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.config.mixed_precision == "none":

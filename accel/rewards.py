@@ -138,6 +138,10 @@ class RewardTransform:
         self._returns[actor] = running.copy()
         self.moments.update(returns[valid])
 
+    def is_finite(self) -> bool:
+        """Whether the statistics are numbers: a reward that is none spoils them for good."""
+        return bool(np.isfinite(self.moments.variance))
+
     def state(self) -> dict[str, object]:
         """Everything that ``restore`` needs, as a JSON object; numbers survive JSON exactly."""
         return {

@@ -109,7 +109,8 @@ def _prepare(
     restart = run.next_restart()
     transport.welcome(welcome(config, restart))
     importing = _Import("accel.assembly")
-    _write_facts(job, run)
+    if job.resume is None:
+        _write_facts(job, run)
     if local is not None:
         local.join()
     crew = wait_for_crew(transport, config.peer_timeout_s, stop)
@@ -124,6 +125,7 @@ def _prepare(
         raise TransportError("actors and learner lay out unrolls differently: install the same version on every node")
     if job.resume is not None:
         assembly.restore()
+        _write_facts(job, run)  # Options that do not go with the checkpoint must not replace those that do.
     return assembly
 
 

@@ -185,7 +185,8 @@ class Trainer:
             self._keep_records(statistics)
         now = perf_counter()
         self.training_s, self.trained_env_steps = now - self._started, learner.env_steps - first_env_steps
-        self._write_record(statistics, now)
+        if learner.env_steps > self._recorded_env_steps or learner.version == 0:
+            self._write_record(statistics, now)
         return reason
 
     def _reason_to_stop(self) -> str | None:
@@ -245,7 +246,7 @@ class Trainer:
             )
 
     def _admit(self, unroll: Unroll) -> bool:
-        """Count an unroll's episodes and lag; False when it is too old to learn from."""
+        """Count an unroll's episodes and lag; False when it is too old to learn from, or holds resets alone."""
         counters = self.counters
         counters.unrolls += 1
         self.unrolls += 1
@@ -258,7 +259,7 @@ class Trainer:
             counters.dropped_unrolls += 1
             counters.dropped_env_steps += unroll.valid_steps
             return False
-        return True
+        return unroll.valid_steps > 0
 
     def _update(self, arrivals: Sequence[Arrival], unrolls: Sequence[Unroll]) -> UpdateStatistics:
         batch = self._last_batch = self._batcher.build(unrolls)
