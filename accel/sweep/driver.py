@@ -27,6 +27,7 @@ from accel.sweep.recovery import ERROR
 from accel.sweep.storage import connected, one_host
 from accel.sweep.study import (
     MEASURED,
+    OWN_BOUNDS,
     SKIPPED,
     Outcome,
     StudyOptions,
@@ -135,10 +136,13 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
 
 def rows_of(experiment: Experiment, study: Study) -> list[Row]:
     """Every trial whose objectives were measured."""
-    return [
-        Row(trial.number, experiment.label(trial), trial.user_attrs[MEASURED], trial.params, experiment.references)
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    ]
+    rows: list[Row] = []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        own = trial.user_attrs.get(OWN_BOUNDS, [])
+        unmet = {name: trial.constraints[name] for name in own if trial.constraints[name] > 0}
+        label, measured = experiment.label(trial), trial.user_attrs[MEASURED]
+        rows.append(Row(trial.number, label, measured, trial.params, experiment.references, unmet))
+    return rows
 
 
 def _conclude(
@@ -168,16 +172,18 @@ def _conclude(
 
 
 def _nothing_feasible(options: StudyOptions, rows: Sequence[Row], done: int, directory: Path) -> str:
-    wanted = " and ".join(constraint.text for constraint in options.constraints)
     nearest = nearest_miss(rows, options.constraints)
     if nearest is None:
         reason = "no trial was measured to its end: see the reasons in pareto.json, and allow milder choices"
         return f"after {done} trials there is no candidate: {reason}. Everything measured is in {directory}"
-    figures = ", ".join(
+    missed = [
         f"{c.quantity} {nearest.values[c.quantity]:.6g} where {c.bound(nearest.references):.6g} is the bound"
         for c in options.constraints
         if c.violation(nearest.values[c.quantity], nearest.references) > 0
-    )
+    ]
+    missed += [f"{name} missed by {share:.1%}" for name, share in nearest.unmet.items()]
+    figures = ", ".join(missed)
+    wanted = " and ".join([*(constraint.text for constraint in options.constraints), *nearest.unmet])
     return (
         f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}): {figures}. Relax "
         f"the constraint, widen the space or give more --trials; everything measured is in {directory}"

@@ -102,7 +102,7 @@ class InTraining:
             return stopped
 
         summary = run.train(follow)
-        if stopped:
+        if stopped and not run.is_complete():
             raise TrialPruned
         measured = measured_values(run, summary)
         return Outcome(measured, self._references, self._unreached(config.stop_at_return, measured))

@@ -19,6 +19,7 @@ class Row:
         values: everything measured, by quantity.
         parameters: the trial's.
         references: what fp32 has.
+        unmet: bounds of the sweep's own that the trial misses, and by which share.
     """
 
     number: int
@@ -26,17 +27,17 @@ class Row:
     values: Values
     parameters: Mapping[str, object] = field(default_factory=dict)
     references: Values = field(default_factory=dict)
+    unmet: Values = field(default_factory=dict)
 
     def with_values(self, **values: float) -> Self:
         """The row with some values measured anew."""
         return replace(self, values={**self.values, **values})
 
     def violation(self, constraints: Sequence[Constraint]) -> float:
-        """Sum of the shares by which constraints are missed, 0 for a feasible trial."""
-        missed = (
-            c.violation(self.values[c.quantity], self.references) for c in constraints if c.quantity in self.values
-        )
-        return sum(max(amount, 0.0) for amount in missed)
+        """Sum of the shares by which constraints and the sweep's own bounds are missed, 0 for a feasible trial."""
+        known = [constraint for constraint in constraints if constraint.quantity in self.values]
+        missed = sum(max(c.violation(self.values[c.quantity], self.references), 0.0) for c in known)
+        return missed + sum(self.unmet.values())
 
 
 def front(

@@ -29,7 +29,7 @@ from compressors.errors import CompressorError
 SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
 PrunerName = Literal["none", "median", "hyperband", "halving"]
 
-MEASURED, SKIPPED, SAME_AS, SUBJECT = "measured", "skipped", "same_as", "sweep"
+MEASURED, SKIPPED, SAME_AS, SUBJECT, OWN_BOUNDS = "measured", "skipped", "same_as", "sweep", "own_bounds"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
@@ -196,6 +196,7 @@ def work(
             if constraint.quantity in measured:
                 violation = constraint.violation(measured[constraint.quantity], outcome.references)
                 trial.set_constraint(constraint.text, violation)
+        trial.set_user_attr(OWN_BOUNDS, list(outcome.violations))
         for name, violation in outcome.violations.items():
             trial.set_constraint(name, violation)
         if outcome.skipped is not None:

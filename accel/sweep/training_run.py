@@ -63,7 +63,7 @@ class TrainingRun:
         Raises:
             SweepError: the run failed; the message has its last words.
         """
-        if self._is_complete():
+        if self.is_complete():
             return Summary.read(self.path)
         process = self._start()
         seen = 0
@@ -117,8 +117,8 @@ class TrainingRun:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
-    def _is_complete(self) -> bool:
-        """Whether an earlier try came to the run's own end, and not to its parent's."""
+    def is_complete(self) -> bool:
+        """Whether it came to its own end, and not to one that its parent or a pruner set."""
         if not (self.path / "summary.json").exists():
             return False
         return "reached" in Summary.read(self.path).reason

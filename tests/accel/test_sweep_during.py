@@ -1,0 +1,188 @@
+"""Sweeps of whole training runs: real runs on CartPole, pruned, failed, killed and gone on with, under mpirun too."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.sweep import SearchOptions, SweepError, sweep_training
+from accel.sweep.recovery import process_start
+from accel.sweep.storage import default_url
+from accel.transport.launcher import mpirun_command
+from tests.accel.sweeping import trials_of, worker
+from tests.contracts.ranks import need_mpirun
+
+_TRAIN = """
+[train]
+env = "CartPole-v1"
+network = "mlp:16x1"
+actors = 0
+envs_per_actor = 4
+total_env_steps = {steps}
+calibration_size = 32
+stop_window = 5
+log_interval_s = 0.05
+checkpoint_interval_s = 0.2
+"""
+_SPACE = """
+[space.learning_rate]
+type = "float"
+low = 1e-4
+high = 1e-2
+log = true
+"""
+
+
+def write(path: Path, *parts: str, steps: int = 600) -> Path:
+    path.write_text("".join(parts).replace("{steps}", str(steps)))
+    return path
+
+
+def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) -> None:
+    compressor = '[space.compressor]\ntype = "categorical"\nchoices = ["int8", "fp32"]\n'
+    search = '[sweep]\ntrials = 2\nobjectives = ["actor_s", "bytes"]\nconstraints = ["return>=0.05*fp32"]\nseed = 3\n'
+    file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, compressor, search)
+    result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    assert result.trials == 2
+    document = json.loads((tmp_path / "out" / "pareto.json").read_text())
+    runs = tmp_path / "out" / "runs"
+    names = sorted(path.name for path in runs.iterdir() if path.is_dir())
+    assert names == ["fp32", "trial-0000", "trial-0001"]
+    assert document["trials"][0]["parameters"] == {"learning_rate": 1e-3, "compressor": "int8"}, "the base comes first"
+    assert document["fp32"]["return"] > 0
+    for trial in document["trials"]:
+        summary = json.loads((runs / trial["run"] / "summary.json").read_text())
+        assert trial["values"]["return"] == pytest.approx(summary["return_mean"])
+        assert trial["values"]["bytes"] == (runs / trial["run"] / "policy" / "final.accel").stat().st_size
+        assert 0 < trial["values"]["actor_s"] < 1e6
+    for row, path in zip(result.front, result.configurations, strict=True):
+        config = TrainConfig.create(**tomllib.loads(path.read_text()))
+        assert {name: getattr(config, name) for name in row.parameters} == row.parameters
+        assert (config.network, config.name) == ("mlp:16x1", None)
+
+
+def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
+    search = '[sweep]\ntrials = 4\nobjectives = ["env_steps_per_s"]\npruner = "halving"\n'
+    batch = '[space.envs_per_actor]\ntype = "categorical"\nchoices = [1, 16]\n'
+    file = write(tmp_path / "sweep.toml", _TRAIN, batch, search, steps=6000)
+    result = sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    trials = trials_of(default_url(tmp_path / "out"), "out")
+    pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
+    assert result.trials == 4
+    assert pruned, [trial.intermediate_values for trial in trials]
+    assert all(step % 300 == 0 for trial in trials for step in trial.intermediate_values)
+    for trial in pruned:
+        summary = json.loads((tmp_path / "out" / "runs" / trial.user_attrs["run"] / "summary.json").read_text())
+        assert summary["reason"] == "stopped by SIGTERM"
+        assert summary["env_steps"] < 6000
+    assert result.front[0].number not in [trial.number for trial in pruned]
+
+
+def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(tmp_path: Path) -> None:
+    file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 2\n", steps=16_000)
+    out = tmp_path / "out"
+    killed = worker("--config", file, "--out", out)
+    checkpoints = out / "runs" / "trial-0000" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not any(checkpoints.glob("*.safetensors")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    child = _child_of(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    (left,) = trials_of(default_url(out), "out")
+    assert left.state.name == "RUNNING"
+    result = sweep_training(file, SearchOptions(out=out))
+    trials = trials_of(default_url(out), "out")
+    assert process_start(child) is None, "the run ended with its sweep"
+    assert result.trials == 2
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert trials[1].params == left.params
+    assert trials[1].user_attrs["run"] == "trial-0000"
+    run = out / "runs" / "trial-0000"
+    assert len((run / "starts.jsonl").read_text().splitlines()) == 2
+    summary = json.loads((run / "summary.json").read_text())
+    assert "reached" in summary["reason"]
+    assert trials[1].user_attrs["measured"]["training_s"] > summary["training_s"], "both parts count"
+
+
+def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
+    file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 2\n", steps=10_000_000)
+    out = tmp_path / "out"
+    stopped = worker("--config", file, "--out", out)
+    while not (out / "runs" / "trial-0000" / "metrics.jsonl").exists():
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    stopped.communicate(timeout=60)
+    assert stopped.returncode == 130
+    states = [trial.state.name for trial in trials_of(default_url(out), "out")]
+    assert states == ["FAIL", "WAITING"]
+    summary = json.loads((out / "runs" / "trial-0000" / "summary.json").read_text())
+    assert summary["reason"] == "stopped by SIGTERM"
+
+
+def test_failing_runs_are_recorded_and_end_a_sweep_in_which_nothing_works(tmp_path: Path) -> None:
+    broken = '[space.clip_c]\ntype = "float"\nlow = 1.5\nhigh = 3.0\n'
+    file = write(tmp_path / "sweep.toml", _TRAIN, broken, "[sweep]\ntrials = 9\n")
+    with pytest.raises(SweepError, match=r"all of the first 3 trials failed.*must not exceed clip_rho"):
+        sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    trials = trials_of(default_url(tmp_path / "out"), "out")
+    assert [trial.state.name for trial in trials] == ["FAIL"] * 3
+    assert all("clip_rho" in trial.user_attrs["error"] for trial in trials)
+
+
+def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path) -> None:
+    search = '[sweep]\ntrials = 1\nobjectives = ["training_s"]\n'
+    file = write(tmp_path / "sweep.toml", _TRAIN, "stop_at_return = 450.0\n", _SPACE, search)
+    with pytest.raises(SweepError, match="none of 1 trials"):
+        sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    (trial,) = trials_of(default_url(tmp_path / "out"), "out")
+    assert trial.constraints["stop_at_return"] > 0
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ('objectives = ["training_s"]', "set stop_at_return in"),
+        ('objectives = ["return", "bytes"]\npruner = "median"', "keep one objective"),
+        ('objectives = ["bytes"]\npruner = "median"', "take return or env_steps_per_s as the objective"),
+        ("trails = 3", "unknown key 'trails' .did you mean 'trials'"),
+        ('sampler = "best"', "sampler = 'best'"),
+        ("trials = 0", "trials = 0"),
+        ('objectives = ["latency"]', "unknown objective 'latency'"),
+    ],
+)
+def test_a_search_that_cannot_work_is_refused_at_once(tmp_path: Path, search: str, message: str) -> None:
+    file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, f"[sweep]\n{search}\n")
+    with pytest.raises(ConfigError, match=message):
+        sweep_training(file, SearchOptions(out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.mpi
+def test_ranks_of_mpirun_are_workers_of_one_study(tmp_path: Path) -> None:
+    need_mpirun()
+    file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 3\n")
+    out = tmp_path / "out"
+    command = [*mpirun_command(2), sys.executable, "-m", "accel", "sweep", "--config", str(file), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    trials = trials_of(default_url(out), "out")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+    assert len({trial.user_attrs["worker"]["pid"] for trial in trials}) == 2
+    assert len({trial.params["learning_rate"] for trial in trials}) == 3
+
+
+def _child_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0])
