@@ -81,6 +81,11 @@ class OnnxSession:
             )
         except Exception as error:
             raise BundleError(f"onnxruntime {ort.__version__} cannot load {wanted['path']}: {error}") from error
+        for kind, found in (("inputs", self._session.get_inputs()), ("outputs", self._session.get_outputs())):
+            if [(tensor.name, len(tensor.shape)) for tensor in found] != [
+                (spec["name"], len(spec["shape"])) for spec in contract[kind]
+            ]:
+                raise BundleError(f"{wanted['path']} has other {kind} than the contract says")
         self._binding = self._session.io_binding()
         self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
         self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
@@ -112,12 +113,10 @@ class CompiledPolicy:
         facts: ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes`` (data and bss, in
             RAM), ``stack_bytes`` (the policy's frame and the deepest that it calls; None where the compiler cannot
             tell), ``compiler`` and ``flags``.
-        scratch: where the library lies, as long as this object lives.
     """
 
     library: Path
     facts: Json
-    scratch: tempfile.TemporaryDirectory[str]
 
 
 def compiler() -> str:
@@ -140,8 +139,8 @@ def compile_policy(directory: Path) -> CompiledPolicy:
 
 @functools.lru_cache(maxsize=2)
 def _compile(source: str) -> CompiledPolicy:
-    scratch = tempfile.TemporaryDirectory(prefix="accel-c-")
-    here = Path(scratch.name)
+    here = Path(tempfile.mkdtemp(prefix="accel-c-"))
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
     (here / SOURCE).write_text(source, encoding="utf-8")
     _run(here, compiler(), *_FLAGS, "-fPIC", "-fstack-usage", "-c", SOURCE)
     _run(here, compiler(), "-shared", "-o", "policy.so", "policy.o", "-lm")
@@ -157,7 +156,7 @@ def _compile(source: str) -> CompiledPolicy:
         "compiler": _run(here, compiler(), "--version").partition("\n")[0],
         "flags": " ".join(_FLAGS),
     }
-    return CompiledPolicy(here / "policy.so", facts, scratch)
+    return CompiledPolicy(here / "policy.so", facts)
 
 
 def _run(directory: Path, *command: str) -> str:

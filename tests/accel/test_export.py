@@ -1,0 +1,283 @@
+"""``accel.export``: every format computes the policy, says what it is, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnx
+import pytest
+from gymnasium.wrappers import TransformObservation
+
+from accel.cli import main
+from accel.errors import CheckpointError, ConfigError, ExportError, MissingExtraError
+from accel.exporting import run_policy
+from accel.exporting.bundle import Bundle, export
+from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
+from accel.exporting.formats import FORMATS, make_format
+from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
+from accel.loading import load_run
+from accel.playing import collect_inputs
+from accel.verification import verify
+from compressors.errors import SchemeError
+from compressors.runtime import PolicySession
+from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run
+from tests.environments.closed_form import CHANNELS, HEIGHT, WIDTH
+
+ALWAYS = {"MODEL_CARD.md", "SHA256SUMS", "contract.json", "fp32.onnx", "report.json", "run_policy.py", "vectors.npz"}
+OWN = {
+    "onnx": {"model.onnx"},
+    "ort": {"model.ort"},
+    "openvino": {"model.onnx", "model.xml", "model.bin"},
+    "c": {"model.onnx", "policy.c", "policy.h"},
+}
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("cartpole"), env="CartPole-v1", network="mlp:32x2", calibration_size=64)
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(
+        tmp_path_factory.mktemp("pendulum"),
+        env="Pendulum-v1",
+        network="mlp:16x1+lstm:8",
+        normalise_observations=True,
+        squash_actions=True,
+        calibration_size=64,
+    )
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_bundle_is_whole_and_computes_the_policy(format: str, cartpole: Path, tmp_path: Path) -> None:
+    bundle = export(cartpole, tmp_path / "bundle", scheme="int8", format=format, episodes=4)
+    assert set(left_in(tmp_path / "bundle")) == ALWAYS | OWN[format]
+    assert left_in(tmp_path) == ["bundle"]
+    check_contract(bundle, format)
+    check_report(bundle, format)
+    result = verify(bundle.path)
+    assert (result.scheme, result.format) == ("int8", format)
+    assert float(str(result.vectors["relative"])) <= INTEGER_BOUND
+    assert json.loads(json.dumps(result.to_json()))["latency"]["p50_us"] > 0
+    assert run_policy.verify(bundle.path)["vectors"]["relative"] <= INTEGER_BOUND
+
+
+def check_contract(bundle: Bundle, format: str) -> None:
+    contract = json.loads((bundle.path / "contract.json").read_text())
+    assert contract == json.loads(json.dumps(bundle.contract))
+    assert contract["inputs"] == [{"name": "observations", "dtype": "float32", "shape": ["batch", 4]}]
+    assert contract["outputs"] == [{"name": "params", "dtype": "float32", "shape": ["batch", 2]}]
+    assert contract["action"]["kind"] == "categorical" and "greatest logit" in contract["action"]["post_processing"]
+    assert contract["observation"]["normalisation"] == {"inside_the_graph": True, "method": "none"}
+    assert contract["model"]["opset"]["ai.onnx"] == 17
+    assert contract["source"]["policy_version"] == VERSION and contract["source"]["env_steps"] == ENV_STEPS
+    assert contract["versions"]["onnxruntime"] and contract["versions"]["accel"]
+    assert contract["target"]["format"] == format
+    assert contract["target"]["batch"] == (1 if format == "c" else "any")
+    assert set(contract["files"]) == set(left_in(bundle.path)) - {"contract.json", "SHA256SUMS"}
+    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=bundle.path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def check_report(bundle: Bundle, format: str) -> None:
+    report = json.loads((bundle.path / "report.json").read_text())
+    stages = {(row["stage"], row["inputs"]) for row in report["parity"]}
+    for kind in ("real", "random"):
+        assert {("torch -> fp32 onnx", kind), (f"fp32 onnx -> {format}", kind), (f"torch -> {format}", kind)} <= stages
+    full = [row for row in report["parity"] if row["stage"] == "torch -> fp32 onnx"]
+    assert {row["batch"] for row in full} == {1, 4, 32}
+    assert max(row["relative"] for row in full) < FLOAT_BOUND
+    assert 0 < report["mismatch"]["relative"] < 0.2
+    assert len(report["returns"]["model"]["returns"]) == len(report["returns"]["fp32"]["returns"]) == 4
+    assert report["returns"]["engine"] == format
+    latency = report["latency"]["model"]
+    assert 0 < latency["p50_us"] <= latency["p95_us"] <= latency["p99_us"]
+    assert report["bytes"]["model"] > 0
+    card = (bundle.path / "MODEL_CARD.md").read_text()
+    assert "CartPole-v1 policy, int8" in card and report["returns"]["verdict"] in card
+    if format == "c":
+        compiled = bundle.contract["target"]["compiled"]
+        assert compiled["code_bytes"] == report["bytes"]["model"] and compiled["static_bytes"] == 0
+        assert 0 < compiled["stack_bytes"] < 100_000
+
+
+@pytest.mark.parametrize(
+    ("format", "scheme"),
+    [
+        ("ort", "fp16"),
+        ("onnx", "lowrank(0.25)+int8"),
+        ("openvino", "fp32"),
+        ("openvino", "int8(per_channel)"),
+        ("c", "fp32"),
+    ],
+)
+def test_recurrent_policies_and_other_schemes(format: str, scheme: str, pendulum: Path, tmp_path: Path) -> None:
+    bundle = export(pendulum, tmp_path / "bundle", scheme=scheme, format=format, episodes=0)
+    assert bundle.report["returns"] is None
+    states = bundle.contract["recurrent_state"]
+    assert [state["input"] for state in states] == ["state_0", "state_1"]
+    assert bundle.contract["action"]["squash"] is True
+    assert "deviation" in bundle.contract["observation"]["normalisation"]["method"]
+    vectors = verify(bundle.path).vectors
+    assert float(str(vectors["relative"])) <= float(str(vectors["bound"]))
+    assert float(str(vectors["bound"])) == (INTEGER_BOUND if "int8" in scheme else FLOAT_BOUND)
+
+
+def test_images_stay_codes(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "runs",
+        env="tests.environments:ClosedForm-v0",
+        env_arg=("observation=image",),
+        wrapper=("tests.accel.test_export:enlarge",),
+        network="nature-cnn:0.25",
+        calibration_size=16,
+    )
+    for format in ("onnx", "openvino", "c"):
+        bundle = export(run, tmp_path / format, scheme="int8", format=format, episodes=2)
+        assert bundle.contract["observation"]["normalisation"]["method"] == "divided by 255"
+        assert float(str(verify(bundle.path).vectors["relative"])) <= INTEGER_BOUND
+
+
+def enlarge(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Images large enough for a CNN."""
+    space = gymnasium.spaces.Box(0, 255, (HEIGHT * 7, WIDTH * 8, CHANNELS), np.uint8)
+    return TransformObservation(env, lambda image: image.repeat(7, axis=0).repeat(8, axis=1), space)
+
+
+def test_c_sources_are_warning_free_c99_without_heap(cartpole: Path, tmp_path: Path) -> None:
+    bundle = export(cartpole, tmp_path / "bundle", scheme="int8", format="c", episodes=0)
+    program = tmp_path / "main.c"
+    program.write_text(
+        '#include <stdio.h>\n#include "policy.h"\n'
+        "int main(void) { float x[1][4] = {{0.1f, 0.2f, 0.3f, 0.4f}}, y[1][2]; policy(x, y);"
+        ' printf("%.9g %.9g\\n", y[0][0], y[0][1]); return 0; }\n'
+    )
+    sources = [str(program), str(bundle.path / "policy.c")]
+    subprocess.run(
+        ["gcc", "-std=c99", "-O1", "-I", str(bundle.path), "-o", str(tmp_path / "main"), *sources, "-lm"], check=True
+    )
+    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.split()
+    session = run_policy.OnnxSession(bundle.path, bundle.contract, 1)
+    session.inputs["observations"][...] = [0.1, 0.2, 0.3, 0.4]
+    session.run()
+    np.testing.assert_allclose([float(text) for text in printed], session.outputs["params"][0], rtol=1e-3, atol=1e-4)
+    assert "malloc" not in (bundle.path / "policy.c").read_text()
+
+
+@pytest.mark.parametrize(
+    ("format", "scheme", "operator"),
+    [
+        ("c", "int4", "MatMulNBits"),
+        ("openvino", "int4", "MatMulNBits"),
+        ("openvino", "int8-dynamic", "DynamicQuantizeMatMul"),
+    ],
+)
+def test_what_a_format_cannot_take_is_named(
+    format: str, scheme: str, operator: str, cartpole: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=operator):
+        export(cartpole, tmp_path / "bundle", scheme=scheme, format=format, episodes=0)
+    assert left_in(tmp_path) == []
+
+
+def test_the_gate_on_mismatch_refuses_and_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"not exported: it differs from the trained policy by .*, over 1e-05"):
+        export(cartpole, tmp_path / "bundle", scheme="int8", episodes=0, max_mismatch=1e-5)
+    assert left_in(tmp_path) == []
+    assert export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0, max_mismatch=1e-5).path.is_dir()
+
+
+def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    with pytest.raises(ExportError, match="exists already"):
+        export(cartpole, tmp_path / "bundle", scheme="fp32")
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="cannot write"):
+        export(cartpole, tmp_path / "file" / "bundle", scheme="fp32")
+    with pytest.raises(ExportError, match="cannot write"):
+        export(cartpole, Path("/proc/self/bundle"), scheme="fp32")
+    assert left_in(tmp_path) == ["bundle", "file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: run as an ordinary user")
+def test_a_read_only_directory_is_refused(cartpole: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    with pytest.raises(ExportError, match="cannot write"):
+        export(cartpole, locked / "bundle", scheme="fp32")
+    assert left_in(locked) == []
+
+
+def test_bad_options_are_named(cartpole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    with pytest.raises(ConfigError, match="choose from onnx, ort, openvino, c"):
+        export(cartpole, out, format="tflite")
+    with pytest.raises(SchemeError, match="choose from"):
+        export(cartpole, out, scheme="int9")
+    with pytest.raises(ConfigError, match="at least one"):
+        export(cartpole, out, episodes=0, max_return_loss=0.1)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        export(make_run(tmp_path / "runs", checkpoint=False), out)
+    assert left_in(tmp_path) == ["runs"]
+
+
+@pytest.mark.parametrize(("format", "module"), [("openvino", "openvino"), ("c", "emx_onnx_cgen")])
+def test_a_missing_extra_is_named(format: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else find(name, *rest))
+    with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'accel-rl[{format}]'")):
+        export(tmp_path, tmp_path / "bundle", format=format)
+
+
+def test_the_command_writes_a_bundle_and_says_what_it_is_worth(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bundle"
+    arguments = ["--scheme", "int8", "--episodes", "2", "--cpu", "x86-avx2", "--out", str(out)]
+    assert main(["export", str(cartpole), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "smaller" in printed and "mean return" in printed and str(out) in printed
+    contract = json.loads((out / "contract.json").read_text())
+    assert contract["model"]["cpu_features"] == []
+    assert main(["verify", str(out)]) == 0
+    assert "every file is whole" in capsys.readouterr().out
+    assert main(["export", str(cartpole), *arguments]) == ExportError.exit_code
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8", "int8(per_channel)", "lowrank(0.25)+int8"])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_rewritten_graphs_compute_the_same(scheme: str, recurrent: bool, cartpole: Path, pendulum: Path) -> None:
+    run = load_run(pendulum if recurrent else cartpole)
+    inputs = collect_inputs(run, 16, steps=50)
+    artifact = run.compress(scheme, inputs)
+    model = onnx.load_from_string(artifact.model)
+    wanted = run_policy.run_rows(PolicySession(artifact, batch=1), inputs)
+    for rewrite in (standard_float, integer_products, dequantised_products):
+        rewritten = fixed_batch(rewrite(model), 1)
+        onnx.checker.check_model(rewritten)
+        assert not {"com.microsoft.FusedGemm"} & operators(rewritten).keys()
+        if rewrite is dequantised_products:
+            assert not any("." in name for name in operators(rewritten))
+        session = PolicySession(dataclasses.replace(artifact, model=rewritten.SerializeToString()), batch=1)
+        found = run_policy.run_rows(session, inputs)
+        for name, array in wanted.items():
+            assert run_policy.mismatch(found[name], array)[0] < (FLOAT_BOUND if scheme == "fp32" else INTEGER_BOUND)
+
+
+def test_formats_have_one_list_and_one_home_each() -> None:
+    assert [make_format(name).name for name in FORMATS] == list(FORMATS)

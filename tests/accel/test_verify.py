@@ -1,0 +1,249 @@
+"""``accel verify`` and a bundle's own ``run_policy.py``: any damage is noticed, and only onnxruntime is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from accel.cli import main
+from accel.errors import BundleError
+from accel.exporting import run_policy
+from accel.exporting.bundle import export
+from accel.loading import load_run
+from accel.verification import verify
+from tests.accel.trained_runs import make_run
+from tests.environments.closed_form import FIRST_ACTION
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bundles")
+    run = make_run(
+        directory / "runs",
+        env="tests.environments:ClosedForm-v0",
+        env_arg=("observation=dict",),
+        network="mlp:16x1+lstm:8",
+        calibration_size=32,
+    )
+    return export(run, directory / "bundle", scheme="fp32", episodes=2).path
+
+
+@pytest.fixture
+def bundle(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "bundle"))
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def resum(bundle: Path, change: Callable[[dict[str, Any]], None] = lambda contract: None) -> None:
+    """Change the contract and make every checksum right again: damage that only its meaning shows."""
+    contract = json.loads((bundle / "contract.json").read_text())
+    for name, facts in contract["files"].items():
+        facts["sha256"] = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
+    change(contract)
+    (bundle / "contract.json").write_text(json.dumps(contract))
+    sums = {name: facts["sha256"] for name, facts in contract["files"].items()}
+    sums["contract.json"] = hashlib.sha256((bundle / "contract.json").read_bytes()).hexdigest()
+    (bundle / "SHA256SUMS").write_text(run_policy.sums_text(sums))
+
+
+def test_a_copy_verifies(bundle: Path) -> None:
+    result = verify(bundle)
+    assert (result.scheme, result.vectors["relative"]) == ("fp32", 0.0)
+    resum(bundle)
+    assert verify(bundle).vectors == result.vectors
+
+
+def test_a_flipped_byte_anywhere_is_noticed(bundle: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = sorted(path.name for path in bundle.iterdir())
+    assert len(names) == 8
+    for name in names:
+        size = (bundle / name).stat().st_size
+        for position in {0, size - 1, *rng.integers(0, size, 5).tolist()}:
+            bit = int(rng.integers(0, 8))
+            flip(bundle / name, position, bit)
+            with pytest.raises(BundleError):
+                verify(bundle)
+            flip(bundle / name, position, bit)
+    verify(bundle)
+
+
+def test_a_flipped_bit_in_any_byte_of_the_list_of_checksums_is_noticed(bundle: Path) -> None:
+    path = bundle / "SHA256SUMS"
+    for position in range(path.stat().st_size):
+        flip(path, position, position % 8)
+        with pytest.raises(run_policy.BundleError):
+            run_policy.read_contract(bundle)
+        flip(path, position, position % 8)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "contract.json", "model.onnx", "vectors.npz", "report.json"])
+def test_missing_and_truncated_files_are_noticed(bundle: Path, name: str) -> None:
+    content = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(content[:-1])
+    with pytest.raises(BundleError):
+        verify(bundle)
+    (bundle / name).unlink()
+    with pytest.raises(BundleError):
+        verify(bundle)
+
+
+def test_what_is_no_bundle_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BundleError, match="is no complete bundle"):
+        verify(tmp_path)
+    assert main(["verify", str(tmp_path / "nothing")]) == BundleError.exit_code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("accel: ") and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda contract: contract.update(format_version=99), "has format 99"),
+        (lambda contract: contract.update(format="other"), "is not the contract"),
+        (lambda contract: contract["model"].update(cpu_features=["vnni", "tensor-unit"]), "tensor-unit"),
+        (lambda contract: contract["vectors"].update(path="../vectors.npz"), "cannot be read"),
+        (lambda contract: contract["inputs"].pop(), "other inputs than the contract says"),
+        (lambda contract: contract.pop("outputs"), "is not the contract"),
+        (lambda contract: contract.update(model={}), "not one that this version understands"),
+    ],
+)
+def test_contracts_that_do_not_hold_are_refused(
+    bundle: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    resum(bundle, change)
+    with pytest.raises(BundleError, match=message):
+        verify(bundle)
+
+
+def test_a_model_that_computes_something_else_fails_its_vectors(bundle: Path) -> None:
+    with np.load(bundle / "vectors.npz") as stored:
+        arrays = dict(stored.items())
+    arrays["output/params"] = arrays["output/params"] + 0.1 * arrays["output/params"].std(axis=0)
+    np.savez_compressed(bundle / "vectors.npz", **arrays)
+    resum(bundle)
+    with pytest.raises(BundleError, match="output 'params' differs from the test vectors"):
+        verify(bundle)
+    done = run_program(bundle, "--verify")
+    assert done.returncode == 1
+    assert done.stderr.startswith("run_policy: output 'params' differs") and done.stderr.count("\n") == 1
+
+
+def run_program(
+    bundle: Path, *arguments: str, python: str = sys.executable, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, str(bundle / "run_policy.py"), *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=PROJECT if python == sys.executable else bundle,
+        env={**os.environ, "PYTHONPATH": str(PROJECT) if python == sys.executable else ""},
+        check=False,
+    )
+
+
+def greedy_episodes(run_path: Path, episodes: int) -> tuple[list[float], list[tuple[list[float], int]]]:
+    """Returns, and (observation, action) of every step, of the torch policy in a loop written out here."""
+    run = load_run(run_path)
+    env = gymnasium.make("tests.environments:ClosedForm-v0", observation="dict")
+    returns, steps = [], []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        state = tuple(torch.zeros(1, *shape) for shape in run.network.state_shapes)
+        total, over = 0.0, False
+        while not over:
+            flat = gymnasium.spaces.flatten(env.observation_space, observation).astype(np.float32)
+            params, *following = run.policy(torch.from_numpy(flat)[None], *state)
+            state = tuple(following)
+            action = int(params.argmax()) + FIRST_ACTION
+            steps.append((flat.tolist(), action))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns, steps
+
+
+def test_the_program_plays_like_the_trained_policy(original: Path) -> None:
+    returns, _ = greedy_episodes(original.parent / "runs" / "run", 4)
+    done = run_program(original, "--play", "--episodes", "4")
+    assert done.returncode == 0, done.stderr
+    assert [float(line.split()[-1]) for line in done.stdout.splitlines()[:4]] == returns
+
+
+def test_a_program_of_ones_own_can_import_it(original: Path) -> None:
+    policy = run_policy.Policy(original, sample=True, seed=3)
+    size = policy.contract["inputs"][0]["shape"][1]
+    counts = np.bincount([int(policy.act(np.zeros(size), first=True)[0]) for _ in range(400)], minlength=6)
+    assert counts[:FIRST_ACTION].sum() == 0 and counts.sum() == 400
+    _, params = policy.act(np.zeros(size), first=True)
+    expected = np.exp(params - params.max()) / np.exp(params - params.max()).sum()
+    np.testing.assert_allclose(counts[FIRST_ACTION:] / 400, expected, atol=0.1)
+    with pytest.raises(ValueError, match="the policy takes"):
+        policy.act(np.zeros(size + 1))
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_gaussian_actions_end_as_environments_take_them(squash: bool) -> None:
+    action = {"kind": "gaussian", "sizes": [2], "shape": [1, 2], "low": [-1.0, "-inf"], "high": [3.0, "inf"]}
+    if squash:
+        action |= {"low": [-1.0, 0.0], "high": [3.0, 2.0]}
+    params = np.array([5.0, 0.5, -20.0, -20.0], np.float32)
+    for rng in (None, np.random.default_rng(0)):
+        found = run_policy.choose_action(params, {**action, "squash": squash}, rng)
+        expected = [1 + 2 * np.tanh(5.0), 1 + np.tanh(0.5)] if squash else [3.0, 0.5]
+        np.testing.assert_allclose(found, [expected], rtol=1e-5)
+        assert found.dtype == np.float32
+
+
+def test_multi_discrete_actions_take_the_best_of_every_part() -> None:
+    action = {"kind": "multi_categorical", "sizes": [2, 3], "shape": [2], "start": [0, 10]}
+    found = run_policy.choose_action(np.array([0.0, 1.0, 5.0, 2.0, 3.0]), action, None)
+    assert found.tolist() == [1, 10]
+
+
+def test_the_round_trip_needs_numpy_and_onnxruntime_only(original: Path, tmp_path: Path) -> None:
+    """A virtual environment of its own, in which nothing of this project is installed."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", "--no-input"]
+    pins = ["--disable-pip-version-check", "--constraint", str(PROJECT / "constraints.txt")]
+    done = subprocess.run([*install, *pins, "numpy", "onnxruntime"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    packages = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+    found = subprocess.run([python, "-c", packages], capture_output=True, text=True, check=True).stdout.lower().split()
+    assert not {"torch", "onnx", "gymnasium", "accel-rl"} & set(found)
+    verified = run_program(original, "--verify", python=python)
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout)["vectors"]["relative"] == 0.0
+    _, steps = greedy_episodes(original.parent / "runs" / "run", 1)
+    requests = [json.dumps({"observation": row, "first": i == 0}) for i, (row, _) in enumerate(steps)]
+    answered = run_program(original, python=python, text="\n".join([*requests, "", "{}", "nonsense"]) + "\n")
+    assert answered.returncode == 0, answered.stderr
+    replies = [json.loads(line) for line in answered.stdout.splitlines()]
+    assert [reply["action"] for reply in replies[: len(steps)]] == [action for _, action in steps]
+    assert all("error" in reply for reply in replies[len(steps) :]) and len(replies) == len(steps) + 2
+    flip(Path(shutil.copytree(original, tmp_path / "damaged")) / "model.onnx", 100)
+    damaged = run_program(tmp_path / "damaged", "--verify", python=python)
+    assert damaged.returncode == 1 and "checksum does not match" in damaged.stderr
