@@ -22,7 +22,7 @@ EnvValue = str | int | float | bool
 class TrainConfig(BaseModel):
     """Everything that decides a training run. Every field is an option, a TOML key and a documented default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     # environment
     env: str = Field("CartPole-v1", min_length=1, description="gymnasium id, or module:id to import the module first")
@@ -50,7 +50,7 @@ class TrainConfig(BaseModel):
     pin_cores: bool = Field(
         True, description="pin each actor to one core and the learner to the rest, where cores suffice"
     )
-    unrolls_in_flight: int = Field(2, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
+    unrolls_in_flight: int = Field(1, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
 
     # policy
     network: str = Field(
@@ -111,7 +111,9 @@ class TrainConfig(BaseModel):
     objective: Literal["actor-critic", "clipped-surrogate"] = Field(
         "actor-critic", description="policy gradient (IMPALA), or PPO's clipped surrogate on the corrected advantages"
     )
-    batch_unrolls: Count = Field(1, description="unrolls per learner batch, joined along the environment axis")
+    batch_unrolls: Count = Field(
+        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
+    )
     passes: Count = Field(1, description="passes over each batch; more than one needs clipped-surrogate")
     minibatches: Count = Field(1, description="minibatches per pass; with an lstm they split environments, not time")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="ε of the clipped surrogate")
@@ -178,6 +180,14 @@ class TrainConfig(BaseModel):
             raise ValueError("must be a plain directory name, without '/'")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_batch_takes_one_unroll_of_each_actor(cls, values: object) -> object:
+        """With fewer, policy lag would grow with the number of actors."""
+        if isinstance(values, dict) and "batch_unrolls" not in values and isinstance(values.get("actors"), int):
+            return values | {"batch_unrolls": max(values["actors"], 1)}
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.clip_rho is not None and (self.clip_c is None or self.clip_c > self.clip_rho):
@@ -187,6 +197,11 @@ class TrainConfig(BaseModel):
         if self.passes > 1 and self.objective == "actor-critic":
             raise ValueError(
                 "passes > 1 re-uses a batch, which plain actor-critic cannot: use objective = 'clipped-surrogate'"
+            )
+        if self.minibatches > 1 and self.objective == "actor-critic":
+            raise ValueError(
+                "minibatches > 1 takes several steps on a batch, which plain actor-critic cannot: "
+                "use objective = 'clipped-surrogate'"
             )
         if self.corrector == "retrace" and self.objective != "actor-critic":
             raise ValueError("retrace works with objective = 'actor-critic' only")

@@ -97,6 +97,7 @@ class MismatchSampler:
         self._counts: dict[str, int] = {}
         self._alarms: dict[str, str] = {}
         self._calm: dict[str, int] = {}
+        self._told: set[str] = set()
 
     def published(self, version: int) -> None:
         """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
@@ -234,16 +235,16 @@ class MismatchSampler:
                 key = f"{factor}_{quantity}/{scheme}"
                 if quantity in found:
                     sentence = f"{factor} of {scheme}: {found[quantity]}"
-                    if key not in self._alarms:
+                    if key not in self._told:
+                        self._told.add(key)
                         begun.append(sentence)
                     self._alarms[key], self._calm[key] = sentence, 0
                 elif key in self._alarms:
                     self._calm[key] += 1
                     if self._calm[key] == CALM_RECORDS:
                         del self._alarms[key]
-                        logger.info("mismatch alarm over: %s is within its bounds again", key)
         if begun:
-            logger.warning("mismatch alarm: %s", "; ".join(begun))
+            logger.warning("mismatch alarm: %s (told once; metrics have the rest)", "; ".join(begun))
 
     def _affords(self, cost_s: float) -> bool:
         """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""

@@ -72,7 +72,10 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     defaults = TrainConfig.create(**values)
     options = vars(_parse_flags(argv, defaults))
     resume = options["resume"]
-    config = check_config(TrainConfig.create(**{name: options[name] for name in TrainConfig.model_fields}))
+    chosen = {name: options[name] for name in TrainConfig.model_fields}
+    if "batch_unrolls" not in values and _value(argv, "batch-unrolls") is None:
+        del chosen["batch_unrolls"]
+    config = check_config(TrainConfig.create(**chosen))
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None
     return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))
@@ -99,8 +102,7 @@ def _none(flag: str, word: str) -> str:
 def _value(argv: Sequence[str], name: str) -> str | None:
     """The value of --name or --name=value, before the real parser has its defaults."""
     for i, word in enumerate(argv):
-        if word == f"--{name}" and i + 1 < len(argv):
-            return argv[i + 1]
-        if word.startswith(f"--{name}="):
-            return word.partition("=")[2]
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") == f"--{name}" and (equals or i + 1 < len(argv)):
+            return value if equals else argv[i + 1]
     return None
