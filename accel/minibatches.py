@@ -53,7 +53,7 @@ def split_steps(
     order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
     observations, actions = batch.observations[:-1].flatten(0, 1), batch.actions.flatten(0, 1)
     first = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
-    for chosen in order.chunk(count):
+    for chosen in order.tensor_split(min(count, len(order))):
 
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
             return values.flatten(0, 1)[chosen].unsqueeze(0)
@@ -75,7 +75,7 @@ def split_environments(
 ) -> Iterator[Minibatch]:
     """Shuffle environments, each with its whole unroll, so that a recurrent core runs through time."""
     order = torch.randperm(batch.valid.shape[1], generator=generator).to(batch.valid.device)
-    for chosen in order.chunk(count):
+    for chosen in order.tensor_split(min(count, len(order))):
         part_weights = weights[:, chosen]
 
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
