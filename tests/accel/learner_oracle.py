@@ -1,0 +1,278 @@
+"""The learner's loss written from its definition: one valid step at a time, in float64, with sums over pairs of rows.
+
+Nothing here is shared with the product but the network's own pieces, which have tests of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from accel.batch import Batch
+from accel.config import TrainConfig
+from accel.networks import PolicyNetwork
+from accel.spaces import ActionSpec, EnvSpec
+
+CATEGORICAL = ActionSpec("categorical", (3,))
+MULTI = ActionSpec("multi_categorical", (3, 2))
+GAUSSIAN = ActionSpec("gaussian", (2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+LENGTH, ENVS = 7, 4
+
+
+def make_config(**changes: object) -> TrainConfig:
+    """Plain gradients: nothing clipped, nothing normalised, so that every term can be compared."""
+    plain: dict[str, object] = {
+        "network": "mlp:8x1",
+        "compressor": "fp32",
+        "max_gradient_norm": None,
+        "normalise_advantages": False,
+        "discount": 0.9,
+        "lambda_": 0.8,
+        "learner_threads": 1,
+    }
+    return TrainConfig.create(**(plain | changes))
+
+
+def make_batch(spec: EnvSpec, network: PolicyNetwork, seed: int = 0) -> tuple[Batch, Tensor]:
+    """A random batch with endings of each kind in the middle, junk in its invalid rows; and its rewards."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    terminated, truncated = torch.zeros(2, LENGTH, ENVS, dtype=torch.bool)
+    terminated[2, 0] = truncated[3, 1] = terminated[6, 2] = truncated[6, 2] = truncated[0, 3] = True
+    done = terminated | truncated
+    valid = torch.ones(LENGTH + 1, ENVS, dtype=torch.bool)
+    first = torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool)
+    final = None
+    if spec.autoreset == "same_step":
+        first[1:] = done
+        final = noise(LENGTH, ENVS, *spec.observation_shape)
+    else:
+        valid[0, 2] = False  # The reset of an episode that ended in the unroll before.
+        valid[1:] = ~done
+        first[1:] = ~valid[:-1]
+    rewards = torch.where(valid[:-1], noise(LENGTH, ENVS), 1e3)
+    batch = Batch(
+        observations=noise(LENGTH + 1, ENVS, *spec.observation_shape),
+        final_observations=final,
+        first=first,
+        valid=valid[:-1],
+        actions=_random_actions(spec.action, generator),
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        behaviour_log_prob=torch.where(valid[:-1], -1.0 + noise(LENGTH, ENVS), -50.0),
+        behaviour_params=noise(LENGTH, ENVS, spec.action.param_size),
+        states=tuple(noise(ENVS, *shape) for shape in network.state_shapes),
+    )
+    return batch, rewards
+
+
+def _random_actions(action: ActionSpec, generator: torch.Generator) -> Tensor:
+    if action.kind == "gaussian":
+        return torch.randn(LENGTH, ENVS, *action.shape, generator=generator)
+    parts = [torch.randint(0, n, (LENGTH, ENVS), generator=generator) for n in action.sizes]
+    return parts[0] if action.kind == "categorical" else torch.stack(parts, -1)
+
+
+def junk_changed(batch: Batch) -> Batch:
+    """The same batch with other junk in its invalid rows, which nothing may notice."""
+    invalid = ~batch.valid
+    actions = batch.actions.clone()
+    actions[invalid] = 0
+    return replace(
+        batch,
+        actions=actions,
+        behaviour_log_prob=batch.behaviour_log_prob.masked_fill(invalid, -3.0),
+        behaviour_params=batch.behaviour_params.masked_fill(invalid.unsqueeze(-1), 7.0),
+    )
+
+
+class Oracle:
+    """The loss of a batch under ``network``, a float64 twin of the learner's that is differentiated here."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, network: PolicyNetwork) -> None:
+        self.config, self.spec = config, spec
+        self.network = copy.deepcopy(network).double()
+        self.batch_rows: int | None = None
+
+    def gradients(self, batch: Batch, rewards: Tensor, proximal: PolicyNetwork | None = None) -> dict[str, Tensor]:
+        """d loss / d parameter by name.
+
+        Args:
+            proximal: whose log-probabilities and values the clipped surrogate and its targets take; None: the same.
+        """
+        self.network.zero_grad()
+        self.loss(batch, rewards, proximal).backward()
+        return {name: p.grad for name, p in self.network.named_parameters() if p.grad is not None}
+
+    def loss(self, batch: Batch, rewards: Tensor, proximal: PolicyNetwork | None = None) -> Tensor:
+        """policy + value_cost · value − entropy_cost · entropy, each a mean over valid steps."""
+        config = self.config
+        params, critic = self._outputs(self.network, batch)
+        old_params, old_critic = params.detach(), critic.detach()
+        if proximal is not None:
+            with torch.no_grad():
+                old_params, old_critic = self._outputs(copy.deepcopy(proximal).double(), batch)
+        log_prob = [[self._log_prob(params[t, b], batch.actions[t, b]) for b in range(ENVS)] for t in range(LENGTH)]
+        old_log_prob = [
+            [self._log_prob(old_params[t, b], batch.actions[t, b]).item() for b in range(ENVS)] for t in range(LENGTH)
+        ]
+        targets, advantages = self._targets(batch, rewards, old_log_prob, old_params, old_critic)
+        steps = [(t, b) for t in range(LENGTH) for b in range(ENVS) if batch.valid[t, b]]
+        if config.normalise_advantages:
+            values = [advantages[t][b] for t, b in steps]
+            mean = sum(values) / len(values)
+            deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values) + 1e-8)
+            advantages = [[(a - mean) / deviation for a in row] for row in advantages]
+        policy = value = entropy = torch.zeros((), dtype=torch.float64)
+        for t, b in steps:
+            a = advantages[t][b]
+            if config.objective == "actor-critic":
+                policy = policy - log_prob[t][b] * a
+            else:
+                ratio = torch.exp(log_prob[t][b] - old_log_prob[t][b])
+                limits = (1 - config.clip_ratio, 1 + config.clip_ratio)
+                policy = policy - torch.minimum(ratio * a, ratio.clamp(*limits) * a)
+            prediction = critic[t, b, batch.actions[t, b]] if config.corrector == "retrace" else critic[t, b, 0]
+            value = value + 0.5 * (prediction - targets[t][b]) ** 2
+            entropy = entropy + self._entropy(params[t, b])
+        count = self.batch_rows or len(steps)
+        return (policy + config.value_cost * value - config.entropy_cost * entropy) / count
+
+    def _outputs(self, network: PolicyNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [T+1, B, P] and what the critic says [T+1, B, 1 or n], one row after the other."""
+        state = tuple(s.double() for s in batch.states)
+        rows = []
+        for t in range(LENGTH + 1):
+            features = network.torso(batch.observations[t].double())
+            critic_features = network.value_torso(batch.observations[t].double()) if network.value_torso else features
+            if network.core is not None:
+                state = tuple(torch.where(batch.first[t, :, None], 0.0, s) for s in state)
+                state = network.core.step(features, state)
+                features = critic_features = state[0]
+            rows.append((network.policy_head(features), network.critic_head(critic_features)))
+        return torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
+
+    def _targets(
+        self, batch: Batch, rewards: Tensor, log_prob: list[list[float]], params: Tensor, critic: Tensor
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """The critic's targets and the policy's advantages, [T][B]; see ``correctors`` for the formulas."""
+        config, action_values = self.config, self.config.corrector == "retrace"
+        probabilities = torch.softmax(params, -1)
+        state_values = (probabilities * critic).sum(-1) if action_values else critic[..., 0]
+        final = self._final_values(batch)
+        targets = [[0.0] * ENVS for _ in range(LENGTH)]
+        advantages = [[0.0] * ENVS for _ in range(LENGTH)]
+        for b in range(ENVS):
+            value = [state_values[t, b].item() for t in range(LENGTH + 1)]
+            rho, c, gamma, following, cut = [], [], [], [], []
+            for t in range(LENGTH):
+                weight = math.exp(log_prob[t][b] - batch.behaviour_log_prob[t, b].item())
+                weight = 1.0 if config.corrector == "none" else weight
+                on = bool(batch.valid[t, b])
+                rho.append(weight if on else 0.0)
+                clip = None if config.corrector == "none" else config.clip_c
+                c.append(config.lambda_ * min(weight, clip or math.inf) if on else 0.0)
+                gamma.append(0.0 if batch.terminated[t, b] else config.discount)
+                is_cut = final is not None and bool(batch.truncated[t, b])
+                cut.append(is_cut)
+                following.append(final[t, b].item() if final is not None and is_cut else value[t + 1])
+            taken = [critic[t, b, batch.actions[t, b]].item() if action_values else value[t] for t in range(LENGTH)]
+            if action_values:
+                target = _retrace(rewards[:, b].tolist(), gamma, c, cut, following, taken)
+            else:
+                clip_rho = None if config.corrector == "none" else config.clip_rho
+                target = _vtrace(rewards[:, b].tolist(), gamma, rho, c, cut, following, value, clip_rho)
+            clip_pg = None if config.corrector == "none" else config.clip_pg_rho
+            for t in range(LENGTH):
+                if action_values:
+                    advantage = target[t] - value[t]
+                else:
+                    later = following[t] if cut[t] or t + 1 == LENGTH else target[t + 1]
+                    advantage = rewards[t, b].item() + gamma[t] * later - value[t]
+                targets[t][b], advantages[t][b] = target[t], min(rho[t], clip_pg or math.inf) * advantage
+        return targets, advantages
+
+    def _final_values(self, batch: Batch) -> Tensor | None:
+        if batch.final_observations is None:
+            return None
+        with torch.no_grad():
+            network = self.network
+            x = batch.final_observations.double().flatten(0, 1)
+            features = network.torso(x)
+            critic = network.critic_head(network.value_torso(x) if network.value_torso else features)
+            if self.config.corrector == "retrace":
+                critic = (torch.softmax(network.policy_head(features), -1) * critic).sum(-1, keepdim=True)
+            return critic.view(LENGTH, ENVS)
+
+    def _log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        spec = self.spec.action
+        if spec.kind == "gaussian":
+            mean, log_std = params.chunk(2)
+            z = (action.double() - mean) / log_std.exp()
+            return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum()
+        chosen = zip(_groups(spec, params), action.reshape(-1).tolist(), strict=True)
+        return torch.stack([torch.log(torch.exp(group[a]) / torch.exp(group).sum()) for group, a in chosen]).sum()
+
+    def _entropy(self, params: Tensor) -> Tensor:
+        spec = self.spec.action
+        if spec.kind == "gaussian":
+            return (params.chunk(2)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum()
+        entropies = []
+        for group in _groups(spec, params):
+            p = torch.exp(group) / torch.exp(group).sum()
+            entropies.append(-(p * p.log()).sum())
+        return torch.stack(entropies).sum()
+
+
+def _groups(spec: ActionSpec, params: Tensor) -> Iterator[Tensor]:
+    return iter(params.split(list(spec.sizes)))
+
+
+def _vtrace(
+    rewards: list[float],
+    gamma: list[float],
+    rho: list[float],
+    c: list[float],
+    cut: list[bool],
+    following: list[float],
+    value: list[float],
+    clip_rho: float | None,
+) -> list[float]:
+    """v_s = V_s + Σ_{t≥s} (Π_{s≤i<t} γ_i c_i) ρ̄_t (r_t + γ_t V_{t+1} − V_t); a cut row's trace goes no further."""
+    targets = []
+    for s in range(LENGTH):
+        total, trace = value[s], 1.0
+        for t in range(s, LENGTH):
+            total += trace * min(rho[t], clip_rho or math.inf) * (rewards[t] + gamma[t] * following[t] - value[t])
+            trace *= 0.0 if cut[t] else gamma[t] * c[t]
+        targets.append(total)
+    return targets
+
+
+def _retrace(
+    rewards: list[float],
+    gamma: list[float],
+    c: list[float],
+    cut: list[bool],
+    following: list[float],
+    taken: list[float],
+) -> list[float]:
+    """Q_s + Σ_{t≥s} (Π_{s<i≤t} γ_{i−1} c_i) (r_t + γ_t V_{t+1} − Q_t); nothing is traced across a cut row."""
+    targets = []
+    for s in range(LENGTH):
+        total, trace = taken[s], 1.0
+        for t in range(s, LENGTH):
+            if t > s:
+                trace *= 0.0 if cut[t - 1] else gamma[t - 1] * c[t]
+            total += trace * (rewards[t] + gamma[t] * following[t] - taken[t])
+        targets.append(total)
+    return targets

@@ -1,0 +1,72 @@
+"""How batches are cut: every valid step once in each pass, nothing else, each step with what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from accel.batch import Batch
+from accel.minibatches import Minibatch, Targets, split_environments, split_steps
+
+LENGTH, ENVS = 5, 6
+Split = Callable[..., Iterator[Minibatch]]
+
+
+def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
+    """A batch whose every number names its row: 100 t + b."""
+    names = (100 * torch.arange(LENGTH + 1)[:, None] + torch.arange(ENVS)).float()
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.rand(LENGTH, ENVS, generator=generator) > 0.3
+    step = names[:-1]
+    flags = torch.zeros(LENGTH, ENVS, dtype=torch.bool)
+    batch = Batch(
+        names[..., None].clone(), None, torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool), valid, step.long(), step,
+        flags, flags, step, step[..., None], (torch.arange(ENVS)[:, None].float(),),
+    )  # fmt: skip
+    return batch, Targets(*(step + k / 8 for k in range(5))), step[..., None], valid / valid.sum()
+
+
+def run(split: Split, count: int, seed: int = 0) -> tuple[Batch, list[Minibatch]]:
+    batch, targets, params, weights = make()
+    return batch, list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.parametrize("split", [split_steps, split_environments])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 50])
+def test_each_valid_step_comes_once_with_what_belongs_to_it(split: Split, count: int) -> None:
+    batch, parts = run(split, count)
+    seen: list[float] = []
+    for part in parts:
+        assert part.weights.sum().item() == pytest.approx(1, abs=1e-6) or not (part.weights > 0).any()
+        name = part.observations.squeeze(-1)
+        chosen = part.weights > 0
+        for other in (part.actions.float(), part.params.squeeze(-1), part.targets.values):
+            assert torch.equal(other[chosen], name[chosen])
+        assert torch.equal(part.targets.predictions[chosen], name[chosen] + 0.5)
+        positive = part.weights[chosen]
+        assert torch.allclose(positive, positive.mean().expand_as(positive))
+        seen += name[chosen].tolist()
+    valid = batch.rewards[batch.valid]
+    assert sorted(seen) == sorted(valid.tolist())
+    assert len(parts) == min(count, len(valid) if split is split_steps else ENVS)
+
+
+@pytest.mark.parametrize("split", [split_steps, split_environments])
+def test_the_generator_alone_decides_the_order(split: Split) -> None:
+    def order(seed: int) -> list[torch.Tensor]:
+        return [part.observations for part in run(split, 2, seed)[1]]
+
+    first, again, other = order(1), order(1), order(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_environments_keep_their_time_and_their_state() -> None:
+    _, parts = run(split_environments, 3)
+    for part in parts:
+        names = part.observations.squeeze(-1)
+        assert names.shape == (LENGTH, 2)
+        assert torch.equal(names // 100, torch.arange(LENGTH)[:, None].expand(LENGTH, 2).float())
+        assert torch.equal(part.states[0].squeeze(1), names[0])

@@ -1,0 +1,60 @@
+"""Losses against their formulas, and what weights of zero leave out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from accel.objectives import clipped_surrogate, masked_mean, normalise, policy_gradient, squared_error
+
+VALID = torch.tensor([[True, False], [True, True], [False, True]])
+WEIGHTS = VALID / VALID.sum()
+
+
+def rows(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).view(3, 2)
+
+
+def test_a_mean_leaves_junk_out_of_sum_and_denominator() -> None:
+    assert masked_mean(rows(1, 1e9, 2, 3, 1e9, 6), WEIGHTS).item() == pytest.approx(3.0)
+
+
+def test_advantages_are_normalised_over_valid_steps() -> None:
+    result = normalise(rows(1, 1e6, 2, 3, -1e6, 6), WEIGHTS)[VALID]
+    assert result.mean().item() == pytest.approx(0, abs=1e-9)
+    assert result.std(correction=0).item() == pytest.approx(1, rel=1e-6)
+    assert result.tolist() == pytest.approx([(v - 3) / math.sqrt(3.5) for v in (1, 2, 3, 6)])
+
+
+def test_equal_advantages_normalise_to_zero() -> None:
+    assert torch.equal(normalise(rows(2, 2, 2, 2, 2, 2), WEIGHTS), torch.zeros(3, 2, dtype=torch.float64))
+
+
+def test_policy_gradient_and_squared_error() -> None:
+    log_prob, advantages = rows(-1, 9, -2, -3, 9, -4), rows(1, 9, -1, 2, 9, 0.5)
+    assert policy_gradient(log_prob, advantages, WEIGHTS).item() == pytest.approx(-(-1 + 2 - 6 - 2) / 4)
+    assert squared_error(log_prob, advantages, WEIGHTS).item() == pytest.approx(0.5 * (4 + 1 + 25 + 20.25) / 4)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "has_gradient"),
+    [
+        (1.1, 2.0, 2.2, True),
+        (1.5, 2.0, 2.4, False),  # Far enough in the direction that pays.
+        (1.5, -2.0, -3.0, True),  # Too far in the one that does not: it must come back.
+        (0.5, 2.0, 1.0, True),
+        (0.5, -2.0, -1.6, False),
+    ],
+)
+def test_the_surrogate_is_clipped_on_the_side_that_pays(
+    ratio: float, advantage: float, objective: float, has_gradient: bool
+) -> None:
+    proximal = torch.tensor([-1.3], dtype=torch.float64)
+    log_prob = (proximal + math.log(ratio)).requires_grad_()
+    one = torch.ones(1, dtype=torch.float64)
+    loss = clipped_surrogate(log_prob, proximal, advantage * one, one, clip_ratio=0.2)
+    assert loss.item() == pytest.approx(-objective)
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert gradient.item() == pytest.approx(-ratio * advantage if has_gradient else 0.0)
