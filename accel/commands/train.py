@@ -94,7 +94,10 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
 
 
 def _none(flag: str, word: str) -> str:
-    """Options that may be off take ``none`` in any case."""
+    """Options that may be off take ``none`` in any case, as ``--flag none`` and as ``--flag=none``."""
+    own, equals, value = word.partition("=")
+    if equals and own.startswith("--"):
+        return f"{own}={_none(own, value)}"
     name = flag.removeprefix("--").replace("-", "_")
     return "None" if word.lower() == "none" and name in _OPTIONAL else word
 
