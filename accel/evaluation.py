@@ -156,7 +156,7 @@ def compress_run(run: TrainedRun, scheme: str, seed: int = 0) -> CompressedPolic
     """
     if scheme == FULL_PRECISION:
         return run.compress(scheme)
-    return run.compress(scheme, collect_inputs(run, run.config.calibration_size, seed))
+    return run.compress(scheme, collect_inputs(run, run.calibration_rows(scheme), seed))
 
 
 def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:

@@ -18,14 +18,19 @@ from accel.envs.base import Seed
 from accel.errors import CheckpointError, EnvError
 from accel.networks import PolicyNetwork, build_network_from_config
 from accel.networks.policy import ActingModule
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.rundir import RunDirectory
 from accel.spaces import EnvSpec
 from accel.summary import Summary
 from compressors.artifact import CompressedPolicy, Json
+from compressors.base import Plan
 from compressors.scheme import make_compressor
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 _PREFIX = "network."
+_DISTILL = "distill"
+# enough for a small student to follow a small policy; seconds
+_LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
 
 
 @dataclass(frozen=True)
@@ -88,20 +93,37 @@ class TrainedRun:
         Args:
             scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
             calibration: real inputs by name, [N, *shape], as ``accel.evaluation.collect_inputs`` gives them; schemes
-                with activation ranges need them, others may choose better with them.
+                with activation ranges need them, students learn from them, others may choose better with them.
             cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
         Raises:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
         """
-        compressor = make_compressor(scheme, cpu=cpu)
+        student = StudentFactory(self.config, self.network)
+        divergence = PolicyDivergence(self.spec.action)
+        compressor = make_compressor(scheme, cpu=cpu, student_factory=student, divergence=divergence)
+        teaches = _DISTILL in scheme and calibration is not None
         plan = compressor.bind(
             self.policy,
             self.example_inputs,
-            calibration,
+            None if teaches else calibration,  # ranges are those of the student that was taught
             output_names=self.policy.output_names,
             metadata=self.metadata,
         )
+        if teaches and calibration is not None:
+            self._teach(plan, calibration)
+            plan.calibrate(calibration)
         return plan.refresh(self.policy, version=self.version)
+
+    def calibration_rows(self, scheme: str) -> int:
+        """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
+        return max(self.config.calibration_size, _LESSON_ROWS) if _DISTILL in scheme else self.config.calibration_size
+
+    def _teach(self, plan: Plan, inputs: Inputs) -> None:
+        rng = np.random.default_rng(self.config.seed)
+        rows = len(next(iter(inputs.values())))
+        for _ in range(_LESSONS):
+            chosen = rng.integers(rows, size=_LESSON_BATCH)
+            plan.train_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
         """The environments that the run was trained on, anew.

@@ -178,7 +178,7 @@ class _Export:
         self._run, self._target, self._directory = run, target, directory
         self._seed, self._greedy = seed, greedy
         rows = _PARITY_ROWS[run.spec.observation_dtype]
-        inputs = collect_inputs(run, rows + run.config.calibration_size, seed)
+        inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed)
         # mismatch is measured on inputs that ranges were not chosen by
         self._real = {name: array[:rows] for name, array in inputs.items()}
         calibration = {name: array[rows:] for name, array in inputs.items()}

@@ -55,6 +55,8 @@ def make_contract(
     model = onnx.load_from_string(artifact.model)
     counts = operators(model)
     in_ort = target.runs_onnx and target.name != "onnx"
+    environment = run.make_env(1, 0)
+    environment.close()
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -63,9 +65,9 @@ def make_contract(
         "inputs": [_tensor(spec) for spec in artifact.inputs],
         "outputs": [_tensor(spec) for spec in artifact.outputs],
         "observation": _observation(run),
-        "action": action_json(run),
+        "action": action_json(run.spec.action, environment.action_space),
         "recurrent_state": _states(artifact),
-        "environment": environment_json(run),
+        "environment": environment_json(run, is_atari=environment.implementation == "atari"),
         "model": {
             "path": written.files[0] if in_ort else "model.onnx",
             "graph_optimisation": artifact.optimisation,
@@ -111,12 +113,8 @@ def make_contract(
     }
 
 
-def action_json(run: TrainedRun) -> Json:
+def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
     """The action space and what turns distribution parameters into an action of the environment."""
-    action = run.spec.action
-    environment = run.make_env(1, 0)
-    space = environment.action_space
-    environment.close()
     start: object = 0
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = np.asarray(space.start).tolist()
@@ -129,11 +127,9 @@ def action_json(run: TrainedRun) -> Json:
     }
 
 
-def environment_json(run: TrainedRun) -> Json:
-    """How gymnasium makes the environment that the run was trained on."""
-    config, environment = run.config, run.make_env(1, 0)
-    is_atari = environment.implementation == "atari"
-    environment.close()
+def environment_json(run: TrainedRun, *, is_atari: bool) -> Json:
+    """How gymnasium makes the environment that the run was trained on; Atari's is ALE's vector implementation."""
+    config = run.config
     kwargs: Json = dict(config.env_kwargs)
     if is_atari:
         from accel.envs.atari import DEFAULTS

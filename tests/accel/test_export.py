@@ -20,12 +20,13 @@ from gymnasium.wrappers import TransformObservation
 from accel.cli import main
 from accel.errors import CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.bundle import Bundle, export
+from accel.exporting.bundle import Bundle, Gate, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
+from accel.exporting.measuring import Agreement, Returns
 from accel.loading import load_run
-from accel.playing import collect_inputs
+from accel.playing import Episodes, collect_inputs
 from accel.verification import verify
 from compressors.errors import SchemeError
 from compressors.runtime import PolicySession
@@ -199,6 +200,25 @@ def test_the_gate_on_mismatch_refuses_and_leaves_nothing(cartpole: Path, tmp_pat
         export(cartpole, tmp_path / "bundle", scheme="int8", episodes=0, max_mismatch=1e-5)
     assert left_in(tmp_path) == []
     assert export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0, max_mismatch=1e-5).path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("full", "compressed", "loss"),
+    [(500.0, 400.0, 0.2), (-10.0, -15.0, 0.5), (-10.0, -5.0, -0.5), (0.0, -1.0, 1e12), (100.0, 100.0, 0.0)],
+)
+def test_the_gate_on_returns_counts_shares_of_the_magnitude(full: float, compressed: float, loss: float) -> None:
+    def played(mean: float) -> Episodes:
+        return Episodes(np.array([mean - 1, mean + 1]), np.ones(2, np.int64), 1.0, 2)
+
+    returns = Returns(played(compressed), played(full), seed=0, greedy=True, engine="onnx")
+    mismatch = Agreement("torch -> onnx", "real", 1, 8, relative=0.5, greatest=1.0, kl=0.1, greedy_agreement=0.5)
+    assert returns.loss == pytest.approx(loss)
+    Gate(max_return_loss=loss + 1e-6).check(mismatch, returns)
+    with pytest.raises(ExportError, match="of the return"):
+        Gate(max_return_loss=loss - 0.01).check(mismatch, returns)
+    with pytest.raises(ExportError, match="differs from the trained policy"):
+        Gate(max_mismatch=0.4).check(mismatch, returns)
+    assert ("lower" in returns.verdict) == (loss > 0) and ("higher" in returns.verdict) == (loss < 0)
 
 
 def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path, tmp_path: Path) -> None:

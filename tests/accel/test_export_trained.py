@@ -1,0 +1,51 @@
+"""From training to a bundle: a policy that has really learnt, its returns, and the gate on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig, load_preset
+from accel.errors import ExportError
+from accel.exporting import run_policy
+from accel.launch import train
+
+SOLVED = 400.0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CartPole-v1 after a few seconds in one process."""
+    changes = {"actors": 0, "seed": 1, "total_env_steps": 400_000, "name": "cartpole"}
+    values = {**load_preset("quickstart"), **changes, "results_dir": tmp_path_factory.mktemp("runs")}
+    return Path(train(TrainConfig.create(**values)).path)
+
+
+@pytest.mark.learning
+def test_a_trained_policy_keeps_its_return_in_int8(trained: Path) -> None:
+    result = accel.evaluate(trained, scheme="int8", episodes=16, baseline=True)
+    assert result.mean is not None and result.mean.estimate > SOLVED
+    assert result.difference is not None and result.difference.high > -50
+    final = accel.evaluate(trained, artifact=trained / "policy" / "final.accel", episodes=16)
+    assert final.scheme == "int8" and final.mean is not None and final.mean.estimate > SOLVED
+
+
+@pytest.mark.learning
+def test_the_gate_on_returns_lets_good_policies_pass_and_refuses_others(trained: Path, tmp_path: Path) -> None:
+    bundle = accel.export(trained, tmp_path / "int8", scheme="int8", episodes=16, max_return_loss=0.1)
+    returns = bundle.report["returns"]
+    assert returns["fp32"]["mean"] > SOLVED and returns["loss"] <= 0.1
+    played = run_policy.play(run_policy.Policy(bundle.path), episodes=3, seed=0)
+    assert min(played) > 100
+    with pytest.raises(ExportError, match=r"not exported: it loses .*% of the return .*, over -50.00%"):
+        accel.export(trained, tmp_path / "no-better", scheme="int8", episodes=16, max_return_loss=-0.5)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["int8"]
+
+
+@pytest.mark.learning
+def test_a_small_student_learns_the_policy_after_training(trained: Path) -> None:
+    result = accel.evaluate(trained, scheme="distill(16x1)+int8", episodes=16)
+    assert result.policy_bytes < 3000
+    assert result.mean is not None and result.mean.estimate > SOLVED
