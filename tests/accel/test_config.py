@@ -1,0 +1,153 @@
+"""The configuration: every option validated, explained and carried through TOML and JSON unchanged."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.config import TrainConfig, load_preset, load_toml, preset_names
+from accel.errors import ConfigError
+from accel.job import Job, check_config, error_of_kind, process_started_at
+from accel.toml import to_toml
+
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "env_arg": st.lists(st.sampled_from(["a=1", "b=true", "c=x y", "d='1'", "e=0.5", "f="]), max_size=3),
+        "clip_rho": st.one_of(st.none(), st.floats(1, 10)),
+        "clip_pg_rho": st.one_of(st.none(), st.floats(1e-6, 10)),
+        "discount": st.floats(0, 1),
+        "reward_clip": st.one_of(st.none(), st.floats(1e-9, 1e9)),
+        "max_gradient_norm": st.one_of(st.none(), st.floats(1e-9, 1e9)),
+        "separate_value_torso": st.one_of(st.none(), st.booleans()),
+        "hosts": st.one_of(st.none(), st.just("a:1,b:16")),
+        "stop_at_return": st.one_of(st.none(), st.floats(-1e9, 1e9)),
+        "seed": st.integers(0, 2**62),
+        "name": st.one_of(st.none(), st.sampled_from(["run", "a b", 'quo"te', "ünï", "tab\tin"])),
+    },
+)
+
+
+@given(CHANGES)
+def test_toml_and_json_restore_an_equal_config(changes: dict[str, object]) -> None:
+    config = TrainConfig.create(**changes)
+    assert TrainConfig.create(**tomllib.loads(to_toml(config.to_toml_values(), {}))) == config
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    job = Job(config, Path("results/x"), 12.5, 80, ("accel", "train", "--name", "ü"))
+    assert Job.from_text(job.to_text()) == job
+
+
+def test_every_option_has_a_description_and_a_default() -> None:
+    for name, field in TrainConfig.model_fields.items():
+        assert field.description and len(field.description) > 3, name
+        assert not field.is_required(), name
+    with pytest.raises(Exception, match="frozen"):
+        TrainConfig().seed = 3
+
+
+def test_presets_are_valid() -> None:
+    assert {"quickstart"} <= set(preset_names())
+    for name in preset_names():
+        check_config(TrainConfig.create(**load_preset(name)))
+    with pytest.raises(ConfigError, match=r"unknown preset 'quikstart' \(did you mean 'quickstart'\?\).*halfcheetah"):
+        load_preset("quikstart")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"discount": 1.5}, "'discount' = 1.5"),
+        ({"learning_rate": 0}, "'learning_rate' = 0"),
+        ({"learning_rate": float("inf")}, "finite"),
+        ({"reward_scale": float("nan")}, "finite"),
+        ({"actors": -1}, "'actors' = -1"),
+        ({"envs_per_actor": 0}, "'envs_per_actor' = 0"),
+        ({"corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
+        ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
+        ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
+        ({"passes": 2}, "passes > 1.*clipped-surrogate"),
+        ({"minibatches": 2}, "minibatches > 1.*clipped-surrogate"),
+        ({"corrector": "retrace", "objective": "clipped-surrogate"}, "retrace"),
+        ({"actor_runtime": "torch", "compressor": "int8"}, "compressor = 'fp32'"),
+        ({"quantisation_aware": True, "compressor": "prune(0.5)+int8"}, "'int8' alone"),
+        ({"hosts": "a", "hostfile": "b"}, "not both"),
+        ({"actors": 0, "hosts": "a"}, "one process"),
+        ({"env_arg": ("novalue",)}, "'novalue' must have the form name=value"),
+        ({"name": "a/b"}, "plain directory name"),
+        ({"learning_rat": 1e-3}, r"unknown option 'learning_rat' \(did you mean 'learning_rate'\?\)"),
+        ({"env": ""}, "env"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_reason(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        TrainConfig.create(**changes)
+    assert caught.value.exit_code == 2
+    assert "validation error" not in str(caught.value) and "pydantic" not in str(caught.value)
+
+
+def test_each_wrong_option_has_a_line_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.create(discount=2, seed=-1, colour="red")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_arguments_of_the_environment_are_read_as_python_values() -> None:
+    config = TrainConfig.create(env_arg=("a=1", "b=-0.5", "c=TRUE", "d=text", "e='7'", "f=[1]", "g="))
+    assert config.env_kwargs == {"a": 1, "b": -0.5, "c": True, "d": "text", "e": "7", "f": "[1]", "g": ""}
+
+
+def test_none_stands_for_off_in_toml() -> None:
+    config = TrainConfig.create(clip_rho="none", clip_c="None", max_gradient_norm="none")
+    assert config.clip_rho is None and config.clip_c is None and config.max_gradient_norm is None
+
+
+def test_a_batch_takes_one_unroll_of_each_actor_unless_told() -> None:
+    assert [TrainConfig.create(actors=n).batch_unrolls for n in (0, 1, 5)] == [1, 1, 5]
+    assert TrainConfig.create(actors=5, batch_unrolls=2).batch_unrolls == 2
+    assert TrainConfig.create(actors=2, unroll_length=3, envs_per_actor=4).batch_env_steps == 24
+
+
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    with pytest.raises(ConfigError, match=r"cannot read configuration .*run\.toml: No such file"):
+        load_toml(path)
+    path.write_text("seed = = 3")
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML.*line 1"):
+        load_toml(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_toml(path)
+
+
+def test_texts_are_made_canonical_and_a_name_is_given() -> None:
+    config = check_config(TrainConfig.create(compressor=" prune(0.5) + int8", env="CartPole-v1", seed=7))
+    assert config.compressor == "prune(0.5)+int8"
+    assert config.name and config.name.startswith("CartPole-v1-") and config.name.endswith("-s7")
+    assert check_config(config) == config
+    with pytest.raises(ConfigError, match="choose from fp32"):
+        check_config(TrainConfig.create(compressor="wat"))
+    with pytest.raises(ConfigError, match="mlp"):
+        check_config(TrainConfig.create(network="wat:3"))
+
+
+def test_a_jobs_path_is_the_resumed_run_or_the_new_one(tmp_path: Path) -> None:
+    config = TrainConfig.create(results_dir=tmp_path, name="a")
+    assert Job(config).path == tmp_path / "a"
+    assert Job(config, tmp_path / "b").path == tmp_path / "b"
+    assert Job(config).name == "a"
+
+
+def test_an_actors_error_is_raised_by_its_name() -> None:
+    assert type(error_of_kind("EnvError", "x")).__name__ == "EnvError"
+    for foreign in ("OSError", "annotations", "None", "AccelErrorX"):
+        assert type(error_of_kind(foreign, "x")).__name__ == "AccelError"
+
+
+def test_a_process_knows_when_it_started() -> None:
+    assert 0 < time.time() - process_started_at() < 3600

@@ -1,0 +1,59 @@
+"""Which cores a rank gets, and how many torch may use beside the actors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.pinning import cores_for, free_cores, local_size
+from accel.transport.launcher import LaunchInfo
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def info(rank: int, local_rank: int) -> LaunchInfo:
+    return LaunchInfo(rank, 8, local_rank, "openmpi")
+
+
+def test_the_learner_takes_what_single_cores_of_its_actors_leave() -> None:
+    assert cores_for(info(0, 0), 3, range(8)) == (0, 1, 2, 3, 4, 5)
+    taken = [cores_for(info(rank, rank), 8, range(8)) for rank in range(8)]
+    assert sorted(taken) == [(core,) for core in range(8)]
+
+
+def test_a_host_of_actors_alone_gives_each_its_core() -> None:
+    taken = [cores_for(info(4 + local, local), 4, range(4)) for local in range(4)]
+    assert sorted(taken) == [(core,) for core in range(4)]
+
+
+@pytest.mark.parametrize("size", [None, 0, 5])
+def test_nobody_is_pinned_where_cores_do_not_suffice_or_ranks_are_unknown(size: int | None) -> None:
+    assert cores_for(info(1, 1), size, range(4)) == (0, 1, 2, 3)
+
+
+def test_torch_gets_the_cores_that_actors_leave_and_one_at_least() -> None:
+    assert [len(free_cores(range(4), size)) for size in (None, 1, 2, 4, 5, 50)] == [4, 4, 3, 1, 1, 1]
+
+
+def test_launchers_tell_how_many_ranks_share_a_host() -> None:
+    assert local_size({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}) == 3
+    assert local_size({"MPI_LOCALNRANKS": "2"}) == 2
+    assert local_size({"OMPI_COMM_WORLD_LOCAL_SIZE": "many"}) is None
+    assert local_size({}) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, where processes can be pinned")
+def test_a_process_that_was_bound_is_left_alone_and_a_free_one_pinned() -> None:
+    program = (
+        "import os; from accel.pinning import pin_rank; from accel.transport.launcher import LaunchInfo\n"
+        "os.environ['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'\n"
+        "chosen = pin_rank(LaunchInfo(1, 2, 1, 'openmpi'))\n"
+        "assert set(chosen) == os.sched_getaffinity(0), chosen\n"
+        "assert len(chosen) == 1 or os.cpu_count() < 2, chosen\n"
+        "assert pin_rank(LaunchInfo(0, 2, 0, 'openmpi')) == chosen or os.cpu_count() == 1"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,94 @@
+"""What a run says at its end: figures survive the file, the text tells gains and losses, damage is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from accel.comparison import compare_with_fp32
+from accel.config import TrainConfig
+from accel.distributions import make_distribution
+from accel.errors import CheckpointError
+from accel.networks import build_network
+from accel.publisher import Publisher
+from accel.spaces import ActionSpec, EnvSpec
+from accel.summary import SchemeComparison, Summary
+
+COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
+SUMMARY = Summary(
+    path="results/x", reason="total_env_steps = 10 reached", env="CartPole-v1", scheme="int8",
+    actor_runtime="onnxruntime", corrector="vtrace", actors=2, device="cpu", seed=0, env_steps=123456, updates=77,
+    episodes=5, return_mean=12.25, training_s=2.0, wall_s=5.5, env_steps_per_s=61728.0,
+    lag={"lag_min": 0, "lag_mean": 1.5, "lag_max": 4}, dropped_unrolls=3, dead_actors=1,
+    learner_s={"forward": 1.0, "wait": 3.0, "batch": 0.0}, actor_s={"env": 1.0}, comparison=COMPARISON,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("summary", [SUMMARY, replace(SUMMARY, comparison=None, return_mean=None)])
+def test_a_summary_survives_its_file(summary: Summary, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(summary.to_json()))
+    assert Summary.read(tmp_path) == summary
+
+
+def test_the_text_has_every_figure() -> None:
+    text = SUMMARY.text()
+    for figure in (
+        "mean return 12.2", "123,456 environment steps", "77 updates", "61,728 environment steps/s",
+        "2.0 s of training", "5.5 s since", "0 / 1.5 / 4", "3 unrolls dropped", "1 actors died",
+        "wait 75%, forward 25%", "results/x",
+    ):  # fmt: skip
+        assert figure in text, figure
+    assert "batch" not in text
+
+
+def test_a_run_without_an_episode_or_an_unroll_says_so() -> None:
+    empty = dict.fromkeys(("lag_min", "lag_mean", "lag_max"))
+    text = replace(SUMMARY, return_mean=None, lag=empty, learner_s={}, actor_s={}).text()
+    assert "no finished episode" in text and "- / - / -" in text
+
+
+@pytest.mark.parametrize(
+    ("policy_us", "verdict"),
+    [(10.0, "2.00x as fast as fp32 here and saves 20%"), (20.5, "gains nothing"), (40.0, "loses here (0.50x")],
+)
+def test_gains_and_losses_are_told_alike(policy_us: float, verdict: str) -> None:
+    text = replace(COMPARISON, policy_us=policy_us).text()
+    assert verdict in text
+    assert ("--compressor fp32" in text) == (policy_us > 30)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"path": "x"}'])
+def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(CheckpointError, match="no readable summary"):
+        Summary.read(tmp_path)
+
+
+@pytest.mark.parametrize("action", [ActionSpec("categorical", (3,)), ActionSpec("gaussian", (2,), (-1, -1), (1, 1))])
+def test_a_scheme_is_compared_on_the_inputs_it_is_given(action: ActionSpec) -> None:
+    torch.manual_seed(0)
+    spec = EnvSpec((5,), "float32", action)
+    network = build_network("mlp:16x1", spec)
+    with torch.no_grad():
+        for parameter in network.policy_head.parameters():
+            parameter.mul_(50.0)
+    publisher = Publisher(TrainConfig.create(compressor="fp32", network="mlp:16x1"), network)
+    fp32 = publisher.full_precision(3)
+    inputs = {"observations": np.random.default_rng(0).normal(size=(21, 5)).astype(np.float32)}
+    same = compare_with_fp32(fp32, fp32, inputs, action, batch=8, env_us=12.0)
+    assert same.kl == pytest.approx(0, abs=1e-6) and same.agreement == (1.0 if action.kind == "categorical" else None)
+    assert 0.2 < same.fp32_us / same.policy_us < 5 and same.bytes == same.fp32_bytes == len(fp32.to_bytes())
+    other = build_network("mlp:16x1", spec)
+    changed = Publisher(TrainConfig.create(compressor="fp32", network="mlp:16x1"), other).full_precision(3)
+    result = compare_with_fp32(changed, fp32, inputs, action, batch=8, env_us=12.0)
+    with torch.no_grad():
+        observations = torch.from_numpy(inputs["observations"])
+        full, compressed = (make_distribution(action, n.acting_module()(observations)[0]) for n in (network, other))
+    assert result.kl == pytest.approx(full.kl(compressed).mean().item(), rel=1e-3)
+    assert (result.batch, result.env_us) == (8, 12.0)
