@@ -151,6 +151,7 @@ class Trainer:
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
         self.published_bytes = 0
+        self._published_version = -1
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.training_s = 0.0
@@ -258,6 +259,8 @@ class Trainer:
         if lag > self.config.max_policy_lag:
             counters.dropped_unrolls += 1
             counters.dropped_env_steps += unroll.valid_steps
+            if self._published_version < self.learner.version:
+                self.publish()  # Or every actor's next unroll would be too old again, for ever.
             return False
         return unroll.valid_steps > 0
 
@@ -286,6 +289,7 @@ class Trainer:
         self._timer.mark("compress")
         policies = self.steering.policies(payloads) if payloads else {}
         if policies:
+            self._published_version = self.learner.version
             self.transport.publish(self.learner.version, policies)
             self.published_bytes = len(next(iter(policies.values())))
         self._timer.mark("publish")
