@@ -2,7 +2,7 @@
 
     import accel
 
-    print(accel.doctor().text())
+    print(accel.train(accel.TrainConfig(env="CartPole-v1", total_env_steps=200_000)).text())
 
 Names are resolved on first use: an actor imports this package and never loads torch.
 """
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.evaluation import Evaluation, evaluate
     from accel.exporting.bundle import Bundle, export
+    from accel.launch import train
     from accel.loading import TrainedRun, load_run
     from accel.reporting import compare, report
+    from accel.summary import Summary
     from accel.sweep import sweep_run, sweep_training
     from accel.verification import Verification, verify
     from accel.watching import watch
@@ -34,6 +36,7 @@ _HOMES = {
     "Bundle": "exporting.bundle",
     "Evaluation": "evaluation",
     "Report": "doctor",
+    "Summary": "summary",
     "TrainConfig": "config",
     "TrainedRun": "loading",
     "Verification": "verification",
@@ -50,6 +53,7 @@ _HOMES = {
     "report": "reporting",
     "sweep_run": "sweep",
     "sweep_training": "sweep",
+    "train": "launch",
     "verify": "verification",
     "watch": "watching",
 }
@@ -59,6 +63,7 @@ __all__ = [
     "Bundle",
     "Evaluation",
     "Report",
+    "Summary",
     "TrainConfig",
     "TrainedRun",
     "Verification",
@@ -76,6 +81,7 @@ __all__ = [
     "report",
     "sweep_run",
     "sweep_training",
+    "train",
     "verify",
     "watch",
 ]
