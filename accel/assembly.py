@@ -219,7 +219,7 @@ class Assembly:
         self._progress.update(snapshot)
 
     def _save_batch(self, tensors: dict[str, torch.Tensor]) -> str:
-        content = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        content = save_tensors({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
         return str(self.run.write_diverged(content))
 
     def _finish(self, reason: str, wall_s: float) -> Summary:
