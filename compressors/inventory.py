@@ -14,7 +14,7 @@ from compressors.graph import export_policy
 from compressors.layerwise import weight_layer
 from compressors.lowrank import factor_rank
 from compressors.prune import kept_count
-from compressors.wiring import int_attribute
+from compressors.state import read_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,6 +59,7 @@ def policy_layers(
         GraphError: the module cannot be exported.
     """
     graph = export_policy(module, example_inputs, output_names)
+    shapes = {name: tuple(array.shape) for name, array in read_state(module).items()}
     try:
         units = {group.name: group.size for group in find_groups(module, example_inputs)}
     except UnsupportedLayerError:
@@ -67,13 +68,10 @@ def policy_layers(
     for node in graph.nodes:
         if node.op_type not in ("Gemm", "Conv") or node.input[1] not in graph.parameters:
             continue
-        name, shape = weight_layer(graph, node.input[1]), graph.parameters[node.input[1]].shape
-        if node.op_type == "Conv":
-            outputs, inputs, kind = shape[0], int(np.prod(shape[1:])), "convolution"
-        else:
-            outputs, inputs = shape if int_attribute(node, "transB", 0) else shape[::-1]
-            kind = "linear"
-        if name in layers:  # an LSTM cell's two products, which schemes take side by side
-            inputs += layers[name].inputs
-        layers[name] = PolicyLayer(name, kind, outputs, inputs, units.get(name, 0))
+        name = weight_layer(graph, node.input[1])
+        # its own matrices, not the graph's, into which heads and constants may be merged
+        matrices = [shape for own, shape in shapes.items() if own.rpartition(".")[0] == name and len(shape) > 1]
+        inputs = sum(int(np.prod(shape[1:])) for shape in matrices)
+        kind = "convolution" if node.op_type == "Conv" else "linear"
+        layers[name] = PolicyLayer(name, kind, matrices[0][0], inputs, units.get(name, 0))
     return tuple(layers.values())

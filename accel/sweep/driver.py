@@ -151,6 +151,8 @@ def _conclude(
     rows = rows_of(experiment, study)
     objectives, constraints = options.objectives, options.constraints
     contenders = experiment.measure_again(front(rows, objectives, constraints, _SLACK))
+    again = {row.number: row for row in contenders}
+    rows = [again.get(row.number, row) for row in rows]
     found = front(contenders, objectives, constraints)
     findings = Findings(
         kind=experiment.kind,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from accel.sweep.front import Row
 from accel.sweep.quantities import Quantity, Values
@@ -17,25 +20,76 @@ _DPI = 140
 _GREY, _BLUE, _ORANGE, _GREEN = "#b8bcc4", "#1f5fa8", "#d9730d", "#2a8f57"
 _COLOURS = (_BLUE, _ORANGE, _GREEN, "#8a4fb0", "#7a7f87")
 _MAXIMAL_PARAMETERS = 20
-_LOGARITHMIC_RATIO = 30.0
+# Costs that differ by more than this are drawn on a logarithmic axis.
+_LOGARITHMIC_RATIO = 10.0
 
 
-def draw_front(
-    rows: Sequence[Row], front: Sequence[Row], objectives: Sequence[Quantity], references: Values, title: str
-) -> bytes:
-    """Every pair of objectives, one panel each; with a single objective its history over trials. PNG bytes."""
-    pairs = list(combinations(objectives, 2))
-    figure = Figure(figsize=(5.2 * max(len(pairs), 1), 4.6), dpi=_DPI, layout="constrained")
-    panels = figure.subplots(1, max(len(pairs), 1), squeeze=False)[0]
-    if pairs:
-        for panel, (second, first) in zip(panels, pairs, strict=True):
-            _pair(panel, rows, front, first, second, references)
-    else:
-        _history(panels[0], rows, front, objectives[0], references)
-    figure.suptitle(title, fontsize=10)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return _png(figure)
+@dataclass(frozen=True)
+class FrontFigure:
+    """What a front is drawn from.
+
+    Attributes:
+        rows: all measured trials. front: the best trade-offs among them.
+        objectives: one panel for each pair of them.
+        references: what fp32 has. bounds: of constraints, by quantity.
+        title: above everything.
+    """
+
+    rows: Sequence[Row]
+    front: Sequence[Row]
+    objectives: Sequence[Quantity]
+    references: Values
+    bounds: Values
+    title: str
+
+    def draw(self) -> bytes:
+        """PNG bytes; with a single objective its history over trials."""
+        pairs = list(combinations(self.objectives, 2))
+        figure = Figure(figsize=(5.2 * max(len(pairs), 1), 4.6), dpi=_DPI, layout="constrained")
+        panels = figure.subplots(1, max(len(pairs), 1), squeeze=False)[0]
+        if pairs:
+            for panel, (second, first) in zip(panels, pairs, strict=True):
+                self._pair(panel, first, second)
+        else:
+            self._history(panels[0], self.objectives[0])
+        figure.suptitle(self.title, fontsize=10)
+        handles, labels = panels[0].get_legend_handles_labels()
+        found = dict(zip(labels, handles, strict=True))
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+        return _png(figure)
+
+    def _pair(self, panel: Axes, x: Quantity, y: Quantity) -> None:
+        panel.scatter(*_points(self._others, x, y), s=14, color=_GREY, label="other trials", linewidths=0)
+        panel.scatter(*_points(self.front, x, y), s=34, color=_BLUE, label="best trade-offs", zorder=3)
+        if x.name in self.references and y.name in self.references:
+            place = ([self.references[x.name]], [self.references[y.name]])
+            panel.scatter(*place, s=110, marker="*", color=_ORANGE, label="fp32", zorder=4)
+        for quantity, axis, line in ((x, panel.xaxis, panel.axvline), (y, panel.yaxis, panel.axhline)):
+            values = [row.values[quantity.name] for row in (*self.rows, *self.front)]
+            if quantity.direction == "minimise" and values and 0 < min(values) < max(values) / _LOGARITHMIC_RATIO:
+                _logarithmic(panel, axis)
+            if quantity.name in self.bounds:
+                line(self.bounds[quantity.name], color=_ORANGE, linewidth=1, linestyle="--", label="constraint")
+        panel.set_xlabel(_axis(x), fontsize=9)
+        panel.set_ylabel(_axis(y), fontsize=9)
+        _plain(panel)
+
+    def _history(self, panel: Axes, objective: Quantity) -> None:
+        groups = ((self._others, _GREY, 14, "other trials"), (self.front, _BLUE, 34, "best"))
+        for group, colour, size, label in groups:
+            numbers = [row.number for row in group]
+            values = [row.values[objective.name] for row in group]
+            panel.scatter(numbers, values, s=size, color=colour, label=label, zorder=3)
+        if objective.name in self.references:
+            panel.axhline(self.references[objective.name], color=_ORANGE, linewidth=1, label="fp32")
+        panel.set_xlabel("trial", fontsize=9)
+        panel.set_ylabel(_axis(objective), fontsize=9)
+        _plain(panel)
+
+    @property
+    def _others(self) -> list[Row]:
+        best = {row.number for row in self.front}
+        return [row for row in self.rows if row.number not in best]
 
 
 def draw_importances(shares: Mapping[str, Mapping[str, float]], title: str) -> bytes:
@@ -65,36 +119,12 @@ def draw_importances(shares: Mapping[str, Mapping[str, float]], title: str) -> b
     return _png(figure)
 
 
-def _pair(panel: Axes, rows: Sequence[Row], front: Sequence[Row], x: Quantity, y: Quantity, references: Values) -> None:
-    best = {row.number for row in front}
-    others = [row for row in rows if row.number not in best]
-    panel.scatter(*_points(others, x, y), s=14, color=_GREY, label="other trials", linewidths=0)
-    panel.scatter(*_points(front, x, y), s=34, color=_BLUE, label="best trade-offs", zorder=3)
-    if x.name in references and y.name in references:
-        panel.scatter(
-            [references[x.name]], [references[y.name]], s=110, marker="*", color=_ORANGE, label="fp32", zorder=4
-        )
-    for values, set_scale in zip(_points([*rows, *front], x, y), (panel.set_xscale, panel.set_yscale), strict=True):
-        if values and min(values) > 0 and max(values) / min(values) > _LOGARITHMIC_RATIO:
-            set_scale("log")
-    panel.set_xlabel(_axis(x), fontsize=9)
-    panel.set_ylabel(_axis(y), fontsize=9)
-    _plain(panel)
-
-
-def _history(panel: Axes, rows: Sequence[Row], front: Sequence[Row], objective: Quantity, references: Values) -> None:
-    best = {row.number for row in front}
-    others = [row for row in rows if row.number not in best]
-    for group, colour, size, label in ((others, _GREY, 14, "other trials"), (front, _BLUE, 34, "best")):
-        numbers = [row.number for row in group]
-        panel.scatter(
-            numbers, [row.values[objective.name] for row in group], s=size, color=colour, label=label, zorder=3
-        )
-    if objective.name in references:
-        panel.axhline(references[objective.name], color=_ORANGE, linewidth=1, label="fp32")
-    panel.set_xlabel("trial", fontsize=9)
-    panel.set_ylabel(_axis(objective), fontsize=9)
-    _plain(panel)
+def _logarithmic(panel: Axes, axis: Axis) -> None:
+    set_scale = panel.set_xscale if axis is panel.xaxis else panel.set_yscale
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _points(rows: Sequence[Row], x: Quantity, y: Quantity) -> tuple[list[float], list[float]]:

@@ -15,13 +15,13 @@ from optuna.trial import FrozenTrial
 from accel.atomic import write_atomically
 from accel.machine import describe_machine
 from accel.spaces import Json
-from accel.sweep.figures import draw_front, draw_importances
+from accel.sweep.figures import FrontFigure, draw_importances
 from accel.sweep.front import Row
 from accel.sweep.importance import importances
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
-from accel.sweep.study import MEASURED, SKIPPED, StudyOptions
+from accel.sweep.study import MEASURED, SKIPPED, StudyOptions, counts
 from accel.toml import to_toml
 from monitor.statistics import Interval, mean_interval
 
@@ -64,9 +64,9 @@ def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Pa
     write_atomically(directory / "pareto.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
     write_atomically(directory / "pareto.md", _markdown(findings, study, document, files).encode())
     objectives, title = findings.options.objectives, f"{findings.title} ({findings.kind})"
-    write_atomically(
-        directory / "pareto.png", draw_front(findings.rows, findings.front, objectives, findings.references, title)
-    )
+    bounds = {c.quantity: c.bound(findings.references) for c in findings.options.constraints}
+    figure = FrontFigure(findings.rows, findings.front, objectives, findings.references, bounds, title)
+    write_atomically(directory / "pareto.png", figure.draw())
     write_atomically(directory / "importance.png", draw_importances(shares, title))
     return files
 
@@ -96,6 +96,8 @@ def _document(
         "title": findings.title,
         "command": list(findings.command),
         "study": {"name": options.name, "storage": public_url(options.url)},
+        "trials_done": counts(study)[0],
+        "trials_wanted": options.trials,
         "sampler": options.sampler,
         "pruner": options.pruner,
         "seed": options.seed,

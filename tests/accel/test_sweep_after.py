@@ -127,7 +127,7 @@ def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Pat
 
 def test_a_killed_worker_s_trial_is_done_by_the_next(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ("--run", run, "--out", out, "--trials", 5, "--rows", 64, "--episodes", 120, "--no-sensitivity")
+    arguments = ("--run", run, "--out", out, "--trials", 4, "--rows", 64, "--episodes", 96, "--no-sensitivity")
     killed = worker(*arguments)
     while not (out / "study.db").exists():
         time.sleep(0.2)
@@ -136,12 +136,12 @@ def test_a_killed_worker_s_trial_is_done_by_the_next(run: Path, tmp_path: Path) 
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    few = CandidateOptions(rows=64, episodes=120, sensitivity=False)
+    few = CandidateOptions(rows=64, episodes=96, sensitivity=False)
     left = trials_of(default_url(out), "out")
     finished = [trial.number for trial in left if trial.state.is_finished()]
-    result = sweep_run(run, SearchOptions(trials=5, out=out), few)
+    result = sweep_run(run, SearchOptions(trials=4, out=out), few)
     trials = trials_of(default_url(out), "out")
-    assert result.trials == 5
+    assert result.trials == 4
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
     lost = [trial for trial in trials if trial.state.name == "FAIL"]
     assert len(lost) == sum(trial.state.name == "RUNNING" for trial in left) == 1
@@ -160,14 +160,14 @@ def _is_playing(out: Path, trial: int) -> bool:
 
 def test_two_workers_share_a_study(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ("--run", run, "--out", out, "--trials", 12, "--rows", 64, "--episodes", 4, "--no-sensitivity")
+    arguments = ("--run", run, "--out", out, "--trials", 8, "--rows", 32, "--episodes", 1, "--no-sensitivity")
     workers = [worker(*arguments) for _ in range(2)]
     errors = [process.communicate(timeout=100)[1] for process in workers]
     assert [process.returncode for process in workers] == [0, 0], errors
     trials = trials_of(default_url(out), "out")
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
     assert len({trial.user_attrs["worker"]["pid"] for trial in trials}) == 2
-    assert len({trial.user_attrs["scheme"] for trial in trials}) >= 10
+    assert len({trial.user_attrs["scheme"] for trial in trials}) >= 7
     assert json.loads((out / "pareto.json").read_text())["front"]
 
 
