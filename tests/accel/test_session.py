@@ -1,0 +1,278 @@
+"""Whole runs in one process: the same twice, stopped and resumed, refused with the reason, diverged without damage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import accel
+from accel.checkpoint import CheckpointState
+from accel.config import TrainConfig, load_toml
+from accel.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    EnvError,
+    MissingExtraError,
+    RunDirectoryError,
+    TransportError,
+)
+from accel.rundir import RunDirectory
+from accel.session import wait_for_crew
+from accel.summary import Summary
+from accel.transport import LocalTransport
+from compressors.artifact import CompressedPolicy
+
+SMALL: Mapping[str, object] = {
+    "actors": 0, "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1,
+    "total_env_steps": 3000, "log_interval_s": 0.02, "calibration_size": 256,
+}  # fmt: skip
+
+
+def configure(path: Path, name: str = "run", **options: object) -> TrainConfig:
+    return TrainConfig.create(**(SMALL | {"results_dir": path, "name": name} | options))
+
+
+def checkpoint(run: Path) -> CheckpointState:
+    return RunDirectory.open(run, read_only=True).load_checkpoint()
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def equal(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and np.array_equal(a, b)
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+SETTINGS = {
+    "int8": {},
+    "fp32, retrace": {"compressor": "fp32", "corrector": "retrace"},
+    "lstm, surrogate, normaliser": {
+        "network": "mlp:16x1+lstm:8", "objective": "clipped-surrogate", "passes": 2, "minibatches": 2,
+        "normalise_observations": True, "normalise_rewards": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object], tmp_path: Path) -> None:
+    seeds_and_intervals = {"a": (3, 0.02, 60.0), "b": (3, 0.5, 0.05), "c": (4, 0.02, 60.0)}
+    found = {}
+    for name, (seed, log_s, checkpoint_s) in seeds_and_intervals.items():
+        config = configure(
+            tmp_path, name, seed=seed, log_interval_s=log_s, checkpoint_interval_s=checkpoint_s, **options
+        )
+        accel.train(config)
+        found[name] = checkpoint(tmp_path / name)
+    for part in ("tensors", "optimizer", "counters"):
+        assert equal(getattr(found["a"], part), getattr(found["b"], part)), part
+    assert not equal(found["a"].tensors, found["c"].tensors)
+    if "compressor" not in options:
+        policies = [(tmp_path / name / "policy/final.accel").read_bytes() for name in "abc"]
+        assert policies[0] == policies[1] != policies[2]
+
+
+def test_a_finished_run_leaves_its_directory_complete(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    summary = accel.train(config)
+    run = tmp_path / "run"
+    assert Summary.read(run) == replace(summary, path=str(run))
+    assert summary.env_steps >= 3000 and "total_env_steps = 3000" in summary.reason and summary.actors == 0
+    assert summary.lag == {"lag_min": 0, "lag_mean": 0.0, "lag_max": 0}
+    assert TrainConfig.create(**load_toml(run / "config.toml")) == config
+    machine = json.loads((run / "machine.json").read_text())
+    assert {"command", "versions"} <= machine.keys() or {"command", "packages"} <= machine.keys(), machine.keys()
+    assert len(list(run.glob("events.out.tfevents.*"))) == 1
+    for name, scheme in (("final", "int8"), ("fp32", "fp32")):
+        policy = CompressedPolicy.from_bytes((run / f"policy/{name}.accel").read_bytes())
+        assert (policy.scheme, policy.version) == (scheme, summary.updates)
+    rows = records(run)
+    steps = [row["env_steps"] for row in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == summary.env_steps
+    for row in rows:
+        assert sum(value for key, value in row.items() if key.startswith("learner_") and key.endswith("_share")) < 1.001
+    assert summary.comparison is not None and summary.comparison.scheme == "int8"
+    assert sum(summary.learner_s.values()) == pytest.approx(summary.training_s, rel=0.05, abs=0.02)
+    assert sum(summary.actor_s.values()) <= summary.learner_s["wait"] * 1.02
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = accel.train(configure(tmp_path))
+    config = configure(tmp_path, total_env_steps=6000, learning_rate=0.125, actors=0)
+    second = accel.train(config, resume=run)
+    assert second.env_steps >= 6000 and second.updates > first.updates and second.episodes > first.episodes
+    steps = [row["env_steps"] for row in records(run)]
+    assert steps == sorted(set(steps)) and first.env_steps in steps
+    later = [row for row in records(run) if row["env_steps"] > first.env_steps]
+    assert later and all(row["learning_rate"] == 0.125 for row in later)
+    assert later[0]["updates"] > first.updates and later[0]["episodes"] >= first.episodes
+    assert TrainConfig.create(**load_toml(run / "config.toml")) == config
+    before = checkpoint(run)
+    third = accel.train(config, resume=run)
+    assert third.env_steps == second.env_steps and third.updates == second.updates
+    assert [row["env_steps"] for row in records(run)] == [*steps[: len(steps)]]
+    after = checkpoint(run)
+    assert equal(before.tensors, after.tensors) and equal(before.optimizer, after.optimizer)
+
+
+def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> None:
+    """As after a kill: the newest checkpoint is older than the newest record."""
+    run = tmp_path / "run"
+    accel.train(configure(tmp_path, checkpoint_interval_s=0.05, keep_checkpoints=50))
+    paths = sorted((run / "checkpoints").iterdir())
+    assert len(paths) > 2
+    for path in paths[len(paths) // 2 :]:
+        path.unlink()
+    left = checkpoint(run).env_steps
+    assert left < records(run)[-1]["env_steps"]
+    accel.train(configure(tmp_path), resume=run)
+    steps = [row["env_steps"] for row in records(run)]
+    assert steps == sorted(set(steps)) and steps[-1] >= 3000
+
+
+def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    accel.train(configure(tmp_path))
+    before = {path: path.read_bytes() for path in (run / "config.toml", run / "summary.json", run / "metrics.jsonl")}
+    for options, message in (({"env": "Acrobot-v1"}, "other spaces"), ({"network": "mlp:17x1"}, "another network")):
+        with pytest.raises(CheckpointError, match=message):
+            accel.train(configure(tmp_path, **options), resume=run)
+        assert {path: path.read_bytes() for path in before} == before
+    (newest,) = (run / "checkpoints").iterdir()
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 1
+    newest.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        accel.train(configure(tmp_path), resume=run)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_that_is_there_or_in_use_is_not_touched(tmp_path: Path) -> None:
+    accel.train(configure(tmp_path))
+    with pytest.raises(RunDirectoryError, match=r"exists already.*--resume.*--name"):
+        accel.train(configure(tmp_path))
+    with RunDirectory.open(tmp_path / "run"), pytest.raises(RunDirectoryError, match="in use by another process"):
+        accel.train(configure(tmp_path), resume=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"env": "NoSuchEnv-v0"}, EnvError, "unknown environment 'NoSuchEnv-v0'"),
+        ({"env": "no_such_module:Env-v0"}, EnvError, "no_such_module"),
+        ({"env": "tests.environments.troubled:Nameless-v0"}, EnvError, "Text"),
+        ({"env_arg": ("colour=red",)}, EnvError, "colour"),
+        ({"wrapper": ("gymnasium.wrappers:NoSuchWrapper",)}, EnvError, "NoSuchWrapper"),
+        ({"results_dir": Path("/proc/nowhere")}, RunDirectoryError, "another --results-dir"),
+        ({"corrector": "retrace", "env": "Pendulum-v1"}, ConfigError, "vtrace"),
+        ({"network": "nature-cnn"}, ConfigError, "images"),
+    ],
+)
+def test_what_cannot_be_run_is_one_clear_error_and_leaves_nothing(
+    options: dict[str, object], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        accel.train(configure(tmp_path, **options))
+    assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[box2d\]"):
+        accel.train(configure(tmp_path, env="LunarLander-v3"))
+
+
+TROUBLE = "tests.environments.troubled:"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "tensor", "options"),
+    [
+        ("NanReward", "rewards", {}),
+        ("NanReward", "rewards", {"normalise_rewards": True, "objective": "clipped-surrogate", "passes": 2}),
+        ("NanObservation", "observations", {"compressor": "fp32"}),
+        ("NanObservation", "observations", {"normalise_observations": True}),
+    ],
+)
+def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(
+    wrapper: str, tensor: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    config = configure(
+        tmp_path, wrapper=(TROUBLE + wrapper,), total_env_steps=10**6, checkpoint_interval_s=0.01, **options
+    )
+    with pytest.raises(DivergenceError, match=r"diverged\.safetensors") as caught:
+        accel.train(config)
+    assert caught.value.exit_code == 1
+    run = tmp_path / "run"
+    batch = load_file(run / "diverged.safetensors")
+    assert batch[tensor].isnan().any() and {"valid", "actions", "behaviour_log_prob", "transformed_rewards"} <= set(
+        batch
+    )
+    state = checkpoint(run)
+    assert 0 < state.env_steps < 10**6
+    assert all(value.isfinite().all() for value in state.tensors.values() if value.is_floating_point())
+    assert not (run / "summary.json").exists()
+    for path in (run / "policy").glob("*"):
+        CompressedPolicy.from_bytes(path.read_bytes())
+    again = accel.train(configure(tmp_path, total_env_steps=state.env_steps + 500, **options), resume=run)
+    assert again.env_steps >= state.env_steps + 500
+
+
+def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> None:
+    config = configure(tmp_path, publish_interval_updates=6, max_policy_lag=2, compressor="fp32")
+    summary = accel.train(config)
+    assert summary.env_steps >= 3000
+    counters: Any = checkpoint(tmp_path / "run").counters["trainer"]
+    assert summary.dropped_unrolls == counters["dropped_unrolls"] > 0 < counters["dropped_env_steps"]
+    assert records(tmp_path / "run")[-1]["dropped_unrolls"] == summary.dropped_unrolls
+    assert summary.lag["lag_max"] == 3 and summary.lag["lag_min"] == 0
+    assert summary.env_steps + counters["dropped_env_steps"] <= counters["unrolls"] * 8 * 16
+
+
+def test_unrolls_of_resets_alone_are_no_batch(tmp_path: Path) -> None:
+    options = {"unroll_length": 1, "envs_per_actor": 1, "objective": "clipped-surrogate", "total_env_steps": 60}
+    summary = accel.train(configure(tmp_path, max_seconds=30, **options))
+    assert summary.env_steps == summary.updates == 60 and summary.episodes >= 1
+
+
+def test_limits_end_a_run(tmp_path: Path) -> None:
+    timed = accel.train(configure(tmp_path, "a", max_seconds=0.3, total_env_steps=10**9))
+    assert "max_seconds" in timed.reason and 0.3 <= timed.training_s < 5
+    reached = accel.train(configure(tmp_path, "b", stop_at_return=5.0, stop_window=20, total_env_steps=10**6))
+    assert "reached 5" in reached.reason and reached.return_mean is not None and reached.return_mean >= 5
+    assert 20 <= reached.episodes < 200
+
+
+def test_actors_that_disagree_or_stay_silent_are_named() -> None:
+    transport = LocalTransport(2)
+    answer = {"spec": {}, "layout": "x", "cpu_features": [], "host": "here"}
+    transport.actor(0).hello(answer)
+    with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s"):
+        wait_for_crew(transport.learner, 0.05, lambda: None)
+    transport.actor(0).hello(answer)
+    transport.actor(1).hello(answer | {"layout": "y", "host": "there"})
+    with pytest.raises(TransportError, match="actor 1 on there has another environment or version"):
+        wait_for_crew(transport.learner, 5, lambda: None)
+    transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})
+    with pytest.raises(MissingExtraError, match="actor 1: no such thing"):
+        wait_for_crew(transport.learner, 5, lambda: None)
