@@ -181,7 +181,8 @@ def _loop_is_the_same(registration: Registration) -> bool:
     if entry_point is None or registration.entry_point is None:
         return False
     creator = _created(lambda: load_env_creator(entry_point), {}) if isinstance(entry_point, str) else entry_point
-    metadata: Mapping[str, object] = getattr(creator, "metadata", None) or {}
+    # Its own metadata only: SyncVectorEnv writes its mode into the dictionary that every vector environment inherits.
+    metadata: Mapping[str, object] = vars(creator).get("metadata") or {}
     return metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
 
 
