@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -135,7 +136,7 @@ def export(
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     gate = Gate(max_return_loss, max_mismatch)
-    partial = _begin(out)
+    partial, made = _begin(out)
     try:
         work = _Export(loaded, target, text, partial, seed, greedy, cpu)
         contract, report = work.run(gate, episodes)
@@ -146,20 +147,25 @@ def export(
         raise ExportError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if not out.exists():
+            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+                for parent in made:
+                    parent.rmdir()
     return Bundle(out, contract, report)
 
 
-def _begin(out: Path) -> Path:
-    """An empty directory beside ``out``, which does not exist yet."""
+def _begin(out: Path) -> tuple[Path, list[Path]]:
+    """An empty directory beside ``out``, which does not exist yet, and the parents made for it, innermost first."""
     if out.exists() or out.is_symlink():
         raise ExportError(f"{out} exists already: choose another directory, or remove it")
     partial = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
+    made = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
-    return partial
+    return partial, made
 
 
 class _Export:

@@ -123,11 +123,15 @@ def _interface(contract: Facts) -> str:
         f"{observation['normalisation']['method']}.",
         f"- Actions ({action['kind']}): {action['post_processing']}.",
         "- Opset: " + ", ".join(f"{domain} {version}" for domain, version in contract["model"]["opset"].items()) + ".",
-        "- CPU features assumed: " + (", ".join(contract["model"]["cpu_features"]) or "none") + ".",
+        f"- CPU features assumed: {_features(contract['target'])}; by `run_policy.py`: {_features(contract['model'])}.",
     ]
     for state in contract["recurrent_state"]:
         lines.append(f"- Recurrent state: `{state['input']}` gets `{state['output']}`; {state['rule']}.")
     return "\n".join(lines)
+
+
+def _features(part: Facts) -> str:
+    return ", ".join(part["cpu_features"]) or "none"
 
 
 def _running(target: Facts) -> str:

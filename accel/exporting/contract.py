@@ -88,6 +88,7 @@ def make_contract(
             "format": target.name,
             "files": list(written.files),
             "batch": "any" if target.batch is None else target.batch,
+            "cpu_features": list(artifact.cpu_features) if target.runs_onnx else [],
             **written.facts,
         },
         "vectors": {

@@ -197,7 +197,7 @@ def test_what_a_format_cannot_take_is_named(
 
 def test_the_gate_on_mismatch_refuses_and_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"not exported: it differs from the trained policy by .*, over 1e-05"):
-        export(cartpole, tmp_path / "bundle", scheme="int8", episodes=0, max_mismatch=1e-5)
+        export(cartpole, tmp_path / "new" / "bundle", scheme="int8", episodes=0, max_mismatch=1e-5)
     assert left_in(tmp_path) == []
     assert export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0, max_mismatch=1e-5).path.is_dir()
 
