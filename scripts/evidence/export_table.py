@@ -125,8 +125,8 @@ def write(out: Path, rows: list[Row]) -> None:
         "Sizes and speeds are against the fp32 ONNX model on onnxruntime: bytes of the model (of compiled code and "
         "constants for C), medians of one call with one observation on one thread, measured in turns. Returns are "
         "greedy, on the same seeds as full precision; the difference has its 95 % interval (Student's t, by seed). "
-        "Mismatch is the relative difference of distribution parameters on real inputs, and the share of equal greedy actions. "
-        "A format whose return was not played computes what onnx does to within the bound in its contract.",
+        "Mismatch is the relative difference of distribution parameters on real inputs, and the share of equal greedy "
+        "actions. A format whose return was not played computes what onnx does to within the bound in its contract.",
         "",
         f"Command: `{' '.join(['python', *sys.argv])}`; machine and commit in table.json, raw samples in reports/.",
         "",

@@ -243,7 +243,7 @@ def test_a_read_only_directory_is_refused(cartpole: Path) -> None:
         if user == 0:
             os.seteuid(65534)  # root may write everywhere
         try:
-            with pytest.raises(ExportError, match="cannot write .*: Permission denied"):
+            with pytest.raises(ExportError, match=r"cannot write .*: Permission denied"):
                 export(run, locked / "bundle", scheme="fp32")
         finally:
             os.seteuid(user)
