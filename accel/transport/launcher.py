@@ -90,8 +90,7 @@ def verify_world(info: LaunchInfo, world_size: int, library: str = "the MPI of m
     """
     if info.size is not None and info.is_launched and world_size != info.size:
         raise LaunchError(
-            f"{info.launcher} started {info.size} ranks, but {library} sees {world_size}; "
-            f"{_remedy(info.launcher)}"
+            f"{info.launcher} started {info.size} ranks, but {library} sees {world_size}; {_remedy(info.launcher)}"
         )
 
 
