@@ -58,3 +58,14 @@ def test_the_surrogate_is_clipped_on_the_side_that_pays(
     assert loss.item() == pytest.approx(-objective)
     (gradient,) = torch.autograd.grad(loss, log_prob)
     assert gradient.item() == pytest.approx(-ratio * advantage if has_gradient else 0.0)
+
+
+@pytest.mark.parametrize("advantage", [3.0, -3.0])
+@pytest.mark.parametrize("log_ratio", [100.0, -200.0])
+def test_an_extreme_ratio_leaves_the_gradient_finite(log_ratio: float, advantage: float) -> None:
+    log_prob = torch.tensor([log_ratio, 0.0], requires_grad=True)
+    weights = torch.full((2,), 0.5)
+    loss = clipped_surrogate(log_prob, torch.zeros(2), torch.tensor([advantage, 1.0]), weights, clip_ratio=0.2)
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert torch.isfinite(loss) and torch.isfinite(gradient).all()
+    assert gradient[1].item() == pytest.approx(-0.5)
