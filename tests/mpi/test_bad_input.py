@@ -1,0 +1,82 @@
+"""What cannot be run is one clear message and a status that is not 0, from every rank, and no rank is left hanging."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+TROUBLED = "tests.environments.troubled:"
+AT_ONCE_S = 60.0  # Starting takes seconds on a busy machine; what hangs would take for ever.
+
+
+def refused(job: TrainingRun, *expected: str) -> None:
+    """The job ends soon, says why exactly once, and shows nobody a traceback."""
+    with job:
+        assert job.finish(AT_ONCE_S) != 0
+        for text in expected:
+            assert re.search(text, job.output, re.DOTALL), f"no {text!r} in\n{job.output}"
+        ours = [line for line in job.output.splitlines() if line.startswith("accel:")]
+        reasons = [line for line in ours if "its messages are above" not in line]
+        assert len(reasons) == 1, job.output
+        assert "Traceback" not in job.output, job.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--env", "CartPol-v1"], "unknown environment 'CartPol-v1'.*did you mean CartPole-v1"),
+        (["--env", f"{TROUBLED}Nameless-v0"], "Text"),
+        (["--env", "tests.environments.without_box2d:LunarLander-v3"], r"pip install 'accel-rl\[box2d\]'"),
+        (["--env", "Pendulum-v1", "--corrector", "retrace"], "one discrete action.*vtrace"),
+        (["--results-dir", "/proc/nowhere"], "cannot make /proc/nowhere.*--results-dir"),
+        (["--compressor", "prune(0.5)+wat"], "unknown method 'wat'.*choose from fp32"),
+    ],
+    ids=["environment", "space", "extra", "critic", "directory", "scheme"],
+)
+def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) -> None:
+    refused(TrainingRun(tmp_path, "--actors", "2", *words), expected)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "expected"),
+    [
+        (1, [], r"too few ranks: 1 .*mpirun -n 2"),
+        (2, ["--actors", "3"], r"actors = 3, but the launcher started 1 ranks.*start 4 ranks"),
+        (3, ["--discount", "2"], "'discount' = 2.0.*less than or equal to 1"),
+        (3, ["--passes", "2"], "passes > 1.*clipped-surrogate"),
+        (2, ["--env", "NoSuchEnv-v0"], "unknown environment 'NoSuchEnv-v0'"),
+    ],
+    ids=["one rank", "too few", "option", "contradiction", "environment"],
+)
+def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str, tmp_path: Path) -> None:
+    refused(TrainingRun(tmp_path, *words, ranks=ranks), expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
+    small = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256}
+    config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, name="run", **small)
+    accel.train(config)
+    run = tmp_path / "run"
+    resume = ("--resume", str(run), "--actors", "1")
+    before = {path: path.read_bytes() for path in (run / "config.toml", run / "summary.json")}
+    refused(TrainingRun(tmp_path, *resume, "--env", "Acrobot-v1"), "trained on an environment with other spaces")
+    (newest,) = (run / "checkpoints").iterdir()
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    refused(TrainingRun(tmp_path, *resume), "is damaged")
+    assert {path: path.read_bytes() for path in before} == before

@@ -1,0 +1,214 @@
+"""`accel train` on real MPI ranks: asynchronous, bounded, stoppable, resumable, and honest about what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.checkpoint import CheckpointState
+from accel.config import TrainConfig, load_toml
+from accel.rundir import RunDirectory
+from compressors.artifact import CompressedPolicy
+from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+TROUBLED = "tests.environments.troubled:"
+ENDLESS = ("--total-env-steps", "1000000000")
+ROWS = 8 * 16  # of one unroll
+
+
+def checkpoint(run: Path) -> CheckpointState:
+    return RunDirectory.open(run, read_only=True).load_checkpoint()
+
+
+def resume_here(run: Path, more_env_steps: int = 3000) -> accel.Summary:
+    """Go on with a run in this process; cheaper than a job, and the same code."""
+    config = TrainConfig.create(**load_toml(run / "config.toml"))
+    total = checkpoint(run).env_steps + more_env_steps
+    return accel.train(config.replace(actors=0, total_env_steps=total, name="run"), resume=run)
+
+
+def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
+    """The whole of a run at once, on more ranks than most test machines have cores."""
+    words = ("--actors", "3", "--total-env-steps", "40000", "--batch-unrolls", "1")
+    words = (*words, "--wrapper", f"{TROUBLED}Slow", "--wrapper", f"{TROUBLED}Diary")
+    with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
+        assert job.finish() == 0, job.output
+        summary, records = job.summary(), job.records()
+        # Actors import nothing of the learner's.
+        reports = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("modules-*.json")}
+        assert reports == {f"modules-{rank}": [] for rank in (1, 2, 3)}
+        # Nobody waits for the slowest.
+        taken = steps_taken(tmp_path)
+        assert 0 < 2 * taken[SLOW_RANK] < min(taken[1], taken[3]), taken
+        assert summary.actors == 3 and summary.dead_actors == 0 and summary.env_steps >= 40000
+        # Counted is what was learned from: less than was stepped, for resets and unrolls under way at the end.
+        assert summary.env_steps <= sum(taken.values())
+        lags = [summary.lag[f"lag_{which}"] for which in ("min", "mean", "max")]
+        assert all(lag is not None for lag in lags) and lags == sorted(lags) and lags[2] > 0  # type: ignore[type-var, operator]
+        assert all(r["actors_alive"] == 3 and r["lag_min"] <= r["lag_mean"] <= r["lag_max"] for r in records)
+        steps = [record["env_steps"] for record in records]
+        assert steps == sorted(set(steps)) and steps[-1] == summary.env_steps
+        assert sum(summary.learner_s.values()) == pytest.approx(summary.training_s, rel=0.05, abs=0.05)
+        assert sum(summary.actor_s.values()) < 3 * summary.wall_s
+        # The directory is complete, and the user was told.
+        assert {path.name.partition(".")[0] for path in job.path.iterdir() if not path.name.startswith(".")} >= {
+            "config", "machine", "metrics", "events", "checkpoints", "policy", "summary",
+        }  # fmt: skip
+        assert job.checkpoints()[-1] == summary.env_steps == checkpoint(job.path).env_steps
+        final = CompressedPolicy.from_bytes((job.path / "policy/final.accel").read_bytes())
+        assert final.scheme == summary.scheme == "int8"
+        for text in ("total_env_steps = 40000 reached", "policy lag", "3 actor(s), int8", str(job.path)):
+            assert text in job.output, text
+
+
+def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) -> None:
+    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Diary", "--unrolls-in-flight", "2")
+    environment = {DIARY: str(tmp_path)}
+    with TrainingRun(tmp_path, *words, environment=environment) as job:
+        ranks = job.wait_for_records(3)
+        os.kill(ranks[0], signal.SIGSTOP)
+        before = steps_taken(tmp_path)
+        settled = stall = dict[int, int]()
+        for _ in range(100):
+            settled, stall = stall, steps_taken(tmp_path)
+            if settled == stall:
+                break
+            time.sleep(0.3)
+        assert settled == stall, "actors went on without a learner"
+        # What an actor may have on the way, and one unroll that it had just begun.
+        assert all(0 <= stall[rank] - before[rank] <= (2 + 2) * ROWS for rank in (1, 2)), (before, stall)
+        os.kill(ranks[0], signal.SIGCONT)
+        job.wait_for_records(2)
+        assert all(steps_taken(tmp_path)[rank] > stall[rank] for rank in (1, 2))
+        # One at a time: the run's directory is taken.
+        with TrainingRun(tmp_path, "--actors", "1") as second:
+            assert second.finish() != 0
+            assert "exists already" in second.output and "--resume" in second.output
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish(30) == 0, job.output
+        assert job.leaves_no_rank(list(ranks.values()))
+        first = job.summary()
+        assert "stopped on request" in first.reason and job.checkpoints()[-1] == first.env_steps
+    with TrainingRun(tmp_path, "--resume", str(job.path), "--actors", "1", environment=environment) as again:
+        ranks = again.wait_for_records(2)
+        assert len(ranks) == 2
+        again.process.send_signal(signal.SIGINT)
+        assert again.finish(30) == 0, again.output
+        assert f"going on at {first.env_steps} environment steps" in again.output
+        second_part, steps = again.summary(), [record["env_steps"] for record in again.records()]
+        assert second_part.env_steps > first.env_steps and second_part.updates > first.updates
+        assert second_part.episodes >= first.episodes and second_part.actors == 1
+        assert steps == sorted(set(steps)) and first.env_steps in steps
+
+
+def test_killed_actor_then_killed_learner(tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, "--actors", "2", *ENDLESS, "--checkpoint-interval-s", "0.3") as job:
+        ranks = job.wait_for_records(2)
+        os.kill(ranks[2], signal.SIGKILL)
+        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 1, "noticing the dead actor")
+        job.wait_for_records(2)
+        assert "actor 1 died; 1 of 2 go on" in job.output
+        job.wait_for(lambda: len(job.checkpoints()) == 2, "two checkpoints")
+        os.kill(ranks[0], signal.SIGKILL)
+        assert job.finish(30) != 0
+        assert job.leaves_no_rank(list(ranks.values()))
+        assert "is gone" in job.output and "Traceback" not in job.output
+        assert not (job.path / "summary.json").exists()
+        left = job.checkpoints()[-1]
+    summary = resume_here(job.path)
+    steps = [record["env_steps"] for record in job.records()]
+    assert summary.env_steps >= left + 3000 and steps == sorted(set(steps))
+
+
+def test_without_fault_tolerance_a_dead_actor_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, *ENDLESS, ranks=3, fault_tolerant=False) as job:
+        ranks = job.wait_for_records(2)
+        assert "ends the job when an actor dies" in job.output
+        killed_at = time.monotonic()
+        os.kill(ranks[2], signal.SIGKILL)
+        assert job.finish(10) != 0
+        assert job.leaves_no_rank(list(ranks.values()), 10 - (time.monotonic() - killed_at))
+        assert len(job.checkpoints()) == 1
+    summary = resume_here(job.path)
+    assert summary.env_steps >= job.checkpoints()[0] > 3000 or summary.updates > 1
+
+
+def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -> None:
+    words = ("--actors", "3", "--max-seconds", "2", *ENDLESS, "--peer-timeout-s", "10", "--batch-unrolls", "1")
+    with TrainingRun(tmp_path, *words) as job:
+        ranks = job.wait_for_records(1)
+        os.kill(ranks[1], signal.SIGKILL)
+        os.kill(ranks[2], signal.SIGSTOP)
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+        assert summary.dead_actors == 1 and "max_seconds" in summary.reason
+        assert "1 actors died" in job.output and "actors [1] did not stop within 10 s" in job.output
+        assert job.leaves_no_rank(list(ranks.values()))
+
+
+@pytest.mark.parametrize("victim", ["mpirun", "starter"])
+def test_a_killed_launcher_takes_every_rank_with_it(victim: str, tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, "--actors", "1", *ENDLESS, "--checkpoint-interval-s", "0.2") as job:
+        ranks = job.wait_for_records(2)
+        job.wait_for(job.checkpoints, "a checkpoint")
+        if victim == "starter":
+            job.process.kill()
+        else:
+            (mpirun,) = subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(job.process.pid)], capture_output=True, text=True, check=True
+            ).stdout.split()
+            os.kill(int(mpirun), signal.SIGKILL)
+        assert job.finish(20) != 0
+        assert job.leaves_no_rank(list(ranks.values()), 20)
+        assert job.checkpoints() and checkpoint(job.path).env_steps > 0
+
+
+def test_a_broken_environment_in_one_actor_is_told_and_the_rest_go_on(tmp_path: Path) -> None:
+    words = ("--actors", "2", "--total-env-steps", "30000", "--wrapper", f"{TROUBLED}Crash", "--compressor", "fp32")
+    with TrainingRun(tmp_path, *words) as job:
+        job.finish()
+        summary = job.summary()
+        assert "actor 1: ValueError: the simulator broke" in job.output
+        assert summary.env_steps >= 30000 and job.records()[-1]["actors_alive"] == 1
+
+
+def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> None:
+    """With a learning rate of nothing every version is the same policy: what is left of π/μ is the compression's."""
+    config = TrainConfig.create(
+        actors=0, envs_per_actor=8, unroll_length=16, network="mlp:64x2", compressor="fp32", learner_threads=1,
+        total_env_steps=1000, results_dir=tmp_path, name="run",
+    )  # fmt: skip
+    accel.train(config)
+    with RunDirectory.open(tmp_path / "run") as run:
+        state = run.load_checkpoint()
+        for name, tensor in state.tensors.items():
+            # A policy that tells observations apart, and not linearly: otherwise no scheme is ruinous.
+            tensor.mul_(200.0 if "policy_head" in name else 6.0 if "network.torso" in name else 1.0)
+        run.save_checkpoint(state)
+    found = {}
+    for scheme in ("fp32", "prune(0.9)"):
+        words = ("--resume", str(tmp_path / "run"), "--actors", "1", "--learning-rate", "1e-30", "--compressor", scheme)
+        total = checkpoint(tmp_path / "run").env_steps + 30000
+        words = (*words, "--max-publish-kl", "none", "--total-env-steps", str(total), "--network", "mlp:64x2")
+        words = (*words, "--envs-per-actor", "32", "--unroll-length", "32")
+        with TrainingRun(tmp_path, *words) as job:
+            assert job.finish() == 0, job.output
+            found[scheme] = job.records()[-1]
+            assert found[scheme]["scheme"] == scheme, job.output
+    exact, ruined = found["fp32"], found["prune(0.9)"]
+    assert abs(exact["behaviour_kl"]) < 1e-4 and abs(exact["rho_mean"] - 1) < 1e-3 and exact["rho_clipped"] < 0.005
+    assert ruined["behaviour_kl"] > 0.02 and ruined["rho_clipped"] > 0.01, ruined

@@ -1,0 +1,166 @@
+"""Training as a user starts it: `accel train` or mpirun as a process, its ranks found, watched and signalled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from accel.summary import Summary
+from accel.transport.launcher import mpirun_command
+from tests.contracts.ranks import ROOT, need_mpirun
+
+LIMIT_S = 90.0  # Far beyond what anything takes: only a hang gets there.
+SMALL = (
+    "--envs-per-actor", "8", "--unroll-length", "16", "--network", "mlp:16x1", "--calibration-size", "256",
+    "--log-interval-s", "0.1",
+)  # fmt: skip
+
+
+class TrainingRun:
+    """One job in a results directory; a context manager that leaves no process behind.
+
+    Args:
+        results_dir: where its run directory goes. words: options beside the small defaults, which they override.
+        ranks: start that many under an mpirun of the test's own; None: `accel train` starts mpirun itself.
+        fault_tolerant: of the test's own mpirun.
+        environment: extra variables.
+    """
+
+    def __init__(
+        self,
+        results_dir: Path,
+        *words: str,
+        ranks: int | None = None,
+        fault_tolerant: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        need_mpirun()
+        self.path = results_dir / "run"
+        launcher = [] if ranks is None else mpirun_command(ranks, fault_tolerant=fault_tolerant)
+        # What comes last counts.
+        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *words]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*launcher, sys.executable, "-m", "accel", "train", *options],
+                cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._known: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        known = self._known | set(descendants(self.process.pid))
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        for pid in known:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def output(self) -> str:
+        """Everything printed until now."""
+        return self._log.read_text()
+
+    def ranks(self) -> dict[int, int]:
+        """The pid of each rank."""
+        found = {}
+        for pid in descendants(self.process.pid):
+            rank = rank_of(pid)
+            if rank is not None:
+                found[rank] = pid
+        self._known |= set(found.values())
+        return found
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Waits until something is so; a job that ends before fails the test with what it printed."""
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{what} did not happen; status {self.process.poll()}; it printed\n{self.output}")
+            time.sleep(0.02)
+
+    def wait_for_records(self, count: int = 2) -> dict[int, int]:
+        """Waits until training is under way; returns the ranks' pids."""
+        before = len(self.records())
+        self.wait_for(lambda: len(self.records()) >= before + count, f"{count} more records")
+        return self.ranks()
+
+    def records(self) -> list[dict[str, Any]]:
+        """The metrics recorded until now."""
+        path = self.path / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def finish(self, within_s: float = LIMIT_S) -> int:
+        """The job's status; a job that hangs fails the test with what it printed."""
+        self.ranks()
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the job was still running after {within_s} s; it printed\n{self.output}")
+
+    def summary(self) -> Summary:
+        """The run's summary, from its file."""
+        return Summary.read(self.path)
+
+    def checkpoints(self) -> list[int]:
+        """Environment steps of the checkpoints on disk."""
+        return sorted(int(p.stem.partition("-")[2]) for p in (self.path / "checkpoints").glob("step-*.safetensors"))
+
+    def leaves_no_rank(self, pids: Sequence[int], within_s: float = 10.0) -> bool:
+        """Whether every one of these processes ends."""
+        deadline = time.monotonic() + within_s
+        while any(map(is_running, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not any(map(is_running, pids))
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, grandchildren and so on, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def rank_of(pid: int) -> int | None:
+    """The rank that a process was started as; None for anything else, such as mpirun itself."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return None
+    ranks = [v.partition(b"=")[2] for v in environment if v.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="))]
+    return int(ranks[0]) if ranks and b"python" in program else None
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
