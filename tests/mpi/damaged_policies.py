@@ -1,0 +1,86 @@
+"""Two ranks of which the learner sends policies that are damaged or of another format: python FILE first|later."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from typing import Any
+
+from accel.config import TrainConfig
+from accel.launch import act
+from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
+from accel.transport.remote_learner import RemoteLearner
+
+CONFIG = TrainConfig.create(actors=1, envs_per_actor=4, unroll_length=8, network="mlp:8x1", compressor="fp32")
+
+
+def tell(**finding: object) -> None:
+    sys.stdout.write(json.dumps(finding) + "\n")
+    sys.stdout.flush()
+
+
+def wait_for_message(transport: RemoteLearner, received: list[int], layout: Any) -> dict[str, object]:
+    """The next message of the actor, taking its unrolls meanwhile."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for _, message in transport.messages():
+            return message
+        take(transport, received, layout, 0.01)
+    return {}
+
+
+def take(transport: RemoteLearner, received: list[int], layout: Any, timeout_s: float = 10.0) -> None:
+    arrival = transport.receive(timeout_s)
+    if arrival is not None:
+        received.append(layout.view(arrival.buffer).oldest_version)
+        transport.release(arrival)
+
+
+def main(case: str) -> int:
+    info = detect_launch()
+    if info.rank != 0:
+        return act(info)
+    from accel.launch import FORMATS
+    from accel.networks import build_network_from_config
+    from accel.publisher import Publisher
+    from accel.session import wait_for_crew, welcome
+    from accel.trajectory import UnrollLayout
+    from compressors.artifact import FORMAT_VERSION, MAGIC
+
+    transport = connect(
+        join_world(info), Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS
+    )
+    assert isinstance(transport, RemoteLearner)
+    transport.welcome(welcome(CONFIG, 0))
+    crew = wait_for_crew(transport, 60, lambda: None)
+    layout = UnrollLayout(crew.spec, 8, 4, ())
+    transport.configure(layout.nbytes)
+    good = Publisher(CONFIG, build_network_from_config(CONFIG.to_json(), crew.spec)).payloads()["fp32"]
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 4
+    foreign = bytearray(good)
+    (version,) = struct.unpack_from("<H", good, len(MAGIC))
+    assert version == FORMAT_VERSION
+    struct.pack_into("<H", foreign, len(MAGIC), version + 1)
+    received: list[int] = []
+    if case == "first":
+        transport.publish(0, {"fp32": bytes(foreign)})
+        tell(**wait_for_message(transport, received, layout))
+    else:
+        transport.publish(0, {"fp32": good})
+        for number, payload in ((1, bytes(flipped)), (2, bytes(foreign))):
+            transport.publish(number, {"fp32": payload})
+            tell(**wait_for_message(transport, received, layout))
+        transport.publish(3, {"fp32": good})
+        while received[-1:] != [3]:
+            take(transport, received, layout)
+        tell(versions=sorted(set(received)))
+    tell(deaf=sorted(transport.stop(20.0)), dead=sorted(transport.dead()))
+    transport.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

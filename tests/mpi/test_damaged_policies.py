@@ -1,0 +1,34 @@
+"""An actor process that is sent a policy it must not trust says so; with an older one it acts on, without it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contracts.ranks import Job
+
+pytestmark = pytest.mark.mpi
+
+
+def play(case: str) -> tuple[list[dict[str, Any]], int]:
+    with Job(2, ["-m", "tests.mpi.damaged_policies", case], limit_s=90) as job:
+        outcome = job.outcome()
+    assert "Traceback" not in outcome.errors, outcome.errors
+    return [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")], outcome.code
+
+
+def test_an_actor_goes_on_with_the_policy_that_it_has() -> None:
+    (flipped, foreign, acted, ending), code = play("later")
+    assert "keeps policy 0: version 1 does not load" in flipped["warning"]
+    assert "checksum" in flipped["warning"] or "damaged" in flipped["warning"]
+    assert "version 2 does not load" in foreign["warning"] and "format version 2 is not 1" in foreign["warning"]
+    assert acted["versions"] == [0, 3], "an unfit policy acted"
+    assert ending == {"deaf": [], "dead": []} and code == 0
+
+
+def test_an_actor_without_a_policy_ends_and_says_why() -> None:
+    (told, ending), code = play("first")
+    assert "ArtifactError" in told["error"] and "format version 2 is not 1" in told["error"]
+    assert ending == {"deaf": [], "dead": []} and code != 0
