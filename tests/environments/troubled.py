@@ -23,8 +23,6 @@ SLOW_S = 0.004
 FIRST_TROUBLE = 200
 
 gymnasium.register("Nameless-v0", entry_point="tests.environments.troubled:TextEnv")
-gymnasium.register("Targets-v0", entry_point="tests.environments.troubled:TargetEnv", kwargs={"box": False})
-gymnasium.register("BoxTarget-v0", entry_point="tests.environments.troubled:TargetEnv", kwargs={"box": True})
 
 
 def rank() -> int:
@@ -37,36 +35,6 @@ class TextEnv(gymnasium.Env[Any, Any]):
 
     observation_space = spaces.Text(8)
     action_space = spaces.Discrete(2)
-
-
-class TargetEnv(gymnasium.Env[Any, Any]):
-    """Ten steps, each of which shows a target and pays for hitting it: the best return is 10, a random one far less.
-
-    Discrete: two components of three choices each, half a point for each that is right. Box: 1 − |a − target|² of two.
-    """
-
-    def __init__(self, box: bool) -> None:
-        self.box = box
-        self.observation_space = spaces.Box(-1, 1, (2 if box else 6,), np.float32)
-        self.action_space = spaces.Box(-2, 2, (2,), np.float32) if box else spaces.MultiDiscrete([3, 3])
-        self.t = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._draw(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        miss = np.square(action - self.target).sum() if self.box else (action != self.target).mean()
-        self.t += 1
-        return self._draw(), float(1 - miss), self.t == 10, False, {}
-
-    def _draw(self) -> Any:
-        if self.box:
-            self.target = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-            return self.target
-        self.target = self.np_random.integers(0, 3, 2)
-        return np.eye(3, dtype=np.float32)[self.target].reshape(6)
 
 
 class _Counting(gymnasium.Wrapper[Any, Any, Any, Any]):

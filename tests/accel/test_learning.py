@@ -1,0 +1,85 @@
+"""It learns: every objective, corrector, kind of action and core reaches a known return within a bounded experience.
+
+Runs in one process are deterministic, so that a threshold met once is met always on one machine; the limits leave
+others several times as much experience.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig, load_preset
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
+
+CARTPOLE: dict[str, object] = {**load_preset("quickstart"), "total_env_steps": 1_500_000}
+TARGETS: dict[str, object] = {
+    "env": "tests.environments.learnable:Targets-v0", "network": "mlp:32x1", "envs_per_actor": 16, "unroll_length": 10,
+    "learning_rate": 1e-2, "discount": 0.0, "entropy_cost": 0.001, "total_env_steps": 100_000,
+}  # fmt: skip
+BOX = TARGETS | {
+    "env": "tests.environments.learnable:BoxTarget-v0", "learning_rate": 5e-3, "initial_log_std": -1.0,
+}  # fmt: skip
+# Unrolls that end within episodes: what is remembered must pass from one to the next.
+MEMORY: dict[str, object] = {
+    "env": "tests.environments.learnable:Memory-v0", "network": "mlp:16x1+lstm:16", "envs_per_actor": 32,
+    "unroll_length": 7, "learning_rate": 1e-2, "discount": 0.95, "entropy_cost": 0.005, "total_env_steps": 60_000,
+}  # fmt: skip
+SURROGATE = {"objective": "clipped-surrogate", "passes": 4, "minibatches": 4, "unroll_length": 32}
+
+CASES: dict[str, tuple[dict[str, object], float]] = {
+    "CartPole, V-trace, int8": (CARTPOLE, 300.0),
+    "CartPole, Retrace, int8": (CARTPOLE | {"corrector": "retrace"}, 200.0),
+    "CartPole, surrogate, fp32": (CARTPOLE | SURROGATE | {"compressor": "fp32"}, 300.0),
+    "CartPole, lstm": (
+        CARTPOLE
+        | {"network": "mlp:32x1+lstm:32", "separate_value_torso": None, "envs_per_actor": 32, "learning_rate": 3e-3},
+        120.0,
+    ),
+    "several discrete actions": (TARGETS, 9.5),
+    "box": (BOX, 8.5),
+    "squashed box, surrogate": (
+        BOX | {"objective": "clipped-surrogate", "passes": 4, "minibatches": 2, "squash_actions": True}, 8.5,
+    ),
+    "normalised observations and rewards": (
+        BOX | {"normalise_observations": True, "normalise_rewards": True, "optimizer": "rmsprop"}, 8.0,
+    ),
+    "memory": (MEMORY, 0.95),
+    "memory, int8, Retrace": (MEMORY | {"compressor": "int8", "corrector": "retrace"}, 0.95),
+    "memory, surrogate": (
+        MEMORY | {"objective": "clipped-surrogate", "passes": 3, "minibatches": 2, "learning_rate": 5e-3}, 0.95,
+    ),
+}  # fmt: skip
+
+
+def train(path: Path, options: dict[str, object], goal: float) -> accel.Summary:
+    fixed = {"actors": 0, "seed": 0, "learner_threads": 1, "log_interval_s": 1e6, "results_dir": path, "name": "run"}
+    return accel.train(TrainConfig.create(**(options | fixed | {"stop_at_return": goal})))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_learns(case: str, tmp_path: Path) -> None:
+    options, goal = CASES[case]
+    summary = train(tmp_path, options, goal)
+    assert summary.return_mean is not None and summary.return_mean >= goal, summary.text()
+
+
+def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
+    """That the task above needs its core: without, no return but chance."""
+    summary = train(tmp_path, MEMORY | {"network": "mlp:16x1", "total_env_steps": 20_000}, 0.95)
+    assert summary.return_mean is not None and 0.25 < summary.return_mean < 0.75
+
+
+@pytest.mark.mpi
+def test_int8_actors_under_mpirun_reach_the_quickstarts_return(tmp_path: Path) -> None:
+    preset = ("--preset", "quickstart", "--max-seconds", "100")
+    sizes = ("--envs-per-actor", "64", "--unroll-length", "16", "--network", "mlp:64x2", "--calibration-size", "512")
+    with TrainingRun(tmp_path, *preset, *sizes, "--stop-at-return", "400") as job:
+        assert job.finish(200) == 0, job.output
+        summary = job.summary()
+        assert "reached 400" in summary.reason and summary.scheme == "int8" and summary.actors == 1
+        assert "int8" in job.output and "environment steps/s" in job.output

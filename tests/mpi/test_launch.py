@@ -1,0 +1,62 @@
+"""`accel.train` as a function: it starts mpirun where there is none, from any thread, and refuses the wrong rank."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from accel.errors import AccelError, JobError, LaunchError
+from accel.launch import act
+from accel.summary import Summary
+from tests.contracts.ranks import ROOT, need_mpirun
+
+SMALL: dict[str, object] = {
+    "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256, "name": "run",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.mpi
+def test_training_from_a_thread_returns_the_summary(tmp_path: Path) -> None:
+    need_mpirun()
+    found: list[Summary] = []
+    config = TrainConfig.create(actors=1, total_env_steps=3000, results_dir=tmp_path, **SMALL)
+    thread = threading.Thread(target=lambda: found.append(accel.train(config)))
+    thread.start()
+    thread.join(100)
+    (summary,) = found
+    assert summary == Summary.read(tmp_path / "run")
+    assert summary.env_steps >= 3000 and summary.actors == 1
+
+
+@pytest.mark.mpi
+def test_a_failed_job_is_an_error_with_its_status(tmp_path: Path) -> None:
+    """Also where an earlier part of the run left a summary: it says nothing about this one."""
+    need_mpirun()
+    config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, **SMALL)
+    accel.train(config)
+    with pytest.raises(JobError, match="its messages are above") as caught:
+        accel.train(config.replace(actors=1, env="Acrobot-v1"), resume=tmp_path / "run")
+    assert caught.value.exit_code != 0 and isinstance(caught.value, AccelError)
+
+
+def test_an_actors_rank_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="first rank only"):
+        accel.train(TrainConfig())
+
+
+def test_a_damaged_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "one")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="is no number"):
+        act()
