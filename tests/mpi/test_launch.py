@@ -10,7 +10,6 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.errors import AccelError, JobError, LaunchError
-from accel.launch import act
 from accel.summary import Summary
 from tests.contracts.ranks import ROOT, need_mpirun
 
@@ -53,10 +52,3 @@ def test_an_actors_rank_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(LaunchError, match="first rank only"):
         accel.train(TrainConfig())
-
-
-def test_a_damaged_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "one")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match="is no number"):
-        act()
