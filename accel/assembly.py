@@ -26,10 +26,11 @@ from accel.rundir import RunDirectory
 from accel.session import Crew, Stop
 from accel.spaces import EnvSpec
 from accel.state_tree import Tree
-from accel.summary import Summary
+from accel.summary import SchemeComparison, Summary
 from accel.training import Trainer
 from accel.trajectory import UnrollLayout
 from accel.transport.base import LearnerTransport
+from compressors.artifact import CompressedPolicy
 from monitor.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -227,18 +228,11 @@ class Assembly:
         counters = trainer.counters
         times = trainer.time_totals()
         vector_steps = max(trainer.unrolls * config.unroll_length, 1)
-        comparison = None
         artifact = self.publisher.artifact(learner.version)
-        if artifact is not None:
-            self.run.write_policy("final.accel", artifact.to_bytes())
-            inputs = trainer.recent_inputs()
-            if artifact.scheme != "fp32" and inputs:
-                env_us = 1e6 * times["actor_s"]["env"] / vector_steps
-                fp32 = self.publisher.full_precision(learner.version)
-                self.run.write_policy("fp32.accel", fp32.to_bytes())
-                comparison = compare_with_fp32(
-                    artifact, fp32, inputs, learner.spec.action, batch=config.envs_per_actor, env_us=env_us
-                )
+        if artifact is not None and trainer.trained_env_steps:
+            self._write_policies(artifact)
+        env_us = 1e6 * times["actor_s"]["env"] / vector_steps
+        comparison = None if artifact is None else self._compare(artifact, env_us)
         summary = Summary(
             path=str(self.run.path),
             reason=reason,
@@ -265,3 +259,17 @@ class Assembly:
         )
         self.run.write_summary(summary.to_json())
         return summary
+
+    def _write_policies(self, artifact: CompressedPolicy) -> None:
+        """The final policy; beside it, of the same weights, the uncompressed one where there is a difference."""
+        self.run.write_policy("final.accel", artifact.to_bytes())
+        if artifact.scheme != "fp32" or (self.run.policy / "fp32.accel").exists():
+            self.run.write_policy("fp32.accel", self.publisher.full_precision(artifact.version).to_bytes())
+
+    def _compare(self, artifact: CompressedPolicy, env_us: float) -> SchemeComparison | None:
+        inputs = self.trainer.recent_inputs()
+        if artifact.scheme == "fp32" or not inputs:
+            return None
+        fp32 = self.publisher.full_precision(artifact.version)
+        action, envs = self.learner.spec.action, self.job.config.envs_per_actor
+        return compare_with_fp32(artifact, fp32, inputs, action, batch=envs, env_us=env_us)

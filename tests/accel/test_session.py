@@ -126,8 +126,9 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert later and all(row["learning_rate"] == 0.125 for row in later)
     assert later[0]["updates"] > first.updates and later[0]["episodes"] >= first.episodes
     assert TrainConfig.create(**load_toml(run / "config.toml")) == config
-    before = checkpoint(run)
+    before, policies = checkpoint(run), {path: path.read_bytes() for path in (run / "policy").iterdir()}
     third = accel.train(config, resume=run)
+    assert {path: path.read_bytes() for path in (run / "policy").iterdir()} == policies, "rewritten without a step"
     assert third.env_steps == second.env_steps and third.updates == second.updates
     assert [row["env_steps"] for row in records(run)] == [*steps[: len(steps)]]
     after = checkpoint(run)
@@ -147,6 +148,18 @@ def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> No
     accel.train(configure(tmp_path), resume=run)
     steps = [row["env_steps"] for row in records(run)]
     assert steps == sorted(set(steps)) and steps[-1] >= 3000
+
+
+def test_both_policies_of_a_run_are_of_the_same_weights(tmp_path: Path) -> None:
+    """Also where a resumed part ends before its scheme is calibrated again."""
+    run = tmp_path / "run"
+    total = accel.train(configure(tmp_path)).env_steps + 10
+    accel.train(configure(tmp_path, total_env_steps=total, calibration_size=10**6), resume=run)
+    final, fp32 = (
+        CompressedPolicy.from_bytes((run / f"policy/{name}.accel").read_bytes()) for name in ("final", "fp32")
+    )
+    assert final.scheme == fp32.scheme == "fp32" and final.version == fp32.version
+    assert final.model == fp32.model
 
 
 def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(tmp_path: Path) -> None:
