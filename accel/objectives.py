@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 MAX_LOG_RATIO = 20.0
 
 
@@ -55,8 +54,8 @@ def clipped_surrogate(
         Schulman et al. 2017, arXiv:1707.06347, eq. 7; the split of proximal and behaviour policy is IMPACT's
         (Luo et al. 2020, arXiv:1912.00167) with a target refreshed at each batch.
     """
-    # Beyond e^20 a ratio is far outside any trust region, and soon infinite, whose gradient is NaN even where the clipped
-    # branch is taken: 0 · inf.
+    # Beyond e^20 a ratio is far outside any trust region, and soon infinite, whose gradient is NaN even where the
+    # clipped branch is taken: 0 · inf.
     ratio = torch.exp((log_prob - proximal_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped = ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
     return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), weights)

@@ -69,3 +69,12 @@ def test_an_extreme_ratio_leaves_the_gradient_finite(log_ratio: float, advantage
     (gradient,) = torch.autograd.grad(loss, log_prob)
     assert torch.isfinite(loss) and torch.isfinite(gradient).all()
     assert gradient[1].item() == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_a_ratio_beyond_all_numbers_has_a_finite_gradient(advantage: float) -> None:
+    log_prob = torch.tensor([0.0], requires_grad=True)
+    one = torch.ones(1)
+    loss = clipped_surrogate(log_prob, torch.tensor([-500.0]), advantage * one, one, clip_ratio=0.2)
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert loss.isfinite() and gradient.isfinite().all()
