@@ -138,7 +138,7 @@ class UnrollCollector:
         lengths: npt.NDArray[np.generic],
     ) -> None:
         """Undiscounted raw return and length of each episode that ends here, at its last row; zero elsewhere."""
-        reward_sums = np.cumsum(rewards, axis=0, dtype=np.float64)
+        reward_sums = np.cumsum(np.where(valid, rewards, 0), axis=0, dtype=np.float64)
         step_sums = np.cumsum(valid, axis=0)
         envs, rows = np.nonzero(done.T)
         returns[...] = 0.0

@@ -88,6 +88,7 @@ class Assembly:
         self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features, levels=choice.levels)
         self.sampler = MismatchSampler(config, self.learner.network, self.publisher.schemes)
         self.steering = make_steering(choice, config, self.publisher, transport, self.sampler, run.path)
+        self._lost_actors = 0
         self._progress: Progress = NoProgress()
         self._recorder: Recorder | None = None
         self.trainer = Trainer(
@@ -121,6 +122,7 @@ class Assembly:
             self._announce()
             reason = self._run()
             wall_s = time.time() - self.job.started_at
+            self._lost_actors = self.transport.actors - len(self.transport.alive())
             deaf = self.transport.stop(config.peer_timeout_s)
             if deaf:
                 logger.warning("actors %s did not stop within %g s", sorted(deaf), config.peer_timeout_s)
@@ -252,7 +254,7 @@ class Assembly:
             env_steps_per_s=trainer.trained_env_steps / max(trainer.training_s, 1e-9),
             lag=trainer.lag.as_json(),
             dropped_unrolls=counters.dropped_unrolls,
-            dead_actors=len(self.transport.dead()),
+            dead_actors=self._lost_actors,
             learner_s=times["learner_s"],
             actor_s=times["actor_s"],
             comparison=comparison,

@@ -53,13 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def guarded(action: Callable[[], int]) -> int:
     """Run a command; an error that a user can cause becomes one message and its exit status."""
     from compressors.errors import CompressorError
+    from monitor.errors import MonitorError
 
     try:
         return action()
     except AccelError as error:
         print(f"accel: {error}", file=sys.stderr)
         return error.exit_code
-    except CompressorError as error:
+    except (CompressorError, MonitorError) as error:
         print(f"accel: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:

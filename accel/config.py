@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -190,7 +191,8 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.clip_rho is not None and (self.clip_c is None or self.clip_c > self.clip_rho):
+        clip_c = math.inf if self.clip_c is None else self.clip_c
+        if self.corrector == "vtrace" and self.clip_rho is not None and clip_c > self.clip_rho:
             raise ValueError(
                 f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
             )

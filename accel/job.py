@@ -85,8 +85,17 @@ def check_config(config: TrainConfig) -> TrainConfig:
     return config.replace(compressor=str(choice), network=str(parse_network(config.network)), name=name)
 
 
-def process_started_at() -> float:
-    """Unix time at which this process started, from the kernel where it says so."""
+def process_started_at(longest_start_s: float = 2.0) -> float:
+    """Unix time at which the command started: this process's start by the kernel, interpreter's start-up included.
+
+    A script that prepared something for longer and then became this process is not the command: then it is now.
+    """
+    now = time.time()
+    started = _kernel_started_at()
+    return started if now - started < longest_start_s else now
+
+
+def _kernel_started_at() -> float:
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime_s = float(Path("/proc/uptime").read_text().split()[0])

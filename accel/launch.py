@@ -247,6 +247,7 @@ def _start_mpirun(job: Job) -> Summary:
     ended = mpirun.run(
         [*command, sys.executable, "-m", "accel.rank", job.to_text()],
         can_stop=lambda: _written_at(starts) != before[starts],
+        patience_s=config.peer_timeout_s,
     )
     if _written_at(summary) not in (None, before[summary]):
         return Summary.read(job.path)

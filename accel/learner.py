@@ -235,7 +235,7 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if not math.isfinite(float(norm)):
+        if not (math.isfinite(float(norm)) and math.isfinite(float(loss.detach()))):
             raise DivergenceError(f"loss {float(loss.detach())}, gradient norm {float(norm)} at update {self.version}")
         limit = self.config.max_gradient_norm
         if limit is not None and float(norm) > limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 
 from accel.signals import FORWARDED, handle
 
-KILL_AFTER_S = 30
+SAVE_S = 30
 USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 _PR_SET_PDEATHSIG = 1
 
@@ -26,7 +27,7 @@ class Ended:
     stopped: bool
 
 
-def run(arguments: Sequence[str], *, can_stop: Callable[[], bool]) -> Ended:
+def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: float = 0.0) -> Ended:
     """Run mpirun in a session of its own; the first stop signal becomes a request, a second one, or time, ends it.
 
     However this process ends, mpirun is told (on Linux).
@@ -35,6 +36,7 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool]) -> Ended:
         arguments: the command.
         can_stop: whether every rank is ready for a request. Before that, ranks that it kills would leave others waiting
             for them, and there is nothing to save: mpirun is ended at once.
+        patience_s: how long ranks may wait for each other once they are asked to stop; then there is time to save.
     """
     started: list[subprocess.Popen[bytes]] = []
     requests = 0
@@ -43,7 +45,7 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool]) -> Ended:
         nonlocal requests
         requests += 1
         if requests == 1:
-            signal.alarm(KILL_AFTER_S)
+            signal.alarm(SAVE_S + math.ceil(patience_s))
         for process in started:
             process.send_signal(FORWARDED if requests == 1 and can_stop() else signal.SIGTERM)
 

@@ -123,7 +123,8 @@ class Publisher:
         version 0 and only saved ones hold their own.
         """
         if self._config.actor_runtime == "torch":
-            return {FULL_PRECISION: serialise_module(self._module)}
+            is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
+            return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
         found = {scheme: level.payload() if level.ready else None for scheme, level in self._levels_in_use()}
         offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
         if not offered and all(self._may_wait(level) for _, level in self._levels_in_use()):

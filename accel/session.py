@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from accel.compression_choice import FULL_PRECISION, parse_choice
 from accel.config import TrainConfig
-from accel.errors import LaunchError, TransportError
+from accel.errors import ConfigError, LaunchError, TransportError
 from accel.job import Job, error_of_kind
 from accel.machine import describe_machine
 from accel.rundir import RunDirectory
@@ -125,6 +125,10 @@ def _prepare(
         raise TransportError("actors and learner lay out unrolls differently: install the same version on every node")
     if job.resume is not None:
         assembly.restore()
+        if (reason := assembly.trainer.finished()) is not None:
+            raise ConfigError(
+                f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, or --stop-at-return, to go on"
+            )
         _write_facts(job, run)  # Options that do not go with the checkpoint must not replace those that do.
     return assembly
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -105,6 +107,20 @@ class Summary:
                 f"{run_path} holds no readable summary.json ({error}); the run did not end in order"
             ) from None
 
+    def suggestions(self) -> list[str]:
+        """Commands that carry on from here."""
+        where = Path(self.path)
+        path = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
+        lines = [f"accel evaluate {path}    (plays the policy)"]
+        if self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us:
+            lines.append("accel bench policy --network mlp:512x3    (where compression pays)")
+        elif self.scheme == "fp32":
+            lines.append("accel train --compressor auto ...    (whether compression pays)")
+        lines.append(f"accel report {path}    (a page about the run; needs accel-rl[report])")
+        if ".venv" in Path(sys.executable).parts and shutil.which("accel") is None:
+            lines.insert(0, "source .venv/bin/activate")
+        return lines
+
     def text(self) -> str:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
@@ -119,7 +135,8 @@ class Summary:
         ]
         if self.comparison is not None:
             lines.append(self.comparison.text())
-        lines.append(f"Everything is in {self.path}")
+        lines.append(f"Everything is in {self.path}. Try next:")
+        lines += [f"  {line}" for line in self.suggestions()]
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Counters:
         lengths = unroll["episode_length"]
         ended = np.nonzero(lengths)
         if len(ended[0]):
-            self.returns.extend(unroll["episode_return"][ended].tolist())
+            self.returns.extend(value for value in unroll["episode_return"][ended].tolist() if math.isfinite(value))
             self.lengths.extend(lengths[ended].tolist())
             self.episodes += len(ended[0])
 
@@ -190,13 +191,20 @@ class Trainer:
             self._write_record(statistics, now)
         return reason
 
-    def _reason_to_stop(self) -> str | None:
+    def finished(self) -> str | None:
+        """Why there is nothing left to train, whatever comes; None while there is."""
         config = self.config
         if self.learner.env_steps >= config.total_env_steps:
             return f"total_env_steps = {config.total_env_steps} reached"
         mean = self.counters.mean_return
         if config.stop_at_return is not None and mean is not None and mean >= config.stop_at_return:
             return f"mean return {mean:.1f} over {config.stop_window} episodes reached {config.stop_at_return:g}"
+        return None
+
+    def _reason_to_stop(self) -> str | None:
+        if (reason := self.finished()) is not None:
+            return reason
+        config = self.config
         if config.max_seconds is not None and perf_counter() - self._started >= config.max_seconds:
             return f"max_seconds = {config.max_seconds:g} reached"
         return self._stop_requested()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -24,3 +25,10 @@ def _cost(item: pytest.Item) -> int:
     if item.get_closest_marker("learning"):
         return 2
     return 1 if item.get_closest_marker("mpi") else 0
+
+
+def pytest_configure() -> None:
+    """Hear stop signals whatever started the tests: a shell's background jobs, and nohup, ignore some from birth."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

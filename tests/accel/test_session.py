@@ -126,19 +126,16 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert later and all(row["learning_rate"] == 0.125 for row in later)
     assert later[0]["updates"] > first.updates and later[0]["episodes"] >= first.episodes
     assert TrainConfig.create(**load_toml(run / "config.toml")) == config
-    before, policies = checkpoint(run), {path: path.read_bytes() for path in (run / "policy").iterdir()}
-    third = accel.train(config, resume=run)
-    assert {path: path.read_bytes() for path in (run / "policy").iterdir()} == policies, "rewritten without a step"
-    assert third.env_steps == second.env_steps and third.updates == second.updates
-    assert [row["env_steps"] for row in records(run)] == [*steps[: len(steps)]]
-    after = checkpoint(run)
-    assert equal(before.tensors, after.tensors) and equal(before.optimizer, after.optimizer)
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "starts.jsonl"}
+    with pytest.raises(ConfigError, match="nothing left to do"):
+        accel.train(config, resume=run)
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> None:
     """As after a kill: the newest checkpoint is older than the newest record."""
     run = tmp_path / "run"
-    accel.train(configure(tmp_path, checkpoint_interval_s=0.05, keep_checkpoints=50))
+    accel.train(configure(tmp_path, checkpoint_interval_s=0.005, keep_checkpoints=50))
     paths = sorted((run / "checkpoints").iterdir())
     assert len(paths) > 2
     for path in paths[len(paths) // 2 :]:
