@@ -18,9 +18,9 @@ Metrics, each the mean over the samples since the last record, weighted by valid
                 mean_weight
 
 Alarms: ess < 0.3, |kl| > 0.1 nats, |mean log weight| > 0.1 nats, mean weight outside [0.5, 2] (``monitor.mismatch``),
-of each factor and scheme. One is logged when it begins, and when ``CALM_RECORDS`` records in a row were without. What
-compression alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, and compressing
-less would not bring it.
+of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS`` records in a row were
+without. What compression alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag,
+and compressing less would not bring it.
 """
 
 from __future__ import annotations

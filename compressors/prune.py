@@ -11,6 +11,7 @@ own shape for actor and learner: the pruned policy picks its units from it and l
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,8 @@ from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.reconstruction import Reconstruction
 from compressors.scheme import Context, MethodText
 from compressors.state import load_state, read_state, to_tensors
+
+_logger = logging.getLogger("compressors")
 
 Importance = Literal["magnitude", "taylor"]
 _CHECK_SEED = 7
@@ -123,6 +126,8 @@ class PrunedModule(BoundReduction):
         for group in self._groups:
             scores = taylor(group, state, gradients) if self._options.importance == "taylor" else None
             if scores is None:
+                if self._options.importance == "taylor":
+                    _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
                 scores = magnitude(group, state)
             keep = np.zeros(group.size, dtype=bool)
             keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True

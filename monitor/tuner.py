@@ -225,6 +225,8 @@ class Tuner:
         measured = m.levels[candidate].samples >= options.min_samples and m.levels[candidate].rate is not None
         if self._elapsed(m) < options.dwell or not (late or (measured and options.is_enough(returns))):
             return None
+        if not measured:
+            return self._reject(m, f"{candidate} could not be measured in {options.trial_patience:.0f} s")
         if self._options.is_loss(returns):
             return self._reject(m, f"{candidate} loses return: {returns}")
         if returns.episodes < options.min_episodes:

@@ -65,10 +65,11 @@ class Subject:
     def bind(self, scheme: str) -> Plan:
         """Bind a scheme to this policy. Raises CompressorError."""
         run = self.run
+        teaches = "distill" in scheme and self.weights != "random"
         return self.compressor(scheme).bind(
             run.policy,
             run.example_inputs,
-            self.calibration,
+            None if teaches else self.calibration,  # ranges are those of the student that was taught
             output_names=run.policy.output_names,
             metadata=run.metadata,
         )
@@ -84,6 +85,7 @@ class Subject:
             inputs = {name: torch.from_numpy(array[chosen]) for name, array in self.calibration.items()}
             if plan.train_step(self.run.policy, inputs) is None:
                 return
+        plan.calibrate(self.calibration)
 
     def artifacts(self, schemes: Sequence[str], notify: Notify) -> dict[str, CompressedPolicy]:
         """The policy under every scheme that takes it; a refusal is told to ``notify``. Full precision always leads.

@@ -22,6 +22,7 @@ from accel.sweep.front import Row
 from accel.sweep.measure import MeasureOptions, Workbench
 from accel.sweep.quantities import AFTER_TRAINING, Values
 from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
+from accel.sweep.recovery import ERROR
 from accel.sweep.study import MEASURED, SAME_AS, SKIPPED, Outcome, StudyOptions, is_done
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.inventory import policy_layers
@@ -143,6 +144,8 @@ class AfterTraining:
                 trial.set_user_attr(SAME_AS, other.number)
                 violations = {name: v for name, v in other.constraints.items() if name in _OWN_CONSTRAINTS}
                 skipped = other.user_attrs.get(SKIPPED)
+                if ERROR in other.user_attrs:
+                    skipped = f"failed as trial {other.number}"
                 return Outcome(other.user_attrs.get(MEASURED, {}), self._references, violations, skipped)
         try:
             artifact = self.bench.compress(scheme)
