@@ -21,8 +21,8 @@ from accel.sweep.choices import ChoiceOptions, SchemeSpace
 from accel.sweep.front import Row
 from accel.sweep.measure import MeasureOptions, Workbench
 from accel.sweep.quantities import AFTER_TRAINING, Values
-from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
 from accel.sweep.recovery import ERROR
+from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
 from accel.sweep.study import MEASURED, SAME_AS, SKIPPED, Outcome, StudyOptions, is_done
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.inventory import policy_layers

@@ -95,7 +95,8 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
     else:
         shutil.rmtree(path, ignore_errors=True)
         command += ["train", *case.arguments, *variant.arguments, "--seed", str(seed)]
-        command += ["--results-dir", str(runs), "--name", name]
+        shown = runs.relative_to(PROJECT) if runs.is_relative_to(PROJECT) else runs
+        command += ["--results-dir", str(shown), "--name", name]
     load = os.getloadavg()[0]
     print(f"{case.name}/{name}: {shlex.join(command)}  (load {load:.2f})", flush=True)
     with (runs / f"{name}.log").open("ab") as log:
@@ -108,7 +109,8 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
             stop(process)
             raise
     with (runs / f"{name}.load.jsonl").open("a") as file:
-        file.write(json.dumps({"unix_time_s": round(time.time(), 1), "load_average_before": load}) + "\n")
+        loads = {"load_average_before": load, "load_average_after": os.getloadavg()[0]}
+        file.write(json.dumps({"unix_time_s": round(time.time(), 1)} | loads) + "\n")
     if is_complete(path):
         return None
     if (path / "checkpoints").is_dir() and (path / "summary.json").is_file():
