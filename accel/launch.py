@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,8 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             raise LaunchError(f"rank {info.rank} is an actor: call accel.launch.act() on it")
         deaf: frozenset[int] = frozenset()
         try:
+            if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
+                job = replace(job, config=job.config.replace(actors=transport.actors))
             if transport.actors != job.config.actors:
                 raise LaunchError(
                     f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
@@ -242,15 +245,18 @@ def _start_mpirun(job: Job) -> Summary:
     config = job.config
     hosts = tuple(config.hosts.split(",")) if config.hosts else ()
     command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile)
+    elsewhere = config.hosts is not None or config.hostfile is not None
     starts, summary = job.path / STARTS, job.path / "summary.json"
     before = {path: _written_at(path) for path in (starts, summary)}
     ended = mpirun.run(
         [*command, sys.executable, "-m", "accel.rank", job.to_text()],
-        can_stop=lambda: _written_at(starts) != before[starts],
+        can_stop=lambda: elsewhere or _written_at(starts) != before[starts],
         patience_s=config.peer_timeout_s,
     )
     if _written_at(summary) not in (None, before[summary]):
         return Summary.read(job.path)
+    if elsewhere and ended.status == 0:
+        raise JobError(f"the job ended well; its run directory {job.path} is on the learner's host", 0)
     if ended.stopped:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
     raise JobError(
