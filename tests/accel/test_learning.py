@@ -40,6 +40,12 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
         | {"network": "mlp:32x1+lstm:32", "separate_value_torso": None, "envs_per_actor": 32, "learning_rate": 3e-3},
         120.0,
     ),
+    "LunarLander, the preset's first steps": (
+        {**load_preset("lunarlander"), "stop_window": 50, "total_env_steps": 400_000}, -60.0,
+    ),
+    "HalfCheetah, the preset's first steps": (
+        {**load_preset("halfcheetah"), "stop_window": 32, "total_env_steps": 300_000}, 100.0,
+    ),
     "several discrete actions": (TARGETS, 9.5),
     "box": (BOX, 8.5),
     "squashed box, surrogate": (
