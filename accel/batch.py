@@ -47,11 +47,18 @@ class Batch:
 
 
 class Batcher:
-    """Builds batches on one device. The unrolls' buffers must stay untouched until the batch is done with on CPU."""
+    """Builds batches on one device. The unrolls' buffers must stay untouched until the batch is done with on CPU.
 
-    def __init__(self, spec: EnvSpec, device: torch.device) -> None:
+    Args:
+        spec: the environment's layout.
+        device: where batches go.
+        pinned: stage them in page-locked memory on their way to a CUDA device.
+    """
+
+    def __init__(self, spec: EnvSpec, device: torch.device, *, pinned: bool = True) -> None:
         self._spec = spec
         self._device = device
+        self._pinned = pinned
 
     def build(self, unrolls: Sequence[Unroll]) -> Batch:
         """Join unrolls of one layout along the environment axis."""
@@ -88,6 +95,6 @@ class Batcher:
             return torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis))
         shape = list(arrays[0].shape)
         shape[axis] *= len(arrays)
-        pinned = torch.empty(shape, dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=True)
-        np.concatenate(arrays, axis, out=pinned.numpy())
-        return pinned.to(self._device, non_blocking=True)
+        staged = torch.empty(shape, dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=self._pinned)
+        np.concatenate(arrays, axis, out=staged.numpy())
+        return staged.to(self._device, non_blocking=self._pinned)

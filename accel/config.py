@@ -136,6 +136,9 @@ class TrainConfig(BaseModel):
 
     # learner
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the learner computes")
+    pinned_transfers: bool = Field(
+        True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
+    )
     mixed_precision: Literal["none", "bf16"] = Field(
         "none", description="autocast of the learner's forward pass; CUDA only"
     )

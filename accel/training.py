@@ -141,7 +141,7 @@ class Trainer:
         self.sampler = sampler
         self.steering = steering
         self._layout = layout
-        self._batcher = Batcher(learner.spec, learner.device)
+        self._batcher = Batcher(learner.spec, learner.device, pinned=config.pinned_transfers)
         self._record = record
         self._checkpoint = checkpoint
         self._save_batch = save_batch
