@@ -258,3 +258,15 @@ def test_the_seed_decides_the_parameters() -> None:
     first, again, other = (Learner(make_config(seed=seed), SPEC, CPU).network.state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(value, again[name]) for name, value in first.items())
     assert any(not torch.equal(value, other[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("changes", [{}, {"objective": "clipped-surrogate", "passes": 2}, {"corrector": "retrace"}])
+def test_mixed_precision_changes_a_loss_by_rounding_only(changes: dict[str, object]) -> None:
+    """bf16 has eight bits of mantissa; autocast is the same mechanism on every device."""
+    losses = []
+    for precision in ("none", "bf16"):
+        config = TrainConfig.create(network="mlp:32x1", mixed_precision=precision, **changes)
+        learner, batch, rewards = make(config, SPEC)
+        losses.append(update(learner, batch, rewards)["loss"])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
