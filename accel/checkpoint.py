@@ -33,13 +33,11 @@ class CheckpointState:
         tensors: parameters and buffers by name, as in a ``state_dict``; on the CPU after loading.
         optimizer: what ``pack_optimizer`` gives.
         counters: nested counters and generator states; ``counters["env_steps"]`` names the file.
-        config_digest: see ``config_digest``; empty to leave the configuration unchecked.
     """
 
     tensors: Mapping[str, Tensor]
     optimizer: Mapping[str, Tree]
     counters: Mapping[str, Tree]
-    config_digest: str = ""
 
     @property
     def env_steps(self) -> int:
@@ -86,13 +84,13 @@ class CheckpointStore:
                 old.unlink(missing_ok=True)
         return path
 
-    def load_latest(self, *, digest: str | None = None) -> CheckpointState:
+    def load_latest(self) -> CheckpointState:
         """The newest checkpoint; see ``load_checkpoint``. Raises CheckpointError, also when there is none."""
         paths = self.paths()
         if not paths:
             raise CheckpointError(f"{self._directory} holds no checkpoint")
         try:
-            return load_checkpoint(paths[-1], digest=digest)
+            return load_checkpoint(paths[-1])
         except CheckpointError as error:
             older = f"; delete it to go on from the one before, {paths[-2].name}" if len(paths) > 1 else ""
             raise CheckpointError(f"{error}{older}") from error
@@ -108,21 +106,17 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
         "tensors": flatten(dict(state.tensors), tensors, "model"),
         "optimizer": flatten(state.optimizer, tensors, "optimizer"),
         "counters": flatten(state.counters, tensors, "counters"),
-        "config_digest": state.config_digest,
     }
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": _checksum(text, tensors)}
     write_atomically(path, serialise(tensors, metadata))
 
 
-def load_checkpoint(path: Path, *, digest: str | None = None) -> CheckpointState:
+def load_checkpoint(path: Path) -> CheckpointState:
     """Read and check a checkpoint.
 
-    Args:
-        path: the file.
-        digest: the configuration's digest that it must have been written under; None accepts any.
     Raises:
-        CheckpointError: missing, damaged, not one of ours, of another format version, or of another configuration.
+        CheckpointError: missing, damaged, not one of ours, or of another format version.
     """
     metadata, tensors = _read(path)
     if metadata.get("format") != FORMAT:
@@ -137,18 +131,7 @@ def load_checkpoint(path: Path, *, digest: str | None = None) -> CheckpointState
     text = metadata.get("document", "")
     if metadata.get("sha256") != _checksum(text, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
-    state = _parse(path, text, tensors)
-    if digest is not None and state.config_digest != digest:
-        raise CheckpointError(
-            f"{path} belongs to another configuration: resume with the options in the run's config.toml, "
-            "or start a new run under another --name"
-        )
-    return state
-
-
-def config_digest(config: Mapping[str, object]) -> str:
-    """A short digest of JSON-ready options, the same whatever their order."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    return _parse(path, text, tensors)
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
@@ -242,7 +225,7 @@ def _parse(path: Path, text: str, tensors: Mapping[str, Tensor]) -> CheckpointSt
         parts = {name: unflatten(document[name], tensors) for name in ("tensors", "optimizer", "counters")}
         if not all(isinstance(part, Mapping) for part in parts.values()):
             raise TypeError("a part is no mapping")
-        return CheckpointState(**parts, config_digest=str(document["config_digest"]))  # type: ignore[arg-type]
+        return CheckpointState(**parts)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has the right checksum, but not a checkpoint's structure: {error!r}") from error
 
