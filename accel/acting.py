@@ -30,6 +30,9 @@ class ActingPolicy(Protocol):
     def load(self, update: PolicyUpdate) -> float:
         """Take a newer policy; on any error the old one stays in place.
 
+        Without a payload the policy that acts is also that version's: the caller sees to it that it is the one sent
+        last.
+
         Returns:
             Seconds that reading the payload took, as against making something of it.
         """
@@ -68,7 +71,6 @@ class SessionPolicy:
         self._envs = envs
         self._sampler = sampler
         self._state_shapes = state_shapes
-        self._is_newest = True
         self._session: PolicySession | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
@@ -89,8 +91,6 @@ class SessionPolicy:
         """
         deserialise_s = 0.0
         if update.payload is not None:
-            # Until this payload is taken, a notice that it is also a newer version's says nothing of the old policy.
-            self._is_newest = False
             before = perf_counter()
             artifact = CompressedPolicy.from_bytes(update.payload)
             deserialise_s = perf_counter() - before
@@ -108,9 +108,7 @@ class SessionPolicy:
             self._session = session
             self._run = session.run
             self.scheme = artifact.scheme
-            self._is_newest = True
-        if self._is_newest:
-            self.version = update.version
+        self.version = update.version
         return deserialise_s
 
     def _check_contract(self, artifact: CompressedPolicy) -> None:

@@ -193,6 +193,7 @@ class Actor:
         self._schemes: Sequence[str] = config["schemes"]  # type: ignore[assignment]
         self._views: dict[int, Unroll] = {}
         self._send_s = 0.0
+        self._refused = False
 
     def start(self) -> None:
         """Wait for the first policy and reset the environments.
@@ -250,11 +251,17 @@ class Actor:
     def _load(self, update: PolicyUpdate) -> float:
         """Take a newer policy; seconds that deserialising took.
 
-        One that cannot be loaded is reported and the old one stays; a first one must load.
+        One that cannot be loaded is reported and the old one stays; a first one must load. Notices that a refused
+        policy is also a newer version's then say nothing of the old one.
         """
+        if update.payload is None and self._refused:
+            return 0.0
         try:
-            return self._policy.load(update)
+            deserialise_s = self._policy.load(update)
+            self._refused = False
+            return deserialise_s
         except CompressorError as error:
+            self._refused = True
             if self._policy.version < 0:
                 raise
             self._transport.report(

@@ -94,7 +94,6 @@ class SharedPolicy:
         state_shapes: tuple[tuple[int, ...], ...],
         report: Callable[[Json], None],
     ) -> None:
-        self._is_newest = True
         self.version = -1
         self.scheme = ""
         self._spec = spec
@@ -115,7 +114,6 @@ class SharedPolicy:
         """
         deserialise_s = 0.0
         if update.payload is not None:
-            self._is_newest = False  # until it is read: notices are of what was sent last, not of what acts
             assignment = parse_assignment(update.scheme, self._envs)
             payloads = split_payload(assignment, update.payload)
             parts, deserialise_s = self._load_parts(update.version, assignment, payloads)
@@ -124,9 +122,6 @@ class SharedPolicy:
                 self._report({"timed": time_levels([bytes(part) for part in payloads], levels, self._envs)})
             self._parts = parts
             self._text = update.scheme
-            self._is_newest = True
-        if not self._is_newest:
-            return deserialise_s
         self.version = update.version
         self.scheme = ";".join(dict.fromkeys(policy.scheme for _, policy in self._parts))
         return deserialise_s

@@ -32,7 +32,6 @@ class TorchPolicy:
 
     def __init__(self, config: Mapping[str, object], spec: EnvSpec, envs: int, sampler: Sampler) -> None:
         torch.set_num_threads(1)
-        self._is_newest = True
         self.version = -1
         self.scheme = ""
         self._sampler = sampler
@@ -54,15 +53,11 @@ class TorchPolicy:
         """
         deserialise_s = 0.0
         if update.payload is not None:
-            self._is_newest = False  # until it is read: notices are of what was sent last, not of what acts
             before = perf_counter()
             tensors = self._read(update.payload)
             deserialise_s = perf_counter() - before
             self._module.load_state_dict(tensors)
-            self._is_newest = True
-        if self._is_newest:
-            self.version = update.version
-            self.scheme = update.scheme
+        self.version, self.scheme = update.version, update.scheme
         return deserialise_s
 
     def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
