@@ -1,9 +1,13 @@
-"""Which cores a rank runs on: one for an actor, the rest for the learner. Only where the launcher has not bound it."""
+"""Which cores a rank runs on: one for an actor, the rest for the learner. Only where the launcher has not bound it.
+
+A container's or a batch job's cpuset binds nothing: all ranks of the host share it. A launcher's binding is narrower.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from accel.transport.launcher import LaunchInfo
 
@@ -43,11 +47,50 @@ def pin_rank(info: LaunchInfo) -> tuple[int, ...]:
     if not hasattr(os, "sched_setaffinity"):
         return tuple(range(os.cpu_count() or 1))
     allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < (os.cpu_count() or 1):
+    if len(allowed) < len(shared_cores(Path("/")) or range(os.cpu_count() or 1)):
         return tuple(allowed)
     chosen = cores_for(info, local_size(os.environ), allowed)
     os.sched_setaffinity(0, chosen)
     return chosen
+
+
+def shared_cores(root: Path) -> frozenset[int]:
+    """The cores of this process's cpuset, empty where the kernel names none.
+
+    Args:
+        root: of the file system with ``proc`` and ``sys``.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = [(controllers, path) for _, controllers, path in (line.split(":", 2) for line in lines)]
+    except (OSError, ValueError):
+        return frozenset()
+    found = _group_of("cpuset", groups)
+    if found is not None:
+        return _cpuset(root / "sys/fs/cgroup/cpuset", found, "cpuset.effective_cpus")
+    unified = _group_of("", groups)
+    return frozenset() if unified is None else _cpuset(root / "sys/fs/cgroup", unified, "cpuset.cpus.effective")
+
+
+def _group_of(controller: str, groups: Sequence[tuple[str, str]]) -> str | None:
+    return next((path for controllers, path in groups if controller in controllers.split(",")), None)
+
+
+def _cpuset(mount: Path, group: str, name: str) -> frozenset[int]:
+    """What the nearest group says; a group without the controller has its parent's cores."""
+    path = PurePosixPath(group.lstrip("/"))
+    for part in (path, *path.parents):
+        try:
+            return parse_cores((mount / part / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return frozenset()
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """``0-2,5`` to {0, 1, 2, 5}. Raises ValueError for anything else."""
+    spans = [span.split("-") for span in text.strip().split(",")]
+    return frozenset(core for span in spans for core in range(int(span[0]), int(span[-1]) + 1))
 
 
 def free_cores(cores: Sequence[int], local_size: int | None) -> tuple[int, ...]:

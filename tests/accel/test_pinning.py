@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.pinning import cores_for, free_cores, local_size
+from accel.pinning import cores_for, free_cores, local_size, parse_cores, shared_cores
 from accel.transport.launcher import LaunchInfo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +43,33 @@ def test_launchers_tell_how_many_ranks_share_a_host() -> None:
     assert local_size({"MPI_LOCALNRANKS": "2"}) == 2
     assert local_size({"OMPI_COMM_WORLD_LOCAL_SIZE": "many"}) is None
     assert local_size({}) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "cores"),
+    [
+        ("0::/job/step", "sys/fs/cgroup/job/cpuset.cpus.effective", {0, 1, 2, 5}),
+        ("0::/", "sys/fs/cgroup/cpuset.cpus.effective", {0, 1, 2, 5}),
+        ("3:cpuset:/job\n0::/", "sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", {0, 1, 2, 5}),
+        ("3:cpu,cpuset:/job\n0::/", "sys/fs/cgroup/cpuset/cpuset.effective_cpus", {0, 1, 2, 5}),
+        ("3:memory:/job", "sys/fs/cgroup/cpuset.cpus.effective", set()),
+        ("0::/job", "sys/fs/cgroup/other", set()),
+        ("nonsense", "sys/fs/cgroup/cpuset.cpus.effective", set()),
+    ],
+)
+def test_the_cores_that_ranks_share_are_their_control_groups(
+    groups: str, file: str, cores: set[int], tmp_path: Path
+) -> None:
+    for name, text in (("proc/self/cgroup", groups), (file, "0-2,5\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert shared_cores(tmp_path) == cores
+
+
+def test_lists_of_cores_are_read_as_the_kernel_writes_them() -> None:
+    assert parse_cores("3\n") == {3} and parse_cores("0-1,8-9,11") == {0, 1, 8, 9, 11}
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_cores("\n")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, where processes can be pinned")
