@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -15,12 +12,12 @@ import torch
 
 from accel.batch import Batch, Batcher
 from accel.config import TrainConfig
+from accel.counters import Counters, LagStatistics
 from accel.errors import DivergenceError, TransportError
 from accel.learner import Learner, UpdateStatistics
 from accel.mismatch_sampling import MismatchSampler
 from accel.publisher import Publisher
 from accel.rewards import RewardTransform
-from accel.state_tree import Tree
 from accel.steering import Steering
 from accel.trajectory import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Arrival, LearnerTransport
@@ -32,71 +29,6 @@ IDLE_RECEIVE_S = 0.05
 Metrics = dict[str, float | int | str | None]
 
 logger = logging.getLogger("accel")
-
-
-@dataclass
-class LagStatistics:
-    """Policy lag in versions over some unrolls."""
-
-    unrolls: int = 0
-    total: int = 0
-    least: int = 0
-    most: int = 0
-
-    def add(self, lag: int) -> None:
-        """Count one unroll."""
-        self.least = lag if self.unrolls == 0 else min(self.least, lag)
-        self.most = lag if self.unrolls == 0 else max(self.most, lag)
-        self.total += lag
-        self.unrolls += 1
-
-    def as_json(self) -> dict[str, float | int | None]:
-        """``lag_min``, ``lag_mean`` and ``lag_max``; None without an unroll."""
-        if self.unrolls == 0:
-            return {"lag_min": None, "lag_mean": None, "lag_max": None}
-        return {"lag_min": self.least, "lag_mean": self.total / self.unrolls, "lag_max": self.most}
-
-
-class Counters:
-    """What a run counts over its whole life, across resumes.
-
-    Attributes:
-        unrolls: taken from actors. dropped_unrolls, dropped_env_steps: of them, older than max_policy_lag.
-        episodes: finished training episodes seen.
-        returns, lengths: undiscounted raw returns and lengths of the last ``window`` episodes, oldest first.
-    """
-
-    def __init__(self, window: int) -> None:
-        self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=window)
-        self.lengths: deque[int] = deque(maxlen=window)
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean return of the last window of episodes; None until it is full."""
-        return float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
-
-    def add_episodes(self, unroll: Unroll) -> None:
-        """Count the episodes that ended in an unroll."""
-        lengths = unroll["episode_length"]
-        ended = np.nonzero(lengths)
-        if len(ended[0]):
-            self.returns.extend(value for value in unroll["episode_return"][ended].tolist() if math.isfinite(value))
-            self.lengths.extend(lengths[ended].tolist())
-            self.episodes += len(ended[0])
-
-    def to_json(self) -> dict[str, Tree]:
-        """Plain values; ``restore`` takes them back."""
-        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
-
-    def restore(self, values: Mapping[str, Tree]) -> None:
-        """Inverse of ``to_json``; raises KeyError or TypeError on anything else."""
-        for name, value in vars(self).items():
-            if isinstance(value, deque):
-                value.clear()
-                value.extend(values[name])  # type: ignore[arg-type]
-            else:
-                setattr(self, name, int(values[name]))  # type: ignore[arg-type]
 
 
 class Trainer:
