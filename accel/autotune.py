@@ -109,7 +109,7 @@ class TunedSteering:
         if self.tuner.compared is not None:
             rows, envs = np.nonzero(unroll["episode_length"])
             returns = unroll["episode_return"][rows, envs].astype(np.float64)
-            self._ledger.observe(actor, ids, envs, returns)
+            self._ledger.observe(actor, version, ids, envs, returns)
 
     def hear(self, actor: int, message: Json) -> bool:
         """An actor's timing of levels."""

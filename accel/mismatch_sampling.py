@@ -14,8 +14,8 @@ Metrics, each the mean over the samples since the last record, weighted by valid
     mismatch_alarms                 the alarms that hold, as sentences separated by "; "; empty when none does
 
     factor      staleness, π_θ against π_v · compression, π_v against μ · total, π_θ against μ
-    quantity    kl (nats) · chi2 · ess · retention · greedy_agreement · clipped (share of weights above clip_rho) ·
-                mean_weight
+    quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
+                clipped (share of weights above clip_rho) · mean_weight
 
 Alarms: ess < 0.3, |kl| > 0.1 nats, |mean log weight| > 0.1 nats, mean weight outside [0.5, 2] (``monitor.mismatch``),
 of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS`` records in a row were
@@ -49,7 +49,7 @@ TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
 CALM_RECORDS = 5
 FACTORS = ("staleness", "compression", "total")
-QUANTITIES = ("kl", "chi2", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
+QUANTITIES = ("kl", "chi2", "chi2_infinite", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
 _BURST = 4.0
 
 logger = logging.getLogger("accel")

@@ -5,11 +5,17 @@ are compared within strata of episodes that *started* at about the same time: of
 stratum, which counts once all of them have ended. Which episodes belong thus never depends on how long they turn out,
 nor on how many a faster level gets done. With S complete strata and d_s the difference of the two means in each:
 
-    difference = Σ d_s / S,    error² = (σ_c² + σ_r²) / (K S),    z = difference / error
+    difference = Σ d_s / S − drift,    drift = slope · gap
+    slope = Σ (x − x̄)(y − ȳ) / Σ (x − x̄)²    pooled within levels; x the policy version at a start, y the return
+    gap   = Σ (x̄_c − x̄_r) / S + (D_c − D_r) / 2    D: versions that pass during a level's episode in the mean
+    error² = (σ_c² + σ_r²) / (K S) + gap² σ² / Σ (x − x̄)²,    z = difference / error
 
-σ² is pooled within strata. Source: a stratified difference of means with equal cells. Deviations: none. While returns
-rise, the slower level's episodes last longer and see newer policies: a bias of the rise during that difference in time,
-against the faster level.
+σ² is pooled within strata. While returns rise, the slower level starts its share of a stratum later and its episodes
+last longer, so that newer policies play them; the drift is what that alone explains. Only a level's mean duration
+enters, never an episode's own, as long episodes may be the good ones.
+
+Source: a stratified difference of means with equal cells, and analysis of covariance (Cochran 1957) for the drift.
+Deviations: σ² is not that of the residuals, which a bent trend would inflate.
 """
 
 from __future__ import annotations
@@ -33,8 +39,9 @@ class ReturnComparison:
     Attributes:
         candidate_episodes, reference_episodes: whole episodes that count.
         candidate_mean, reference_mean: their plain mean returns.
-        difference: stratified candidate − reference; error: its standard error.
+        difference: stratified candidate − reference, less the drift; error: its standard error.
         deviation: standard deviation of returns within strata, pooled over both levels.
+        drift: what the candidate's mean has above the reference's because newer policies played its episodes.
     """
 
     candidate_episodes: int = 0
@@ -44,14 +51,22 @@ class ReturnComparison:
     difference: float = 0.0
     error: float = 0.0
     deviation: float = 0.0
+    drift: float = 0.0
 
     def __str__(self) -> str:
         if self.episodes == 0:
             return "no whole episodes to compare"
         return (
             f"return {self.candidate_mean:.4g} over {self.candidate_episodes} episodes against "
-            f"{self.reference_mean:.4g} over {self.reference_episodes} concurrent ones (z {self.z:+.1f})"
+            f"{self.reference_mean:.4g} over {self.reference_episodes} concurrent ones (z {self.z:+.1f}{self._drifted})"
         )
+
+    @property
+    def _drifted(self) -> str:
+        """The drift in a clause where it matters."""
+        if abs(self.drift) < 0.1 * self.deviation:
+            return ""
+        return f", after {abs(self.drift):.3g} for the {'newer' if self.drift > 0 else 'older'} policies that it had"
 
     @property
     def episodes(self) -> int:
@@ -74,40 +89,55 @@ class ReturnComparison:
         return self.difference / scale if scale > 0.0 else math.copysign(math.inf, self.difference)
 
 
+@dataclass(frozen=True)
+class _Episode:
+    """A whole episode that counts; versions are those of the unrolls in which it began and ended."""
+
+    value: float
+    start: float
+    end: float
+
+
 @dataclass
 class _Cell:
     """One level's episodes in one stratum."""
 
     started: int = 0
-    returns: list[float] = field(default_factory=list)
+    episodes: list[_Episode] = field(default_factory=list)
     lost: int = 0
 
     @property
     def is_complete(self) -> bool:
-        return self.started == EPISODES_PER_STRATUM and len(self.returns) + self.lost == self.started
+        return self.started == EPISODES_PER_STRATUM and len(self.episodes) + self.lost == self.started
 
 
-@dataclass
 class _Side:
-    """One level over all complete strata."""
+    """One level over all complete strata: running sums."""
 
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    freedom: int = 0
+    def __init__(self) -> None:
+        self.count = self._freedom = 0
+        self.mean = self.duration = self.spread = self.covariation = 0.0
+        self._start = self._squares = 0.0
 
-    def add(self, returns: Sequence[float]) -> float:
-        """Take in one stratum's returns; returns their mean."""
-        mean = sum(returns) / len(returns)
-        self.count += len(returns)
-        self.total += mean * len(returns)
-        self.squares += sum((value - mean) ** 2 for value in returns)
-        self.freedom += len(returns) - 1
-        return mean
+    def add(self, episodes: Sequence[_Episode]) -> tuple[float, float]:
+        """Take in one stratum's; returns the means of their returns and of their starts."""
+        values, starts = np.array([(e.value, e.start) for e in episodes]).T
+        self._squares += float(np.square(values - values.mean()).sum())
+        self._freedom += len(episodes) - 1
+        for episode in episodes:
+            self.count += 1
+            ahead = episode.start - self._start
+            self._start += ahead / self.count
+            self.mean += (episode.value - self.mean) / self.count
+            self.duration += (episode.end - episode.start - self.duration) / self.count
+            self.spread += ahead * (episode.start - self._start)
+            self.covariation += ahead * (episode.value - self.mean)
+        return float(values.mean()), float(starts.mean())
 
     @property
     def variance(self) -> float:
-        return self.squares / self.freedom if self.freedom else 0.0
+        """σ²."""
+        return self._squares / self._freedom if self._freedom else 0.0
 
 
 class ReturnLedger:
@@ -130,64 +160,70 @@ class ReturnLedger:
         for key in [key for key in self._running if key[0] == actor]:
             self._lose(key)
 
-    def observe(self, actor: int, levels: Ints, envs: Ints, returns: npt.NDArray[np.floating]) -> None:
+    def observe(self, actor: int, version: float, levels: Ints, envs: Ints, returns: npt.NDArray[np.floating]) -> None:
         """Take in one unroll.
 
         Args:
             actor: whose unroll it is.
+            version: of the policy that acted.
             levels: [B] number of the level that acted on each environment throughout the unroll.
             envs: [n] environment of each episode that ended in it, earlier rows first.
             returns: [n] their returns.
         """
-        for key, (level, _) in list(self._running.items()):
+        for key, (level, _, _) in list(self._running.items()):
             if key[0] == actor and level != levels[key[1]]:
                 self._lose(key)
         for env, value in zip(envs.tolist(), returns.tolist(), strict=True):
             key = (actor, env)
             if key in self._running:
-                level, stratum = self._running.pop(key)
-                self._cells[stratum][level].returns.append(value)
+                level, stratum, start = self._running.pop(key)
+                self._cells[stratum][level].episodes.append(_Episode(value, start, version))
                 self._settle(stratum)
-            self._start(key, int(levels[env]))
+            self._start(key, int(levels[env]), version)
 
     def compare(self) -> ReturnComparison:
         """Candidate against reference over all complete strata since ``begin``."""
         candidate, reference = self._sides
         if not self._strata:
             return ReturnComparison()
+        pooled = (candidate.variance + reference.variance) / 2.0
+        gap = self._lead / self._strata + (candidate.duration - reference.duration) / 2.0
+        spread = candidate.spread + reference.spread
+        slope = (candidate.covariation + reference.covariation) / spread if spread > 0.0 else 0.0
         # Sums of d_s rather than of returns: cells that lost an episode weigh as much as the others.
         variances = candidate.variance / candidate.count + reference.variance / reference.count
         return ReturnComparison(
             candidate_episodes=candidate.count,
             reference_episodes=reference.count,
-            candidate_mean=candidate.total / candidate.count,
-            reference_mean=reference.total / reference.count,
-            difference=self._differences / self._strata,
-            error=math.sqrt(variances),
-            deviation=math.sqrt((candidate.variance + reference.variance) / 2.0),
+            candidate_mean=candidate.mean,
+            reference_mean=reference.mean,
+            difference=self._differences / self._strata - slope * gap,
+            error=math.sqrt(variances + (gap * gap * pooled / spread if spread > 0.0 else 0.0)),
+            deviation=math.sqrt(pooled),
+            drift=slope * gap,
         )
 
     def _reset(self) -> None:
-        self._running: dict[tuple[int, int], tuple[int, int]] = {}
+        self._running: dict[tuple[int, int], tuple[int, int, float]] = {}
         self._stratum = 0
         self._cells: dict[int, dict[int, _Cell]] = {0: {level: _Cell() for level in self._levels}}
         self._sides = (_Side(), _Side())
-        self._differences = 0.0
+        self._differences = self._lead = 0.0
         self._strata = 0
 
-    def _start(self, key: tuple[int, int], level: int) -> None:
+    def _start(self, key: tuple[int, int], level: int, version: float) -> None:
         """An episode begins; it counts if it is among the stratum's first of its level."""
         cells = self._cells[self._stratum]
         if level not in cells or cells[level].started == EPISODES_PER_STRATUM:
             return
         cells[level].started += 1
-        self._running[key] = (level, self._stratum)
+        self._running[key] = (level, self._stratum, version)
         if all(cell.started == EPISODES_PER_STRATUM for cell in cells.values()):
             self._stratum += 1
             self._cells[self._stratum] = {level: _Cell() for level in self._levels}
 
     def _lose(self, key: tuple[int, int]) -> None:
-        level, stratum = self._running.pop(key)
+        level, stratum, _ = self._running.pop(key)
         self._cells[stratum][level].lost += 1
         self._settle(stratum)
 
@@ -196,8 +232,9 @@ class ReturnLedger:
         if not all(cell.is_complete for cell in cells.values()):
             return
         del self._cells[stratum]
-        candidate, reference = (cells[level].returns for level in self._levels)
+        candidate, reference = (cells[level].episodes for level in self._levels)
         if candidate and reference:
-            means = [side.add(returns) for side, returns in zip(self._sides, (candidate, reference), strict=True)]
-            self._differences += means[0] - means[1]
+            ours, theirs = (side.add(found) for side, found in zip(self._sides, (candidate, reference), strict=True))
+            self._differences += ours[0] - theirs[0]
+            self._lead += ours[1] - theirs[1]
             self._strata += 1

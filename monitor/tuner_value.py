@@ -92,6 +92,7 @@ def figures(m: Measurements, own: Mapping[str, float], incumbent: str, busy_env_
             "episodes/candidate": r.candidate_episodes,
             "episodes/reference": r.reference_episodes,
             "return_difference": r.difference,
+            "return_drift": r.drift,
             "return_z": r.z,
             "return_effect": r.effect,
         }

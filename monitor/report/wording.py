@@ -9,6 +9,8 @@ from monitor.report.analysis import Analysis, Comparison, GroupResult
 from monitor.report.comparison import Speedup
 from monitor.statistics import Interval
 
+_SCIENTIFIC = 1e12
+
 
 def headline(analysis: Analysis) -> str:
     """The report in one sentence: the best comparison, or what the runs reached."""
@@ -67,9 +69,13 @@ def times(value: Speedup) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, thousands apart, ``–`` for NaN."""
-    if not math.isfinite(value):
+    """Four digits; thousands apart from 10 000 on, ``1.23e+12`` from 10¹² on; ``∞``; ``–`` for NaN."""
+    if math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) >= _SCIENTIFIC:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 

@@ -124,7 +124,7 @@ class Simulation:
                 left[over] += self.random.exponential(self.episode_steps, over.size) + 1.0
             means = np.array([self.levels[columns[env]].mean_return(self.time_s) for env in envs])
             returns = means + self.return_deviation * self.random.standard_normal(len(envs))
-            self.ledger.observe(actor, numbers, np.array(envs, np.int64), returns)
+            self.ledger.observe(actor, self.time_s, numbers, np.array(envs, np.int64), returns)
 
     def _measure(self) -> Measurements:
         acting = {name for split in self.tuner.assignments(self.alive).values() for name, count in split if count}

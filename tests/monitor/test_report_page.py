@@ -19,6 +19,8 @@ from monitor.report.document import to_json, write_report
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
+from monitor.report.tables import mismatch_table
+from monitor.report.wording import number
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
 VOID = {"meta", "br", "hr"}
@@ -176,6 +178,37 @@ def test_mismatch_is_tabled_by_factor_and_its_alarms_are_told(report: Path) -> N
     assert "compression π_v/μ" in page
     assert "0.0125" in page
     assert "int8-0: a mismatch alarm held in 10% of its records" in page
+
+
+def test_mismatch_out_of_all_bounds_is_neither_averaged_nor_dropped(analysis: Analysis) -> None:
+    run = analysis.groups[0].runs[0]
+    odd = {
+        "compression_chi2": np.r_[np.full(24, 0.5), np.full(3, np.inf), 4e27, np.nan, np.nan],
+        "compression_kl": np.r_[np.full(28, 0.25), 231.6, 17149.0],
+        "compression_mean_weight": np.r_[np.full(29, 1.0), 1e200],
+        "total_chi2": np.full(30, np.inf),
+        "total_kl": np.full(30, 17149.0),
+    }
+    table = mismatch_table(analyse([replace(run, series=Series({**run.series.columns, **odd}, 30))], Choices()))
+    assert table is not None
+    rows = {row[1]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    compression, total = rows["compression π_v/μ"], rows["total π_θ/μ"]
+    assert compression["χ²"] == "0.5; >1e6 in 14%"
+    assert compression["KL, nats"] == "0.25"
+    assert compression["mean weight"] == "1; >1e6 in 3%"
+    assert total["χ²"] == ">1e6; >1e6 in 100%"
+    assert total["KL, nats"] == "1.71e+04"
+    assert total["mean weight"] == "–"
+    assert "χ² of two Gaussians is infinite" in table.caption
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0125, "0.0125"), (20_000_000, "20,000,000"), (4.09e27, "4.09e+27"), (-1e200, "-1e+200"),
+     (float("inf"), "∞"), (float("-inf"), "−∞"), (float("nan"), "–")],
+)  # fmt: skip
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value) == text
 
 
 def test_nothing_is_left_when_writing_fails(analysis: Analysis, tmp_path: Path) -> None:

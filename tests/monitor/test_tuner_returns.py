@@ -14,7 +14,7 @@ FP32, INT8 = 0, 1
 
 def _observe(ledger: ReturnLedger, actor: int, levels: list[int], ended: list[tuple[int, float]]) -> None:
     envs = np.array([env for env, _ in ended], np.int64)
-    ledger.observe(actor, np.array(levels, np.int16), envs, np.array([value for _, value in ended], np.float32))
+    ledger.observe(actor, 0.0, np.array(levels, np.int16), envs, np.array([value for _, value in ended], np.float32))
 
 
 def test_only_episodes_wholly_under_one_level_count() -> None:
@@ -88,7 +88,7 @@ def _play(seed: int, *, episodes: int, trend: float, loss: float, steps: tuple[i
         over = np.flatnonzero(left <= 0)
         # Longer episodes return more, as where staying alive is rewarded.
         returns = lengths[over] + trend * tick - loss * (levels[over] == INT8)
-        ledger.observe(0, levels, over, returns.astype(np.float64))
+        ledger.observe(0, float(tick), levels, over, returns.astype(np.float64))
         lengths[over] = random.geometric(0.02, over.size)
         left[over] = lengths[over]
     return ledger.compare()
@@ -121,6 +121,39 @@ def test_a_loss_is_found_under_a_strong_common_trend() -> None:
     assert np.mean([r.difference for r in results]) == pytest.approx(-10.0, abs=4.0 * error)
     assert np.mean([r.z for r in results]) < -1.0
     assert error < 2.0
+
+
+def _play_while_learning(seed: int, loss: float) -> ReturnComparison:
+    """One environment for each level, INT8 three times as fast; the mean return rises by 1 a tick from 20 to 420."""
+    random = np.random.default_rng(seed)
+    ledger = ReturnLedger()
+    ledger.begin(INT8, FP32)
+    levels = np.array([INT8, FP32])
+    begun, left = np.zeros(2), random.uniform(20, 40, 2)
+    for tick in range(400):
+        left -= (3, 1)
+        over = np.flatnonzero(left <= 0)
+        returns = 20 + (begun[over] + tick) / 2 + 20 * random.standard_normal(over.size) - loss * (levels[over] == INT8)
+        ledger.observe(0, float(tick), levels, over, returns)
+        begun[over], left[over] = tick, random.uniform(20, 40, over.size)
+    return ledger.compare()
+
+
+def test_a_faster_level_is_not_blamed_for_the_older_policies_that_it_had() -> None:
+    results = [_play_while_learning(seed, loss=0.0) for seed in range(60)]
+    z = np.array([r.z for r in results])
+    assert abs(z.mean()) < 0.5
+    assert np.all(z > -4.0)
+    # The broken variant, without the drift: nearly every equal level would be rejected.
+    uncorrected = np.array([(r.difference + r.drift) / r.error for r in results])
+    assert uncorrected.mean() < -2.0
+    assert "older policies" in str(results[0])
+
+
+def test_a_loss_is_found_while_returns_rise() -> None:
+    results = [_play_while_learning(seed, loss=80.0) for seed in range(30)]
+    assert np.mean([r.difference for r in results]) == pytest.approx(-80.0, abs=8.0)
+    assert np.mean([r.z for r in results]) < -4.0
 
 
 def test_returns_that_never_vary() -> None:
