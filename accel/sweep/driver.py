@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,10 +21,11 @@ from accel.progress_text import duration
 from accel.spaces import Json
 from accel.sweep.errors import SweepError
 from accel.sweep.front import Row, balanced, front, nearest_miss
+from accel.sweep.hosts import one_host
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import connected, one_host
+from accel.sweep.storage import connected
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
@@ -39,6 +40,7 @@ from accel.sweep.study import (
 
 # Contenders that are measured again may be this much worse than others at first.
 _SLACK = 0.1
+_LOCK = ".lock"
 
 logger = logging.getLogger("accel")
 
@@ -120,10 +122,14 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         SweepError: the study cannot be opened or is about something else, every trial failed, or none is feasible.
         KeyboardInterrupt: a worker was interrupted; its trial is queued again.
     """
-    directory = _writable(directory)
-    with one_host(options.url), _terminations_interrupt(), ExitStack() as stack:
+    directory = directory.absolute()
+    with (
+        _writable(directory),
+        one_host(options.url),
+        _terminations_interrupt(),
+        connected(options.url) as storage,
+    ):
         with _one_at_a_time(directory):
-            storage = stack.enter_context(connected(options.url))
             study = open_study(options, storage, experiment.subject())
             experiment.prepare(study, directory)
         done, _ = counts(study)
@@ -213,23 +219,35 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
     logger.info(" | ".join(parts))
 
 
-def _writable(directory: Path) -> Path:
-    """Make the directory and see that it can be written. Raises SweepError."""
-    directory = directory.absolute()
+@contextmanager
+def _writable(directory: Path) -> Iterator[None]:
+    """A directory that can be written; if it was made here and stays without content, it is gone at the end.
+
+    Raises:
+        SweepError: it cannot be made or written.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     probe = directory / f".probe-{os.getpid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
-    return directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+        yield
+    finally:
+        with suppress(OSError):  # not empty: there is something to keep
+            if made and [entry.name for entry in directory.iterdir()] == [_LOCK]:
+                (directory / _LOCK).unlink()
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager
 def _one_at_a_time(directory: Path) -> Iterator[None]:
     """Workers on one host begin and end one after the other, so that nothing is queued or written twice."""
-    with (directory / ".lock").open("w") as file:
+    with (directory / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

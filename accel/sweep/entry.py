@@ -21,8 +21,9 @@ from accel.sweep.quantities import (
     did_you_mean,
     parse_constraints,
 )
+from accel.sweep.samplers import REPORTS, PrunerName, SamplerName
 from accel.sweep.storage import default_url, require_optuna, sqlite_path
-from accel.sweep.study import REPORTS, PrunerName, SamplerName, StudyOptions
+from accel.sweep.study import StudyOptions
 
 _SWEEPS = Path("results") / "sweeps"
 

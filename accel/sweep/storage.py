@@ -1,21 +1,17 @@
-"""Where a study lives: any storage of Optuna's, SQLite by default, and one host at a time on one SQLite file."""
+"""Where a study lives: any storage of Optuna's, SQLite by default."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import MissingExtraError
 from accel.extras import install_command, missing_distributions
-from accel.sweep.errors import SweepError
+from accel.sweep.errors import SweepError, storage_errors
 from accel.sweep.recovery import GRACE_S, HEARTBEAT_S, queue_again
 
 if TYPE_CHECKING:
@@ -23,10 +19,6 @@ if TYPE_CHECKING:
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
-_REMEDY = (
-    "SQLite does not lock across hosts: give a server instead, such as --storage postgresql://USER@HOST/NAME, or run "
-    "all workers on one host"
-)
 
 
 def require_optuna() -> None:
@@ -53,8 +45,8 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
     """
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
-    from sqlalchemy.exc import SQLAlchemyError
 
+    unusable: tuple[type[Exception], ...] = (*storage_errors(), OSError, ValueError, optuna.exceptions.OptunaError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -74,26 +66,38 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
             )
     except ImportError as error:
         raise SweepError(f"storage {public_url(url)} needs a driver that is not installed: {error}") from error
-    except (SQLAlchemyError, OSError, ValueError, optuna.exceptions.OptunaError) as error:
+    except unusable as error:
         if attempts > 1:  # workers that start at once get in each other's way when they make the tables
             time.sleep(_RETRY_S)
             return open_storage(url, attempts - 1)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SweepError(f"cannot open storage {public_url(url)}: {reason}") from error
+        raise SweepError(f"cannot open storage {public_url(url)}: {_first_line(error)}") from error
 
 
 @contextmanager
 def connected(url: str) -> Iterator[BaseStorage]:
-    """A storage whose connections are closed at the end; see ``open_storage``."""
+    """A storage whose connections are closed at the end; see ``open_storage``.
+
+    Raises:
+        SweepError: also where the storage is lost on the way.
+    """
     import optuna
 
     storage = open_storage(url)
     try:
         yield storage
+    except storage_errors() as error:
+        raise SweepError(
+            f"storage {public_url(url)} was lost: {_first_line(error)}. What is in it is kept: start the same command "
+            "again when it is back"
+        ) from error
     finally:
         storage.remove_session()
         if isinstance(storage, optuna.storages.RDBStorage):
             storage.engine.dispose()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -126,77 +130,3 @@ def public_url(url: str) -> str:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
         return url
-
-
-@contextmanager
-def one_host(url: str, host: str | None = None, stale_s: float = GRACE_S) -> Iterator[None]:
-    """While this context lasts, workers on other hosts are refused on the same SQLite file; other storages need none.
-
-    A file beside the database names the host, and its time of change tells that somebody there is alive. Both times
-    that are compared come from that file system, so that hosts' clocks need not agree.
-
-    Args:
-        url: of the storage.
-        host: this one's name.
-        stale_s: a claim that was not renewed for so long is over.
-    Raises:
-        SweepError: another host works on it; the message says what to do.
-    """
-    path = sqlite_path(url)
-    if path is None:
-        yield
-        return
-    claim = path.with_name(f"{path.name}.host")
-    host = host or socket.gethostname()
-    _claim(claim, host, path, stale_s)
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not ended.wait(stale_s / 6):
-            with suppress(OSError):
-                os.utime(claim)
-
-    thread = threading.Thread(target=renew, daemon=True, name="sweep-host-claim")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _claim(claim: Path, host: str, database: Path, stale_s: float) -> None:
-    try:
-        claim.parent.mkdir(parents=True, exist_ok=True)
-        probe = claim.with_name(f".{claim.name}.{os.getpid()}.{time.time_ns()}")
-        probe.write_text(json.dumps({"host": host}))
-        try:
-            other = _other_host(claim, host)
-            if other is not None and probe.stat().st_mtime - claim.stat().st_mtime < stale_s:
-                raise SweepError(
-                    f"{database} is in use on host {other}, and this is {host}. {_REMEDY}. If nothing runs on {other} "
-                    f"any more, wait {stale_s:.0f} s"
-                )
-            if claim.exists():
-                os.replace(probe, claim)
-            else:
-                os.link(probe, claim)  # of two hosts that start at once, one succeeds
-        finally:
-            probe.unlink(missing_ok=True)
-    except FileExistsError:
-        _claim(claim, host, database, stale_s)
-    except OSError as error:
-        raise SweepError(
-            f"cannot write to {claim.parent}: {error.strerror}; choose another --out or --storage"
-        ) from error
-
-
-def _other_host(claim: Path, host: str) -> str | None:
-    """Who claimed the database, None if nobody or this host did."""
-    try:
-        holder = str(json.loads(claim.read_text())["host"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
-        return None  # a claim cut short by a full disk or a kill claims nothing
-    return None if holder == host else holder

@@ -7,13 +7,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -21,21 +19,18 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from accel.errors import AccelError, ConfigError
 from accel.sweep.errors import SweepError
 from accel.sweep.quantities import Constraint, Quantity, Values
-from accel.sweep.recovery import ERROR, WORKER, is_mine, recover, release_own, this_worker
+from accel.sweep.recovery import ERROR, GRACE_S, Attendance, is_mine, release_own, signs_of_life, was_taken_over
+from accel.sweep.samplers import PrunerName, SamplerName, make_pruner, make_sampler
 from accel.sweep.storage import public_url
 from accel.transport.launcher import detect_launch
 from compressors.errors import CompressorError
-
-SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
-PrunerName = Literal["none", "median", "hyperband", "halving"]
 
 MEASURED, SKIPPED, SAME_AS, SUBJECT, OWN_BOUNDS = "measured", "skipped", "same_as", "sweep", "own_bounds"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
 _MAXIMAL_REPETITIONS = 30
-# How often a whole training run reports an intermediate value.
-REPORTS = 20
+_AWAIT_S = 0.5
 
 logger = logging.getLogger("accel")
 
@@ -71,6 +66,7 @@ class StudyOptions:
         seed: of the sampler; every worker derives its own.
         max_seconds: this worker starts no trial after this time; None for no limit.
         report_interval: environment steps between intermediate values, ``REPORTS`` of them in a whole run.
+        grace_s: seconds after which a worker elsewhere that gives no sign of life is gone.
     """
 
     name: str
@@ -83,6 +79,7 @@ class StudyOptions:
     seed: int = 0
     max_seconds: float | None = None
     report_interval: int = 1
+    grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
         """Raises ConfigError for options that do not go together."""
@@ -116,9 +113,9 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
         study_name=options.name,
         directions=directions,
         load_if_exists=True,
-        pruner=make_pruner(options),
+        pruner=make_pruner(options.pruner, options.trials, options.report_interval),
     )
-    study.sampler = make_sampler(options, _worker_entropy(study, options.seed))
+    study.sampler = make_sampler(options.sampler, options.trials, _worker_entropy(study, options.seed))
     described = {
         "objectives": [objective.name for objective in options.objectives],
         "constraints": [constraint.text for constraint in options.constraints],
@@ -136,32 +133,6 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
             + ". Give another --study or --out, or the options that it was begun with"
         )
     return study
-
-
-def make_sampler(options: StudyOptions, entropy: Sequence[int]) -> BaseSampler:
-    """The sampler, seeded for one worker."""
-    seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
-    if options.sampler == "tpe":
-        startup = max(5, min(20, options.trials // 5))
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
-    population = max(8, min(50, options.trials // 6))
-    if options.sampler == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
-    if options.sampler == "nsga3":
-        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population)
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def make_pruner(options: StudyOptions) -> optuna.pruners.BasePruner:
-    """The pruner; intermediate values come at the same steps in all trials."""
-    interval = options.report_interval
-    if options.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=max(4, min(8, options.trials // 4)), n_min_trials=3)
-    if options.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(2 * interval, REPORTS * interval)
-    if options.pruner == "halving":
-        return optuna.pruners.SuccessiveHalvingPruner(2 * interval, reduction_factor=3)
-    return optuna.pruners.NopPruner()
 
 
 def work(
@@ -182,31 +153,15 @@ def work(
         KeyboardInterrupt: the trial under way was put back into the queue.
     """
     started = time.monotonic()
+    others = Attendance(options.grace_s)
 
     def objective(trial: Trial) -> tuple[float, ...]:
-        trial.set_user_attr(WORKER, this_worker())
-        try:
-            outcome = evaluate(trial)
-        except (AccelError, CompressorError) as error:
-            trial.set_user_attr(ERROR, str(error))
-            raise
-        measured = dict(outcome.measured)
-        trial.set_user_attr(MEASURED, measured)
-        for constraint in options.constraints:
-            if constraint.quantity in measured:
-                violation = constraint.violation(measured[constraint.quantity], outcome.references)
-                trial.set_constraint(constraint.text, violation)
-        trial.set_user_attr(OWN_BOUNDS, list(outcome.violations))
-        for name, violation in outcome.violations.items():
-            trial.set_constraint(name, violation)
-        if outcome.skipped is not None:
-            trial.set_user_attr(SKIPPED, outcome.skipped)
-            raise optuna.TrialPruned(outcome.skipped)
-        return tuple(measured[quantity.name] for quantity in options.objectives)
+        with signs_of_life(trial, options.grace_s):
+            return _measure(trial, options, evaluate)
 
-    recover(study)
+    others.recover(study)
     chosen, scattered, repeated = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials)), 0
-    while _remaining(study, options.trials) > 0:
+    while _remaining(study, options.trials) > 0 or _await_signs(study, options.trials, others):
         if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
             logger.warning(
                 "stopping after %.0f s, as asked; start the same command again to go on", options.max_seconds
@@ -215,20 +170,66 @@ def work(
         if repeated >= _MAXIMAL_REPETITIONS:
             logger.warning("stopping: the last %d trials all repeated others; the space has hardly more", repeated)
             break
+        if _remaining(study, options.trials) <= 0:
+            continue
         # a sampler that has settled on a few candidates finds no new ones by itself
         study.sampler = chosen if repeated < _REPETITIONS_TO_DIVERSIFY else scattered
-        try:
-            study.optimize(objective, n_trials=1, catch=(AccelError, CompressorError))
-        except KeyboardInterrupt:
-            release_own(study)
-            raise
+        if not _run_one(study, objective):
+            continue
         mine = [trial for trial in study.get_trials(deepcopy=False) if is_mine(trial) and trial.state.is_finished()]
         repeated = repeated + 1 if SAME_AS in mine[-1].user_attrs else 0
         if not repeated:
             report(study, mine[-1])
         _give_up_if_nothing_works(study)
-        recover(study)
-    recover(study)
+        others.recover(study)
+    others.recover(study)
+
+
+def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Outcome]) -> tuple[float, ...]:
+    """Evaluate a trial, and write into it what came of it."""
+    try:
+        outcome = evaluate(trial)
+    except (AccelError, CompressorError) as error:
+        trial.set_user_attr(ERROR, str(error))
+        raise
+    measured = dict(outcome.measured)
+    trial.set_user_attr(MEASURED, measured)
+    for constraint in options.constraints:
+        if constraint.quantity in measured:
+            violation = constraint.violation(measured[constraint.quantity], outcome.references)
+            trial.set_constraint(constraint.text, violation)
+    trial.set_user_attr(OWN_BOUNDS, list(outcome.violations))
+    for name, violation in outcome.violations.items():
+        trial.set_constraint(name, violation)
+    if outcome.skipped is not None:
+        trial.set_user_attr(SKIPPED, outcome.skipped)
+        raise optuna.TrialPruned(outcome.skipped)
+    return tuple(measured[quantity.name] for quantity in options.objectives)
+
+
+def _run_one(study: Study, objective: Callable[[Trial], tuple[float, ...]]) -> bool:
+    """Run one trial; False if others took it over meanwhile, because this worker gave no sign of life."""
+    try:
+        study.optimize(objective, n_trials=1, catch=(AccelError, CompressorError))
+    except KeyboardInterrupt:
+        release_own(study)
+        raise
+    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
+        if not was_taken_over(study):
+            raise
+        logger.warning("others took this worker's trial over, because it gave no sign of life for too long; going on")
+        return False
+    return True
+
+
+def _await_signs(study: Study, trials: int, others: Attendance) -> bool:
+    """Once all trials are done or under way: whether to look again, since a worker elsewhere may be gone."""
+    others.recover(study)
+    if _remaining(study, trials) <= 0:
+        if others.settle(study):
+            return False
+        time.sleep(_AWAIT_S)
+    return True
 
 
 def counts(study: Study) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -61,10 +62,11 @@ def ask(study: optuna.Study) -> optuna.Trial:
         return study.ask()
 
 
-def worker(*arguments: object) -> subprocess.Popen[str]:
+def worker(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     """``accel sweep`` in a process of its own, its messages on standard error."""
     command = [sys.executable, "-m", "accel", "sweep", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environment})
 
 
 def trials_of(url: str, name: str) -> list[optuna.trial.FrozenTrial]:

@@ -171,6 +171,25 @@ def test_two_workers_share_a_study(run: Path, tmp_path: Path) -> None:
     assert json.loads((out / "pareto.json").read_text())["front"]
 
 
+def test_tasks_of_a_slurm_array_share_a_journal(run: Path, tmp_path: Path) -> None:
+    out, url = tmp_path / "out", f"journal:{tmp_path / 'study.log'}"
+    arguments = ("--run", run, "--out", out, "--trials", 8, "--rows", 32, "--objectives", "kl,bytes", "--storage", url)
+    # as Slurm sets them for a task that srun starts alone
+    alone = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+             "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}  # fmt: skip
+    tasks = [
+        worker(*arguments, "--no-sensitivity", **alone, SLURM_JOB_ID=f"7{task}", SLURM_ARRAY_TASK_ID=str(task))
+        for task in range(2)
+    ]
+    errors = [process.communicate(timeout=100)[1] for process in tasks]
+    assert [process.returncode for process in tasks] == [0, 0], errors
+    trials = trials_of(url, "out")
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    assert len({trial.user_attrs["worker"]["pid"] for trial in trials}) == 2
+    assert len({trial.user_attrs["scheme"] for trial in trials}) >= 7
+    assert not list(out.glob("*.db*"))
+
+
 @pytest.mark.parametrize(
     ("search", "candidates", "message"),
     [

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 
 from accel.sweep.driver import run_sweep
 from accel.sweep.errors import SweepError
-from accel.sweep.recovery import WORKER, process_start, recover, this_worker
-from accel.sweep.storage import connected, default_url, one_host, public_url, sqlite_path
-from accel.sweep.study import open_study
-from tests.accel.sweeping import ask, options_for
+from accel.sweep.hosts import one_host
+from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, this_worker
+from accel.sweep.storage import connected, default_url, public_url, sqlite_path
+from accel.sweep.study import Outcome, open_study, work
+from tests.accel.sweeping import ask, options_for, trials_of
 
 
 def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -30,6 +33,32 @@ def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path
     os.utime(claim, (time.time() - 3600, time.time() - 3600))
     with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
         pass
+
+
+def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -> None:
+    url, claim = default_url(tmp_path), tmp_path / "study.db.host"
+    for attempt in range(20):
+        claim.write_text('{"host": "gone"}')
+        os.utime(claim, (time.time() - 3600, time.time() - 3600))
+        together = threading.Barrier(4)
+        holders: list[str] = []
+        refused: list[str] = []
+
+        def start(host: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
+            together.wait()
+            try:
+                with one_host(url, host):
+                    holders.append(host)
+            except SweepError:
+                refused.append(host)
+
+        threads = [threading.Thread(target=start, args=(f"host-{n % 2}", holders, refused, together)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(holders)) == 1 and len(holders) == len(refused) == 2, (attempt, holders, refused)
+        assert [path.name for path in tmp_path.iterdir()] == ["study.db.host"]
 
 
 def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
@@ -99,12 +128,84 @@ def test_trials_of_dead_workers_are_queued_again_and_those_of_living_ones_are_le
             trial.suggest_float("x", 0, 1)
             trial.set_user_attr(WORKER, worker)
             trial.set_user_attr("run", f"trial-{number}")
-        assert recover(study) == 2
-        assert recover(study) == 0
+        others = Attendance()
+        others.recover(study)
+        others.recover(study)
+        assert not others.settle(study), "nobody knows yet about the worker elsewhere"
         states = [trial.state.name for trial in study.trials]
         assert states == ["RUNNING", "FAIL", "FAIL", "RUNNING", "WAITING", "WAITING"]
         assert study.trials[4].params == study.trials[1].params
         assert study.trials[4].user_attrs == {"run": "trial-1"}
+
+
+@pytest.fixture(params=["sqlite", "journal"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return default_url(tmp_path) if request.param == "sqlite" else f"journal:{tmp_path / 'study.log'}"
+
+
+_STUCK = """
+import sys, time
+from pathlib import Path
+from accel.sweep.storage import connected
+from accel.sweep.study import open_study, work
+from tests.accel.sweeping import options_for
+
+def evaluate(trial):
+    trial.suggest_float("x", 0, 1)
+    time.sleep(60)
+
+options = options_for(Path(), url=sys.argv[1], grace_s=0.6)
+with connected(options.url) as storage:
+    work(open_study(options, storage, {}), options, evaluate, print)
+"""
+
+
+def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(url: str, tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", _STUCK, url])
+    options = options_for(tmp_path, url=url, grace_s=1.5)
+    with connected(url) as storage:
+        study = open_study(options, storage, {})
+        while not any(SIGN in trial.user_attrs for trial in study.get_trials()):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        # from here on it looks like a worker whose process cannot be seen
+        trial = study.get_trials()[0]
+        storage.set_trial_user_attr(trial._trial_id, WORKER, {**trial.user_attrs[WORKER], "host": "elsewhere"})
+        others = Attendance(grace_s=1.5)
+        others.recover(study)
+        time.sleep(1.8)
+        others.recover(study)
+        assert len(study.trials) == 1 and others.settle(study), "it lives"
+        killed.kill()
+        killed.wait()
+        drawn: list[float] = []
+
+        def evaluate(trial: optuna.Trial) -> Outcome:
+            drawn.append(trial.suggest_float("x", 0, 1))
+            return Outcome({"return": 1.0, "bytes": 1.0}, {})
+
+        work(study, options, evaluate, lambda _study, _trial: None)
+    states = [trial.state.name for trial in trials_of(url, "s")]
+    assert sorted(states) == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL"] and states[0] == "FAIL"
+    assert trial.params["x"] in drawn, "nothing is lost"
+
+
+def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_path: Path) -> None:
+    options = options_for(tmp_path, url=url)
+    with connected(url) as storage:
+        study = open_study(options, storage, {})
+
+        def evaluate(trial: optuna.Trial) -> Outcome:
+            trial.suggest_float("x", 0, 1)
+            if trial.number == 0:
+                study.tell(0, state=optuna.trial.TrialState.FAIL)
+                queue_again(study, study.trials[0])
+                queue_again(study, study.trials[0])
+            return Outcome({"return": 1.0, "bytes": 1.0}, {})
+
+        work(study, options, evaluate, lambda _study, _trial: None)
+        assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+        assert study.trials[1].params == study.trials[0].params
 
 
 def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> None:
@@ -116,7 +217,7 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
             trial = ask(study)
             assert trial.suggest_float("x", 0, 1) == 0.5
             trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
-            recover(study)
+            Attendance().recover(study)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
 
 
@@ -129,6 +230,13 @@ def test_a_process_is_told_from_a_later_one() -> None:
         child.kill()
         child.wait()
     assert process_start(child.pid) is None
+
+
+@pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
+def test_a_bad_storage_leaves_no_output_directory(storage: str, tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="storage"):
+        run_sweep(None, options_for(tmp_path, url=storage), tmp_path / "new" / "out", ())  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
