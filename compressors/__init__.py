@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from compressors.float import Float32
     from compressors.half import Float16
-    from compressors.inspection import float_kernels, integer_kernels
+    from compressors.inspection import float_kernels, integer_kernels, weight_only_layers
     from compressors.int4 import Int4
     from compressors.int8 import Int8
     from compressors.inventory import PolicyLayer, policy_layers
@@ -59,6 +59,7 @@ _HOMES = {
     "Float16": "half",
     "float_kernels": "inspection",
     "integer_kernels": "inspection",
+    "weight_only_layers": "inspection",
     "Int4": "int4",
     "Int8": "int8",
     "PolicyLayer": "inventory",
@@ -114,6 +115,7 @@ __all__ = [
     "quantisation_study",
     "scheme_names",
     "verify_artifact",
+    "weight_only_layers",
 ]
 
 

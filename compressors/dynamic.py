@@ -22,7 +22,7 @@ from compressors.layers import Layer, LayerRewriter
 from compressors.payload import MICROSOFT, Payload, Slot
 from compressors.quantise import WEIGHT_INT7, WEIGHT_INT8
 from compressors.scheme import Context, MethodText
-from compressors.weights import CodeWriter
+from compressors.weights import Changes, CodeWriter
 
 _FORCE = "force"
 
@@ -65,17 +65,18 @@ class DynamicInt8Encoder(Encoder):
         slots, constants = rewriter.slots, {**graph.constants, **rewriter.constants}
         self._payload = Payload(rewriter.nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
         sizes = [graph.parameters[layer.weight].size for layer in self.layers]
-        self._writer = CodeWriter(WEIGHT_INT8 if full_range else WEIGHT_INT7, sizes)
+        self._changes = Changes()
+        self._writer = CodeWriter(WEIGHT_INT8 if full_range else WEIGHT_INT7, self._changes, sizes)
 
     @property
     def statistics(self) -> PlanStatistics:
         """See ``Plan.statistics``."""
-        return PlanStatistics(changed_codes=self._writer.changed)
+        return PlanStatistics(changed_codes=self._changes.share)
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
         views = self._payload.views
-        self._writer.begin()
+        self._changes.begin()
         for layer in self.layers:
             views[f"{layer.stem}:scale"][...] = self._writer.write(
                 layer.name, parameters[layer.weight], None, views[f"{layer.stem}:codes"], turned=layer.transposed
@@ -83,7 +84,7 @@ class DynamicInt8Encoder(Encoder):
         for name in self._floats:
             require_finite(name, parameters[name])
             views[name][...] = parameters[name].reshape(views[name].shape)
-        self._writer.end()
+        self._changes.end()
         return self._payload.to_bytes()
 
 

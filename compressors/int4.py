@@ -1,33 +1,34 @@
-"""``int4``: weights in 4 bits with a scale for each block, computed in floats: an eighth of the bytes, for slow links.
+"""``int4``: weights in 4 bits with a scale for each block: an eighth of the bytes, for slow links.
 
-    s = extreme / −8 with the weight of greatest magnitude in the block as extreme;   q = clip(round(w / s) + 8, 0, 15)
-
-Source: onnxruntime's blockwise quantiser (MatMulNBits, symmetric). Linear layers run in MatMulNBits. Convolutions have
-a symmetric scale for each output channel, s = max|w| / 7, and are made single again when the model is loaded.
+Linear layers run in onnxruntime's MatMulNBits, which rounds activations to 8 bits at each call, a scale for each row
+and block, and multiplies integers on CPUs with AVX2, AVX-512 or ARM's dot products. Convolutions are compressed on their
+way only: a symmetric scale for each output channel, made single again when the model is loaded. The formulae are in
+``nibbles``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from compressors.artifact import Optimisation
-from compressors.base import Array, FloatArray
+from compressors.base import Array, PlanStatistics
 from compressors.chain import Encoder, Format
-from compressors.errors import SchemeError, WeightsError
+from compressors.errors import SchemeError
 from compressors.float import require_finite
 from compressors.graph import OPSET, PolicyGraph
 from compressors.layers import Layer, LayerRewriter
+from compressors.nibbles import NibbleWriter, padded_size
 from compressors.payload import MICROSOFT, Payload, Slot
 from compressors.scheme import Context, MethodText
+from compressors.weights import Changes
 
 _BLOCK_SIZES = (16, 32, 64, 128)
 _DEFAULT_BLOCK = 32
-_TINY = float(np.finfo(np.float32).tiny)
+_INT8_ACTIVATIONS = 4  # MatMulNBits: accuracy_level; faster than floats from a width of about 256
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,26 @@ class Int4Encoder(Encoder):
         self._block = block
         self._layers = rewriter.layers
         self._floats = rewriter.floats
+        self._changes = Changes()
+        self._writer = layer_writer(self._layers, graph, self._changes, block)
         self._payload = Payload(rewriter.nodes, graph.inputs, graph.outputs, rewriter.slots, graph.constants, OPSET)
         convolutions = any(layer.is_convolution for layer in self._layers)
         self.optimisation: Optimisation = "all" if convolutions else "none"
 
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return PlanStatistics(changed_codes=self._changes.share)
+
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
+        self._changes.begin()
         for layer in self._layers:
-            write_layer(layer, parameters[layer.weight], self._payload.views, self._block)
+            write_layer(layer, parameters[layer.weight], self._payload.views, self._writer, self._block)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
+        self._changes.end()
         return self._payload.to_bytes()
 
 
@@ -111,55 +121,33 @@ def replace_layer(
         N=outputs,
         bits=4,
         block_size=block,
+        accuracy_level=_INT8_ACTIVATIONS,
     )
     return [node], {codes: Slot((outputs, blocks, block // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
 
 
-def write_layer(layer: Layer, weight: Array, views: Mapping[str, Array], block: int = _DEFAULT_BLOCK) -> None:
+def layer_writer(
+    layers: Sequence[Layer], graph: PolicyGraph, changes: Changes, block: int = _DEFAULT_BLOCK
+) -> NibbleWriter:
+    """What ``write_layer`` needs for these layers."""
+    sizes = []
+    for layer in layers:
+        shape = graph.parameters[layer.weight].shape
+        matrix = shape if layer.transposed else shape[::-1]
+        sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix, block))
+    return NibbleWriter(changes, sizes)
+
+
+def write_layer(
+    layer: Layer, weight: Array, views: Mapping[str, Array], writer: NibbleWriter, block: int = _DEFAULT_BLOCK
+) -> None:
     """Write a replaced layer's codes and scales into a model's bytes. Raises WeightsError: a weight is not finite."""
-    values: FloatArray = weight.astype(np.float32, copy=False)
+    codes = views[f"{layer.stem}:codes"]
     if layer.is_convolution:
-        packed, scales = channel_codes(values)
+        scales = writer.write_channels(layer.name, weight, codes)
     else:
-        packed, scales = block_codes(values if layer.transposed else values.T, block)
-    if not np.isfinite(scales).all():
-        raise WeightsError(f"layer {layer.name!r} has a weight that is not finite; do not publish it")
-    views[f"{layer.stem}:codes"][...] = packed
+        scales = writer.write_blocks(layer.name, weight if layer.transposed else weight.T, block, codes)
     views[f"{layer.stem}:scale"][...] = scales
-
-
-def block_codes(weight: FloatArray, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """4-bit codes of a matrix [N, K], blocks along K, the last one padded with zeros.
-
-    Returns:
-        Codes [N, blocks, block / 2], the earlier of two in the lower half of a byte; scales [N · blocks].
-    """
-    outputs, inputs = weight.shape
-    blocks = -(-inputs // block)
-    padded = np.zeros((outputs, blocks * block), dtype=np.float32)
-    padded[:, :inputs] = weight
-    groups = padded.reshape(outputs, blocks, block)
-    low, high = groups.min(axis=2), groups.max(axis=2)
-    scales = np.where(np.abs(high) > np.abs(low), high, low) / np.float32(-8.0)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scales != 0.0, np.float32(1.0) / scales, np.float32(0.0))
-    with np.errstate(invalid="ignore"):
-        codes = np.clip(np.rint(groups * inverse[:, :, None]) + 8.0, 0.0, 15.0).astype(np.uint8)
-    return codes[:, :, 0::2] | (codes[:, :, 1::2] << 4), scales.reshape(-1)
-
-
-def channel_codes(kernel: FloatArray) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """4-bit symmetric codes of a convolution kernel [O, …]: packed bytes [⌈size / 2⌉] and scales [O]."""
-    flat = kernel.reshape(len(kernel), -1)
-    scales = np.maximum(flat.max(axis=1), -flat.min(axis=1)) / np.float32(7.0)
-    scales = np.where(scales < _TINY, np.float32(1.0), scales)
-    with np.errstate(invalid="ignore"):
-        signed = np.rint(flat / scales[:, None]).astype(np.int8).reshape(-1)
-    codes = signed.view(np.uint8) & np.uint8(15)
-    if codes.size % 2:
-        codes = np.append(codes, np.uint8(0))
-    packed = codes[0::2] | (codes[1::2] << np.uint8(4))
-    return packed, scales.astype(np.float32)
 
 
 def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:

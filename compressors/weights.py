@@ -13,33 +13,44 @@ from compressors.errors import WeightsError
 from compressors.quantise import IntegerType, quantise_into, scales_for_bias, weight_scales
 
 
-class CodeWriter:
-    """Quantises one weight after the other into a model's bytes; reuses its working memory.
+class Changes:
+    """Counts how many integer codes a refresh changed.
 
     Attributes:
-        changed: share of codes that the last refresh changed, None before the second.
+        share: of the codes counted in the last refresh, None before the second.
     """
 
-    def __init__(self, codes: IntegerType, sizes: Sequence[int]) -> None:
-        """Make room for weights of up to the given numbers of elements."""
-        self.changed: float | None = None
-        self._codes = codes
-        self._total = sum(sizes)
-        self._scratch = np.empty(max(sizes, default=0), dtype=np.float32)
-        self._new = np.empty(max(sizes, default=0), dtype=codes.dtype)
-        self._turned = np.empty_like(self._new)
-        self._different = 0
-        self._refreshes = 0
+    def __init__(self) -> None:
+        self.share: float | None = None
+        self._different = self._total = self._refreshes = 0
 
     def begin(self) -> None:
         """Start a refresh."""
-        self._different = 0
+        self._different = self._total = 0
+
+    def add(self, different: int, total: int) -> None:
+        """Take in so many codes, of which some differ from those of the refresh before."""
+        self._different += different
+        self._total += total
 
     def end(self) -> None:
         """Finish a refresh."""
         if self._refreshes and self._total:
-            self.changed = self._different / self._total
+            self.share = self._different / self._total
         self._refreshes += 1
+
+
+class CodeWriter:
+    """Quantises one weight after the other into a model's bytes; reuses its working memory."""
+
+    def __init__(self, codes: IntegerType, changes: Changes, sizes: Sequence[int]) -> None:
+        """Make room for weights of up to the given numbers of elements."""
+        self._codes = codes
+        self._changes = changes
+        self._scratch = np.empty(max(sizes, default=0), dtype=np.float32)
+        self._new = np.empty(max(sizes, default=0), dtype=codes.dtype)
+        self._turned = np.empty_like(self._new)
+        self._differs = np.empty(max(sizes, default=0), dtype=np.bool_)
 
     def write(
         self,
@@ -78,7 +89,9 @@ class CodeWriter:
         quantise_into(new, values, scales, axis, scratch)
         if turned:
             new = self._turn(new)
-        self._different += int(np.count_nonzero(new != target))
+        differs = self._differs[: new.size].reshape(new.shape)
+        np.not_equal(new, target, out=differs)
+        self._changes.add(int(np.count_nonzero(differs)), new.size)
         target[...] = new
         return scales
 
