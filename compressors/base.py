@@ -14,6 +14,8 @@ from compressors.artifact import CompressedPolicy, Json
 if TYPE_CHECKING:
     import torch
 
+    from compressors.revision import Revision
+
 Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
 State = Mapping[str, Array]
@@ -55,6 +57,8 @@ class Plan(Protocol):
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """Take recent real inputs ([N, *shape] by name) into the running activation ranges; nothing to do for ``fp32``.
 
+        Activations are those of the present weights of the module last refreshed, chosen for or bound.
+
         Raises:
             CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
         """
@@ -71,8 +75,6 @@ class Plan(Protocol):
     def rechoose(self, module: torch.nn.Module) -> None:
         """Choose pruned channels and low-rank bases anew for the present weights; off the critical path, on a schedule.
 
-        A ``calibrate`` that follows measures the present weights, with or without anything to choose.
-
         Raises:
             WeightsError: as for ``refresh``.
         """
@@ -84,6 +86,15 @@ class Plan(Protocol):
         Returns:
             The divergence before the step, in its own unit; None for schemes without a student.
         """
+        ...
+
+    def revise(self, module: torch.nn.Module) -> Revision:
+        """The same upkeep for another thread: it reads the module, which must not change meanwhile, and leaves the plan
+        as it is, so that refreshes go on."""
+        ...
+
+    def adopt(self, revision: Revision) -> None:
+        """Take over a finished revision of this plan, all of it, between two refreshes; fast."""
         ...
 
     @property

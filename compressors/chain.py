@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from compressors.artifact import CompressedPolicy, Json, Optimisation
 from compressors.base import Array, Compressor, Plan, PlanStatistics, State
 from compressors.errors import SchemeError
 from compressors.graph import PolicyGraph, export_policy
-from compressors.ranges import check_inputs
+from compressors.ranges import Range
+from compressors.revision import Revision
 from compressors.scheme import MethodText, Scheme
-from compressors.state import read_gradients, read_state
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,20 @@ class Encoder(ABC):
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """The serialised model; raises WeightsError when a parameter is not finite."""
 
-    def calibrate(
-        self, parameters: Mapping[str, Array], inputs: Mapping[str, Array], only_on_drift: bool = False
-    ) -> int:
-        """Take recent inputs into the activation ranges; returns how many activations had left theirs."""
+    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
+        """Ranges of activations on recent inputs; changes nothing, so that any thread may measure.
+
+        Raises:
+            CalibrationError: see ``Plan.calibrate``.
+        """
+        return {}
+
+    def drifted(self, seen: Mapping[str, Range]) -> int:
+        """How many activations left their running range by more than is tolerated."""
         return 0
+
+    def widen(self, seen: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
+        """Take measured ranges into the running ones."""
 
     @property
     def statistics(self) -> PlanStatistics:
@@ -89,13 +99,19 @@ class BoundReduction(ABC):
 
     Attributes:
         module: the smaller module, exported once; its own weights do not matter.
+        learns: whether it has a student to train.
     """
 
     module: torch.nn.Module
+    learns: bool = False
 
     @abstractmethod
     def project(self, state: State) -> State:
         """The smaller module's parameters and buffers for those of the policy; fast."""
+
+    def copy(self) -> Self:
+        """Another one, to be worked on in another thread while this one projects."""
+        return copy.deepcopy(self)
 
     def rechoose(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction chooses
         """Choose again for the policy's present numbers and, where there are any, their gradients."""
@@ -136,8 +152,7 @@ class Pipeline:
             bound.append(reduction.reduce(smaller, example_inputs))
             smaller = bound[-1].module
         graph = export_policy(smaller, example_inputs, output_names)
-        plan = PipelinePlan(self.scheme, tuple(bound), graph, self.format.encoder(graph), dict(metadata or {}))
-        plan.load(module)
+        plan = PipelinePlan(self.scheme, tuple(bound), graph, self.format.encoder(graph), dict(metadata or {}), module)
         if calibration is not None:
             plan.calibrate(calibration)
         return plan
@@ -158,12 +173,12 @@ class PipelinePlan:
         graph: PolicyGraph,
         encoder: Encoder,
         metadata: Mapping[str, Json],
+        module: torch.nn.Module,
     ) -> None:
         self._scheme = scheme
         self._reductions = reductions
         self._metadata = metadata
-        self._parameters: Mapping[str, Array] = {}
-        self._states: list[State] = []
+        self._module = module
         self.graph = graph
         self.encoder = encoder
 
@@ -182,13 +197,14 @@ class PipelinePlan:
         """Whether the graph's parameters are other than the module's own."""
         return bool(self._reductions)
 
-    def load(self, module: torch.nn.Module) -> None:
-        """Take the module's present weights for calibration, without an artifact."""
-        self._parameters = self.graph.read(self._state(module))
+    @property
+    def reductions(self) -> tuple[BoundReduction, ...]:
+        """What makes the graph's parameters from the module's own, in order."""
+        return self._reductions
 
     def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
         """See ``Plan.refresh``."""
-        self.load(module)
+        self._module = module
         return CompressedPolicy(
             scheme=self._scheme,
             version=version,
@@ -196,54 +212,46 @@ class PipelinePlan:
             outputs=self.graph.outputs,
             metadata=self._metadata,
             cpu_features=self.encoder.cpu_features,
-            model=self.encoder.encode(self._parameters),
+            model=self.encoder.encode(self.revise(module).parameters),
             optimisation=self.encoder.optimisation,
         )
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
-        """See ``Plan.calibrate``; activations are those of the weights last refreshed."""
-        self._observe(inputs)
-        self.encoder.calibrate(self._parameters, inputs)
+        """See ``Plan.calibrate``."""
+        revision = self.revise(self._module)
+        revision.calibrate(inputs)
+        self.adopt(revision)
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
         """See ``Plan.recalibrate_on_drift``."""
-        return self.encoder.calibrate(self._parameters, inputs, only_on_drift=True)
+        revision = self.revise(self._module)
+        drifted = revision.recalibrate_on_drift(inputs)
+        self.adopt(revision)
+        return drifted
 
     def rechoose(self, module: torch.nn.Module) -> None:
         """See ``Plan.rechoose``."""
-        if self._reductions:
-            state: State = read_state(module)
-            gradients: State = read_gradients(module)
-            for reduction in self._reductions:
-                reduction.rechoose(state, gradients)
-                state, gradients = reduction.project(state), {}
-        self.load(module)
+        self._module = module
+        revision = self.revise(module)
+        revision.rechoose()
+        self.adopt(revision)
 
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.train_step``."""
-        losses = [reduction.train_step(module, inputs) for reduction in self._reductions]
-        return next((loss for loss in losses if loss is not None), None)
+        revision = self.revise(module)
+        loss = revision.train_step(inputs)
+        self.adopt(revision)
+        return loss
 
-    def _state(self, module: torch.nn.Module) -> State:
-        if not self._reductions:
-            return read_state(module, self.graph.leaves)
-        state: State = read_state(module)
-        self._states = []
-        for reduction in self._reductions:
-            self._states.append(state)
-            state = reduction.project(state)
-        return state
+    def revise(self, module: torch.nn.Module) -> Revision:
+        """See ``Plan.revise``."""
+        return Revision(self, module)
 
-    def _observe(self, inputs: Mapping[str, Array]) -> None:
-        """Show inputs to the reductions, each behind the ones before it, and take over what they learn."""
-        if not self._reductions:
-            return
-        check_inputs(self.graph.inputs, inputs)
-        state = self._states[0]
-        for reduction in self._reductions:
-            reduction.observe(state, inputs)
-            state = reduction.project(state)
-        self._parameters = self.graph.read(state)
+    def adopt(self, revision: Revision) -> None:
+        """See ``Plan.adopt``."""
+        self._reductions = revision.reductions
+        for seen in revision.ranges:
+            self.encoder.widen(seen)
 
 
 def compose(scheme: Scheme, methods: Sequence[Method]) -> Compressor:

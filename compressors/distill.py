@@ -7,15 +7,17 @@ student shares with the policy, such as the observation normaliser, follow the p
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.base import Array, State
+from compressors.base import State
 from compressors.chain import BoundReduction, Reduction
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
 from compressors.scheme import Context, MethodText
@@ -66,7 +68,12 @@ class Distill(Reduction):
 
 
 class Student(BoundReduction):
-    """A student in training; see ``BoundReduction``."""
+    """A student in training; see ``BoundReduction``.
+
+    Copies train one and the same student; each projects what that was when the copy last trained it.
+    """
+
+    learns = True
 
     def __init__(
         self,
@@ -76,28 +83,34 @@ class Student(BoundReduction):
         divergence: Divergence,
         learning_rate: float,
     ) -> None:
-        self.module = student
         self._divergence = divergence
         owners = {id(tensor): name for name, tensor in _named_tensors(policy).items()}
         self._shared = {n: owners[id(t)] for n, t in _named_tensors(student).items() if id(t) in owners}
-        own = [p for name, p in student.named_parameters() if name not in self._shared and p.requires_grad]
         with torch.no_grad():
             theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
         if theirs.shape != ours.shape:
             raise GraphError(f"the student returns {tuple(ours.shape)} where the policy returns {tuple(theirs.shape)}")
+        self.module = copy.deepcopy(student)  # what it shares must not change in the middle of a lesson
+        own = [p for name, p in self.module.named_parameters() if name not in self._shared and p.requires_grad]
         if not own:
             raise GraphError("the student has no parameters of its own to train")
         self._optimiser = torch.optim.Adam(own, learning_rate)
+        self._learnt = self._read()
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
-        projected: dict[str, Array] = dict(read_state(self.module))
-        projected.update({name: state[owner] for name, owner in self._shared.items()})
-        return projected
+        return {**self._learnt, **{name: state[owner] for name, owner in self._shared.items()}}
+
+    def copy(self) -> Self:
+        """See ``BoundReduction.copy``."""
+        return copy.copy(self)
 
     def train_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
         """See ``Plan.train_step``."""
         with torch.no_grad():
+            theirs, ours = _named_tensors(module), _named_tensors(self.module)
+            for name, owner in self._shared.items():
+                ours[name].copy_(theirs[owner])
             target = _parameters(module, inputs)
         with torch.enable_grad():
             output = _parameters(self.module, inputs)
@@ -105,7 +118,13 @@ class Student(BoundReduction):
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
+        self._learnt = self._read()
         return float(loss.detach())
+
+    def _read(self) -> State:
+        """The student's own numbers, as copies."""
+        tensors = read_state(self.module)
+        return {name: np.array(array) for name, array in tensors.items() if name not in self._shared}
 
 
 def make_distill(arguments: tuple[str, ...], context: Context) -> Distill:
