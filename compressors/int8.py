@@ -21,7 +21,7 @@ from compressors.cpu import ARM, VNNI, cpu_features
 from compressors.errors import CalibrationError, SchemeError
 from compressors.float import fuse_activations, require_finite
 from compressors.graph import OPSET, PolicyGraph
-from compressors.int4 import write_layer
+from compressors.int4 import layer_writer, write_layer
 from compressors.integer import IntegerGraph
 from compressors.layerwise import check_layers, choice_for, split_arguments
 from compressors.optimise import rearranged_nodes
@@ -29,7 +29,7 @@ from compressors.payload import Payload, Slot
 from compressors.quantise import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
 from compressors.ranges import Range, RangeObserver
 from compressors.scheme import Context, MethodText
-from compressors.weights import CodeWriter, as_float
+from compressors.weights import Changes, CodeWriter, as_float
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -109,7 +109,10 @@ class Int8Encoder(Encoder):
         # onnxruntime blocks the channels of float convolutions for the CPU when it loads them
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
-        self._writer = CodeWriter(self.weight_codes, [graph.parameters[layer.weight].size for layer in self.layers])
+        self._changes = Changes()
+        sizes = [graph.parameters[layer.weight].size for layer in self.layers]
+        self._writer = CodeWriter(self.weight_codes, self._changes, sizes)
+        self._int4_writer = layer_writer(self._int4_layers, graph, self._changes)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
@@ -126,7 +129,7 @@ class Int8Encoder(Encoder):
     @property
     def statistics(self) -> PlanStatistics:
         """See ``Plan.statistics``."""
-        return PlanStatistics(self._calibrations, self._drifted, self._writer.changed)
+        return PlanStatistics(self._calibrations, self._drifted, self._changes.share)
 
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
@@ -157,15 +160,15 @@ class Int8Encoder(Encoder):
                 f"int8 has no range for {len(missing)} activations; calibrate it on real observations first, and "
                 "publish fp32 until then"
             )
-        self._writer.begin()
+        self._changes.begin()
         for layer in self.layers:
             self._encode_layer(layer, parameters)
         for int4_layer in self._int4_layers:
-            write_layer(int4_layer, parameters[int4_layer.weight], self._payload.views)
+            write_layer(int4_layer, parameters[int4_layer.weight], self._payload.views, self._int4_writer)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
-        self._writer.end()
+        self._changes.end()
         return self._payload.to_bytes()
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
