@@ -62,3 +62,21 @@ def ignore_stop_signals() -> None:
     """For actors: they end when the learner says so, or is gone."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that what is half done is undone; in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = handle((signal.SIGTERM, signal.SIGHUP), interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from accel.errors import BundleError
 from accel.exporting import run_policy
-from accel.exporting.bundle import REPORT
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract
+from accel.exporting.making import REPORT
+from accel.exporting.placing import abandoned_partials, partials
 from accel.machine import read_machine
 from accel.spaces import Json
 
@@ -67,6 +68,8 @@ def verify(bundle: Path) -> Verification:
             outputs differ from the test vectors by more than their bound.
         MissingExtraError: the bundle's format needs a package that is not installed.
     """
+    if not bundle.is_dir():
+        raise BundleError(_why_missing(bundle))
     try:
         contract = run_policy.read_contract(bundle)
         return _verify(bundle, contract)
@@ -74,6 +77,18 @@ def verify(bundle: Path) -> Verification:
         raise BundleError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"the contract of {bundle} is not one that this version understands: {error!r}") from error
+
+
+def _why_missing(bundle: Path) -> str:
+    if bundle.exists():
+        return f"{bundle} is no directory: give the one that accel export wrote"
+    if killed := abandoned_partials(bundle):
+        return (
+            f"there is no {bundle}: an export to it was killed and left {killed[0]}; export again, which removes that"
+        )
+    if partials(bundle):
+        return f"there is no {bundle} yet: an export to it is under way"
+    return f"there is no {bundle}: give the directory that accel export wrote"
 
 
 def _verify(bundle: Path, contract: Contract) -> Verification:

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import onnx
-from onnx import ModelProto
-
-from accel.errors import BundleError, ConfigError, ExportError
-from accel.exporting import run_policy
-from accel.exporting.card import model_card, summary
-from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, write_json
+from accel.errors import ConfigError
+from accel.exporting.card import summary
 from accel.exporting.formats import make_format
-from accel.exporting.formats.base import Contract, Format, Written
-from accel.exporting.graphs import standard_float
-from accel.exporting.measuring import (
-    Agreement,
-    MakeSession,
-    Returns,
-    agreement,
-    latency,
-    random_inputs,
-    reference_outputs,
-)
+from accel.exporting.formats.base import Contract
+from accel.exporting.gate import Gate
+from accel.exporting.making import BundleMaker
+from accel.exporting.placing import appearing
 from accel.loading import TrainedRun, load_run
-from accel.machine import read_machine
-from accel.players import Array
-from accel.playing import MAX_ENVS, collect_inputs, play
+from accel.signals import terminations_interrupt
 from accel.spaces import Json
-from compressors.errors import CompressorError
-from compressors.runtime import PolicySession
 from compressors.scheme import parse_scheme
-
-BATCHES = (1, 4, 32)
-_PARITY_ROWS = {"float32": 256, "uint8": 32}
-_VECTOR_ROWS = {"float32": 32, "uint8": 4}
-# a slower target would take hours for what onnxruntime plays in seconds; parity ties the two together
-_PLAYABLE_US = 2000.0
-REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
 
 
 @dataclass(frozen=True)
@@ -64,33 +36,6 @@ class Bundle:
     def text(self) -> str:
         """What there is and what it is worth, in a few lines; MODEL_CARD.md says it at length."""
         return f"{summary(self.contract, self.report)}\n{self.path} is complete; MODEL_CARD.md in it says more"
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What a policy has to hold to be exported.
-
-    Attributes:
-        max_return_loss: greatest loss of mean return, as a share of the magnitude of full precision's; None for any.
-        max_mismatch: greatest relative difference of its parameters from the trained policy's, on real inputs; None
-            for any.
-    """
-
-    max_return_loss: float | None = None
-    max_mismatch: float | None = None
-
-    def check(self, mismatch: Agreement, returns: Returns | None) -> None:
-        """Raise ExportError unless the policy holds it."""
-        failures = []
-        if self.max_mismatch is not None and not mismatch.relative <= self.max_mismatch:
-            failures.append(
-                f"it differs from the trained policy by {mismatch.relative:.4g}, over {self.max_mismatch:g}"
-            )
-        if self.max_return_loss is not None and returns is not None and not returns.loss <= self.max_return_loss:
-            means = f"{returns.episodes.returns.mean():.5g} against {returns.full.returns.mean():.5g}"
-            failures.append(f"it loses {returns.loss:.2%} of the return ({means}), over {self.max_return_loss:.2%}")
-        if failures:
-            raise ExportError(f"the policy is not exported: {'; '.join(failures)}. Choose a milder scheme")
 
 
 def export(
@@ -136,184 +81,6 @@ def export(
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     gate = Gate(max_return_loss, max_mismatch)
-    partial, made = _begin(out)
-    try:
-        work = _Export(loaded, target, text, partial, seed, greedy, cpu)
-        contract, report = work.run(gate, episodes)
-        if out.exists():
-            raise ExportError(f"{out} exists by now: choose another directory")
-        partial.rename(out)
-    except OSError as error:
-        raise ExportError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not out.exists():
-            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
-                for parent in made:
-                    parent.rmdir()
+    with terminations_interrupt(), appearing(out) as directory:
+        contract, report = BundleMaker(loaded, target, text, directory, seed, greedy, cpu).run(gate, episodes)
     return Bundle(out, contract, report)
-
-
-def _begin(out: Path) -> tuple[Path, list[Path]]:
-    """An empty directory beside ``out``, which does not exist yet, and the parents made for it, innermost first."""
-    if out.exists() or out.is_symlink():
-        raise ExportError(f"{out} exists already: choose another directory, or remove it")
-    partial = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
-    made = [parent for parent in partial.parents if not parent.exists()]
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-    except OSError as error:
-        raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
-    return partial, made
-
-
-class _Export:
-    """One export into a directory that is thrown away if anything fails."""
-
-    def __init__(
-        self,
-        run: TrainedRun,
-        target: Format,
-        scheme: str,
-        directory: Path,
-        seed: int,
-        greedy: bool,
-        cpu: Iterable[str] | None,
-    ) -> None:
-        self._run, self._target, self._directory = run, target, directory
-        self._seed, self._greedy = seed, greedy
-        rows = _PARITY_ROWS[run.spec.observation_dtype]
-        inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed)
-        # mismatch is measured on inputs that ranges were not chosen by
-        self._real = {name: array[:rows] for name, array in inputs.items()}
-        calibration = {name: array[rows:] for name, array in inputs.items()}
-        self._artifact = run.compress(scheme, calibration, cpu=cpu)
-        self._full = run.compress("fp32")
-        self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
-
-    def run(self, gate: Gate, episodes: int) -> tuple[Contract, Json]:
-        """Write, measure, check; returns contract and report."""
-        fp32 = standard_float(onnx.load_from_string(self._full.model))
-        (self._directory / FP32_ONNX).write_bytes(fp32.SerializeToString())
-        written = self._write_model()
-        contract = self._contract(fp32, written)
-        self._load_once(contract)
-        parity = self._parity(contract)
-        whole = f"torch -> {self._target.name}"
-        mismatch = next(row for row in parity if row.stage == whole and row.inputs == "real")
-        speed = latency(
-            self._target.session(self._directory, contract, 1),
-            run_policy.OnnxSession(self._directory, contract, 1, "fp32"),
-        )
-        returns = self._play(contract, episodes, speed) if episodes else None
-        gate.check(mismatch, returns)
-        fp32_bytes = (self._directory / FP32_ONNX).stat().st_size
-        report: Json = {
-            "parity": [asdict(row) for row in parity],
-            "mismatch": asdict(mismatch),
-            "returns": None if returns is None else returns.to_json(),
-            "latency": speed,
-            "bytes": {
-                "model": written.model_bytes,
-                "fp32": fp32_bytes,
-                "ratio": fp32_bytes / written.model_bytes,
-            },
-            "gate": asdict(gate),
-            "machine": read_machine().to_json(),
-        }
-        self._finish(contract, report)
-        return contract, report
-
-    def _write_model(self) -> Written:
-        written = self._target.write(self._artifact, self._directory)
-        if not self._target.runs_onnx:
-            (self._directory / "model.onnx").write_bytes(self._artifact.model)
-        return written
-
-    def _contract(self, fp32: ModelProto, written: Written) -> Contract:
-        rows = self._vectors()
-        return make_contract(self._run, self._artifact, fp32, self._target, written, rows, self._greedy)
-
-    def _vectors(self) -> int:
-        """Write the test vectors: half real, half random, answered by the artifact one at a time, and by torch."""
-        half = _VECTOR_ROWS[self._run.spec.observation_dtype]
-        inputs = {name: np.concatenate([self._real[name][:half], self._random[name][:half]]) for name in self._real}
-        try:
-            outputs = run_policy.run_rows(PolicySession(self._artifact, batch=1), inputs)
-        except CompressorError as error:
-            raise ExportError(f"the policy cannot be checked on this machine: {error}") from error
-        if not all(np.isfinite(array).all() for array in outputs.values()):
-            raise ExportError(
-                f"the policy's outputs under {self._artifact.scheme!r} are not finite: it is not exported"
-            )
-        reference = reference_outputs(self._run, inputs, list(outputs))
-        arrays: dict[str, Array] = {f"input/{name}": array for name, array in inputs.items()}
-        arrays |= {f"output/{name}": array for name, array in outputs.items()}
-        arrays |= {f"torch/{name}": array for name, array in reference.items()}
-        np.savez_compressed(self._directory / VECTORS, allow_pickle=False, **arrays)
-        return 2 * half
-
-    def _load_once(self, contract: Contract) -> None:
-        """The target has to load and to compute what the artifact does."""
-        try:
-            session = self._target.session(self._directory, contract, 1)
-            run_policy.check_vectors(session, self._directory, contract)
-        except (BundleError, run_policy.BundleError) as error:
-            raise ExportError(
-                f"format {self._target.name} does not hold scheme {self._artifact.scheme!r} of this policy: {error}"
-            ) from error
-
-    def _parity(self, contract: Contract) -> list[Agreement]:
-        """torch → fp32 ONNX → target, and torch → target, on real and random inputs, in several batches."""
-        batches = BATCHES if self._target.batch is None else (self._target.batch,)
-        names = [spec.name for spec in self._artifact.outputs]
-        target = f"-> {self._target.name}"
-        rows = []
-        for kind, inputs in (("real", self._real), ("random", self._random)):
-            trained = reference_outputs(self._run, inputs, names)
-            full = run_policy.run_rows(run_policy.OnnxSession(self._directory, contract, 1, "fp32"), inputs)
-            rows += [
-                agreement("torch -> fp32 onnx", kind, self._run, trained, inputs, self._fp32(contract), batch)
-                for batch in BATCHES
-            ]
-            for batch in batches:
-                rows.append(
-                    agreement(f"fp32 onnx {target}", kind, self._run, full, inputs, self._session(contract), batch)
-                )
-            rows.append(agreement(f"torch {target}", kind, self._run, trained, inputs, self._session(contract), 1))
-        return rows
-
-    def _fp32(self, contract: Contract) -> MakeSession:
-        return lambda batch: run_policy.OnnxSession(self._directory, contract, batch, "fp32")
-
-    def _session(self, contract: Contract) -> MakeSession:
-        return lambda batch: self._target.session(self._directory, contract, batch)
-
-    def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
-        """Both policies on the same seeds, the compressed one on its target unless that would take too long."""
-        is_fast = float(speed["model"]["p50_us"]) <= _PLAYABLE_US  # type: ignore[index]
-        engine = self._target.name if is_fast else "onnxruntime"
-        policies = (self._session(contract) if is_fast else self._artifact, self._full)
-        compressed, full = (
-            play(policy, self._run, episodes=episodes, seed=self._seed, greedy=self._greedy, envs=MAX_ENVS)
-            for policy in policies
-        )
-        return Returns(compressed, full, self._seed, self._greedy, engine)
-
-    def _finish(self, contract: Contract, report: Json) -> None:
-        """Everything that describes the model, and the checksums of all of it."""
-        directory = self._directory
-        write_json(directory / REPORT, report)
-        (directory / _CARD).write_text(model_card(contract, report), encoding="utf-8")
-        shutil.copyfile(str(run_policy.__file__), directory / _RUN)
-        files: Json = {}
-        for path in sorted(directory.iterdir()):
-            content = path.read_bytes()
-            files[path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        contract["files"] = files
-        write_json(directory / run_policy.CONTRACT, contract)
-        digest = hashlib.sha256((directory / run_policy.CONTRACT).read_bytes()).hexdigest()
-        sums = {name: str(facts["sha256"]) for name, facts in files.items()}  # type: ignore[index]
-        sums[run_policy.CONTRACT] = digest
-        (directory / run_policy.SUMS).write_text(run_policy.sums_text(sums), encoding="ascii")

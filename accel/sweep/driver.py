@@ -5,19 +5,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from accel.progress_text import duration
+from accel.signals import terminations_interrupt
 from accel.spaces import Json
 from accel.sweep.errors import SweepError
 from accel.sweep.front import Row, balanced, front, nearest_miss
@@ -126,7 +124,7 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
     with (
         _writable(directory),
         one_host(options.url),
-        _terminations_interrupt(),
+        terminations_interrupt(),
         connected(options.url) as storage,
     ):
         with _one_at_a_time(directory):
@@ -250,20 +248,3 @@ def _one_at_a_time(directory: Path) -> Iterator[None]:
     with (directory / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _terminations_interrupt() -> Iterator[None]:
-    """SIGTERM ends a worker as Ctrl-C does, so that its trial goes back into the queue."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signum: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -8,7 +8,9 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import pytest
 from gymnasium.wrappers import TransformObservation
 
 from accel.cli import main
-from accel.errors import CheckpointError, ConfigError, ExportError, MissingExtraError
+from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.bundle import Bundle, Gate, export
+from accel.exporting.bundle import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
+from accel.exporting.gate import Gate
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
 from accel.exporting.measuring import Agreement, Returns
 from accel.loading import load_run
@@ -232,6 +235,37 @@ def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path,
     with pytest.raises(ExportError, match="cannot write"):
         export(cartpole, Path("/proc/self/bundle"), scheme="fp32")
     assert left_in(tmp_path) == ["bundle", "file"]
+
+
+def start_export(run: Path, out: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """A long export in a process of its own, and its unfinished directory, where it has begun to write."""
+    command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "100000", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    partial = out.with_name(f".{out.name}.{process.pid}.partial")
+    while not (partial / "vectors.npz").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process, partial
+
+
+def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    process, partial = start_export(cartpole, out)
+    with pytest.raises(BundleError, match="an export to it is under way"):
+        verify(out)
+    process.kill()
+    process.wait()
+    with pytest.raises(BundleError, match=f"was killed and left {re.escape(str(partial))}; export again"):
+        verify(out)
+    export(cartpole, out, scheme="fp32", episodes=0)
+    assert left_in(tmp_path) == ["bundle"]
+
+
+def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
+    process, _ = start_export(cartpole, tmp_path / "new" / "bundle")
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    assert left_in(tmp_path) == []
 
 
 def test_a_read_only_directory_is_refused(cartpole: Path) -> None:

@@ -1,0 +1,35 @@
+"""The quality gate: what a policy has to hold to be exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel.errors import ExportError
+from accel.exporting.measuring import Agreement, Returns
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a policy has to hold to be exported.
+
+    Attributes:
+        max_return_loss: greatest loss of mean return, as a share of the magnitude of full precision's; None for any.
+        max_mismatch: greatest relative difference of its parameters from the trained policy's, on real inputs; None
+            for any.
+    """
+
+    max_return_loss: float | None = None
+    max_mismatch: float | None = None
+
+    def check(self, mismatch: Agreement, returns: Returns | None) -> None:
+        """Raise ExportError unless the policy holds it."""
+        failures = []
+        if self.max_mismatch is not None and not mismatch.relative <= self.max_mismatch:
+            failures.append(
+                f"it differs from the trained policy by {mismatch.relative:.4g}, over {self.max_mismatch:g}"
+            )
+        if self.max_return_loss is not None and returns is not None and not returns.loss <= self.max_return_loss:
+            means = f"{returns.episodes.returns.mean():.5g} against {returns.full.returns.mean():.5g}"
+            failures.append(f"it loses {returns.loss:.2%} of the return ({means}), over {self.max_return_loss:.2%}")
+        if failures:
+            raise ExportError(f"the policy is not exported: {'; '.join(failures)}. Choose a milder scheme")
