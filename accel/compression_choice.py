@@ -3,7 +3,7 @@
 int8                                         fixed
 auto                                         tuned by the monitor over a ladder that suits the network
 auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
-anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on
+anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on; qat too, never in auto
 """
 
 from __future__ import annotations
@@ -93,6 +93,13 @@ def _call(text: str) -> tuple[str, str | None]:
 
 def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
     levels = default_ladder(network) if inside is None else tuple(str(parse_scheme(part)) for part in inside.split(";"))
+    rounded = [level for level in levels if parse_scheme(level).methods[-1].name == "qat"]
+    if rounded:
+        raise TunerError(
+            f"{rounded[0]} changes what the learner trains, so that levels beside it would not be compared fairly; use "
+            f"{rounded[0].replace('qat', 'int8')} here, or compressor = '{rounded[0]}', or "
+            f"anneal(fp32@0;{rounded[0]}@1e5)"
+        )
     if FULL_PRECISION in levels and levels[0] != FULL_PRECISION:
         raise TunerError(f"{FULL_PRECISION} is the finest level and comes first")
     levels = (FULL_PRECISION, *(level for level in levels if level != FULL_PRECISION))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -68,8 +69,9 @@ class TrainConfig(BaseModel):
     # compression
     compressor: str = Field(
         "int8",
-        description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; auto or "
-        "auto(fp32;int8;…) lets the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps",
+        description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; qat is int8 whose "
+        "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto or auto(fp32;int8;…) lets "
+        "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps",
     )
     actor_runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
@@ -95,9 +97,6 @@ class TrainConfig(BaseModel):
     max_publish_kl: Clip = Field(
         2.0,
         description="keep back a policy further than this from the learner's, mean KL in nats; none: only broken ones",
-    )
-    quantisation_aware: bool = Field(
-        False, description="round weights and activations in the learner's forward pass as int8 actors do; int8 only"
     )
 
     # correction
@@ -212,12 +211,10 @@ class TrainConfig(BaseModel):
             raise ValueError("retrace works with objective = 'actor-critic' only")
         if self.actor_runtime == "torch" and self.compressor != "fp32":
             raise ValueError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
-        if self.quantisation_aware and ("+" in self.compressor or self.compressor.split("(")[0].strip() != "int8"):
+        if re.search(r"\bqat\b", self.compressor) and self.mixed_precision != "none":
             raise ValueError(
-                f"quantisation_aware trains for compressor = 'int8' alone, not '{self.compressor}': change one of them"
+                "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )
-        if self.quantisation_aware and self.mixed_precision != "none":
-            raise ValueError("quantisation_aware rounds in single precision: set mixed_precision = 'none' with it")
         if self.hosts is not None and self.hostfile is not None:
             raise ValueError("give hosts or hostfile, not both")
         if self.actors == 0 and (self.hosts is not None or self.hostfile is not None):

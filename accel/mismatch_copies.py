@@ -65,7 +65,8 @@ class PolicyCopies:
         """Distribution parameters over an unroll.
 
         Args:
-            version: one that was kept, or None for the policy as it is now.
+            version: one that was kept, or None for the policy as it is now. Where the learner rounds its policy, a
+                version is rounded too, at the scales of now.
             observations: [T, B, *obs]. first: [T, B] bool. states: recurrent state before row 0, [B, *shape] each.
         Returns:
             [T, B, P] float32.
@@ -76,16 +77,22 @@ class PolicyCopies:
         weights = self._tensors() if version is None else self._copies[version]
         length, batch = first.shape
         if not self._states:
-            (params,) = functional_call(self._module, weights, (observations.flatten(0, 1),))
+            (params,) = self._call(weights, observations.flatten(0, 1))
             return torch.as_tensor(params).float().view(length, batch, -1)
         rows = []
         for t in range(length):
             keep = torch.logical_not(first[t])
             states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in states)
-            params, *following = functional_call(self._module, weights, (observations[t], *states))
+            params, *following = self._call(weights, observations[t], *states)
             states = tuple(following)
             rows.append(params)
         return torch.stack(rows).float()
+
+    def _call(self, weights: dict[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        rounding = self._network.rounding
+        if rounding is not None:
+            return rounding.act(self._module, weights, *inputs)
+        return functional_call(self._module, weights, inputs)  # type: ignore[no-any-return]
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}

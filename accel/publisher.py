@@ -29,7 +29,7 @@ from accel.publishing.level import FULL_PRECISION, Level
 from accel.torch_acting import serialise_module
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
-from compressors.qat import FakeQuantiser
+from compressors.qat import FakeQuantiser, trains_rounded
 from compressors.scheme import make_compressor, parse_scheme
 
 logger = logging.getLogger("accel")
@@ -100,6 +100,7 @@ class Publisher:
             if level not in self._in_use:
                 self._bound[level].resume(self._recent)
         self._in_use = wanted
+        self._round()
 
     def offers(self, level: str) -> bool:
         """Whether actors that are assigned this level get it, rather than fp32 in its stead; from its last use if it is
@@ -177,10 +178,16 @@ class Publisher:
     def _tend(self, level: Level) -> None:
         was_ready = level.ready
         level.tend(self._recent)
-        if level.ready and not was_ready and self._config.quantisation_aware:
-            level.quantiser = FakeQuantiser(level.plan)
-            self._network.rounding = NetworkRounding(level.quantiser)
-            logger.info("the learner rounds its policy as %s does from now on", level.scheme)
+        if level.ready and not was_ready:
+            self._round()
+
+    def _round(self) -> None:
+        """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""
+        rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
+        self._network.rounding = None
+        for scheme, quantiser in rounded:
+            self._network.rounding = NetworkRounding(quantiser)
+            logger.info("the learner rounds its policy as %s does from now on", scheme)
 
     def _level(self, scheme: str) -> Level:
         if scheme not in self._bound:
@@ -192,8 +199,8 @@ class Publisher:
                     student_factory=StudentFactory(self._config, self._network),
                     divergence=PolicyDivergence(self._network.spec.action),
                 ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
-                if self._config.quantisation_aware and scheme != FULL_PRECISION:
-                    FakeQuantiser(plan)
+                if trains_rounded(scheme):
+                    FakeQuantiser(plan, self._module)
             except CompressorError as error:
                 raise ConfigError(
                     f"compressor '{scheme}' does not suit network '{self._config.network}': {error}"

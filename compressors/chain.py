@@ -85,6 +85,9 @@ class Format(Method):
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """Lay out the model of a graph. Raises UnsupportedLayerError."""
 
+    def check_chain(self, reductions: Sequence[Reduction]) -> None:
+        """Whether the format can follow these reductions. Raises SchemeError: names one that it cannot follow."""
+
 
 class Reduction(Method):
     """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
@@ -99,11 +102,13 @@ class BoundReduction(ABC):
 
     Attributes:
         module: the smaller module, exported once; its own weights do not matter.
+        prefix: what names of the policy's own layers begin with in the smaller module.
         learns: whether it has a student to train.
     """
 
     module: torch.nn.Module
     learns: bool = False
+    prefix: str = ""
 
     @abstractmethod
     def project(self, state: State) -> State:
@@ -121,6 +126,11 @@ class BoundReduction(ABC):
 
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.train_step``."""
+        return None
+
+    def whole(self, projected: State, state: State) -> State | None:
+        """The policy's own numbers, ``state``, made such that it computes what the smaller module does with
+        ``projected``: zeros for what is gone. None where the smaller module's layers are not the policy's."""
         return None
 
 
@@ -191,11 +201,6 @@ class PipelinePlan:
     def statistics(self) -> PlanStatistics:
         """See ``Plan.statistics``."""
         return self.encoder.statistics
-
-    @property
-    def has_reductions(self) -> bool:
-        """Whether the graph's parameters are other than the module's own."""
-        return bool(self._reductions)
 
     @property
     def reductions(self) -> tuple[BoundReduction, ...]:
@@ -273,4 +278,6 @@ def compose(scheme: Scheme, methods: Sequence[Method]) -> Compressor:
         raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
     if len(set(names)) < len(names):
         raise SchemeError(f"scheme {str(scheme)!r} has a method twice")
+    if formats:
+        formats[0].check_chain(reductions)
     return Pipeline(scheme, tuple(reductions), formats[0] if formats else Float32())

@@ -43,3 +43,18 @@ class Codes:
     def parameters(self) -> tuple[str, str]:
         """Names of the scale's and the zero point's initializers."""
         return f"{self.activation}:scale", f"{self.activation}:zero"
+
+
+@dataclass(frozen=True)
+class SumOfCodes:
+    """A sum of two values as codes, in codes.
+
+    Attributes:
+        module: whose forward adds.
+        addends: what is added.
+        made: the activation put out.
+    """
+
+    module: str
+    addends: tuple[Codes, Codes]
+    made: str

@@ -86,7 +86,7 @@ class Int8Encoder(Encoder):
         variant: the one in use.
         per_channel: whether weights have a scale for each output, where nothing else was chosen for a layer.
         weight_codes: the codes of weights.
-        coded: see ``IntegerGraph``.
+        coded, sums: see ``IntegerGraph``.
     """
 
     def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...] = ()) -> None:
@@ -100,7 +100,7 @@ class Int8Encoder(Encoder):
         self._int4_layers = integer.int4_layers
         self._floats = integer.floats
         self._measured = integer.measured
-        self.coded = integer.coded
+        self.coded, self.sums = integer.coded, integer.sums
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
@@ -189,25 +189,26 @@ class Int8Encoder(Encoder):
         self._payload.views[f"{name}:zero"][...] = zero
 
 
-def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
-    """The ``int8`` method; options are ``per_channel``, one of the variants, and formats by layer.
+def make_int8(arguments: tuple[str, ...], context: Context, name: str = "int8") -> Int8:
+    """The ``int8`` method; options are ``per_channel``, one of the variants, and formats by layer. Messages call it by
+    ``name``.
 
     Raises:
         SchemeError: an unknown option or format, or two variants.
     """
     plain, choices = split_arguments(arguments)
-    variants = [name for name in _VARIANTS if name in plain]
-    unknown = [name for name in plain if name not in (*_VARIANTS, _PER_CHANNEL)]
+    variants = [variant for variant in _VARIANTS if variant in plain]
+    unknown = [option for option in plain if option not in (*_VARIANTS, _PER_CHANNEL)]
     if unknown or len(variants) > 1 or len(set(plain)) < len(plain):
         raise SchemeError(
-            f"int8({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
+            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
             "and layer=format"
         )
     layers: list[tuple[str, LayerFormat]] = []
     for layer, text in choices.items():
         chosen = next((choice for choice in _FORMATS if choice == text), None)
         if chosen is None:
-            raise SchemeError(f"int8({layer}={text}): a layer's format is one of {', '.join(_FORMATS)}")
+            raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_FORMATS)}")
         layers.append((layer, chosen))
     return Int8(_PER_CHANNEL in plain, variants[0] if variants else None, context.cpu, tuple(layers))
 

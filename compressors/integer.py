@@ -1,8 +1,7 @@
 """Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes on unchanged.
 
 Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A
-layer with weights that has no integer kernel here is an error, never left in float silently; only layers chosen to be
-float or int4 are.
+layer with weights that has no integer kernel here is an error; only layers chosen to be float or int4 are left so.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from compressors.codes import Codes, IntegerLayer, LayerFormat
+from compressors.codes import Codes, IntegerLayer, LayerFormat, SumOfCodes
 from compressors.errors import UnsupportedLayerError
 from compressors.graph import PolicyGraph
 from compressors.int4 import replace_layer
@@ -36,7 +35,8 @@ class IntegerGraph:
         int4_layers: those with 4-bit weights, computed in floats.
         names: of all layers, for which a format is chosen.
         measured: activations whose ranges must be calibrated.
-        coded: by module (``torso.0``) that puts out codes, as layer or as sum, their activation.
+        coded: by module (``torso.0``) whose layer puts out codes, their activation.
+        sums: the sums of codes.
         fixed: activations whose codes come from outside at a given scale (images), to that scale.
         slots: initializers written at calibration or refresh, scales and codes.
         floats, constants: parameters that stay in single precision, and graph constants still in use.
@@ -60,6 +60,7 @@ class IntegerGraph:
         self.int4_layers: list[Layer] = []
         self.measured: list[str] = []
         self.coded: dict[str, str] = {}
+        self.sums: list[SumOfCodes] = []
         self.fixed: dict[str, np.float32] = {}
         self.slots: dict[str, Slot] = {}
         rules: dict[str, Callable[[NodeProto], None]] = {
@@ -116,7 +117,8 @@ class IntegerGraph:
             self._float(node)
             return
         a, b = (self._codes_of(name) for name in node.input)
-        made = self._new_codes(result, node)
+        made = self._new_codes(result)
+        self.sums.append(SumOfCodes(layer_name(node), (a, b), result))
         inputs = [a.tensor, *a.parameters, b.tensor, *b.parameters, *made.parameters]
         self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
 
@@ -239,9 +241,8 @@ class IntegerGraph:
             raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
 
     def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
-        """A value as codes of its own scale, put out by a kernel if there is a maker."""
-        codes = Codes(f"{value}:codes", value)
-        self._as_codes[value] = codes
+        """A value as codes of its own scale, put out by a layer if there is a maker."""
+        self._as_codes[value] = codes = Codes(f"{value}:codes", value)
         self.measured.append(value)
         self._declare(value)
         if maker is not None:
@@ -274,9 +275,8 @@ class IntegerGraph:
     def _wants_codes(self, value: str) -> bool:
         """Whether every reader of a value is an integer layer or hands codes on to integer layers alone."""
         readers = self._wiring.consumers[value]
-        if self._wiring.is_output(value) or not readers:
-            return False
-        return all(self._reads_codes(reader, value) for reader in readers)
+        inside = bool(readers) and not self._wiring.is_output(value)
+        return inside and all(self._reads_codes(reader, value) for reader in readers)
 
     def _reads_codes(self, node: NodeProto, value: str) -> bool:
         if node.op_type in ("Gemm", "Conv"):

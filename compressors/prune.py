@@ -97,6 +97,7 @@ class PrunedModule(BoundReduction):
                 "fewer than 16"
             )
         self._recurrent = _recurrent_group(self._groups, len(example_inputs))
+        self.prefix = "" if self._recurrent is None else f"{_INNER}."
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._reconstruction = Reconstruction(self._groups)
@@ -109,16 +110,24 @@ class PrunedModule(BoundReduction):
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
-        prefix = "" if self._recurrent is None else f"{_INNER}."
         corrections = self._reconstruction.corrections
         projected: dict[str, Array] = {}
         for name, array in state.items():
             for axis, index in self._indices.get(name, {}).items():
                 array = np.take(array, index, axis=axis)
-            projected[f"{prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
+            projected[f"{self.prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
         if self._recurrent is not None:
             projected[_KEPT], projected[_PLACES] = self._state_indices()
         return projected
+
+    def whole(self, projected: State, state: State) -> State:
+        """See ``BoundReduction.whole``."""
+        filled: dict[str, Array] = {}
+        for name, array in state.items():
+            kept, filled[name] = projected[f"{self.prefix}{name}"], np.zeros_like(array)
+            axes = self._indices.get(name, {})
+            filled[name][np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))] = kept
+        return filled
 
     def rechoose(self, state: State, gradients: State) -> None:
         """See ``BoundReduction.rechoose``."""

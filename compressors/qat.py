@@ -1,217 +1,236 @@
-"""Quantisation-aware training for ``int8``: the learner's forward sees the numbers that actors will compute with.
+"""``qat``: int8 whose rounding the learner trains with; its artifact is the ``int8`` graph, its options are ``int8``'s.
 
-    ŵ = w + stop_gradient(s round(w / s) − w);   x̂ likewise, saturating at the ends of its range
-
-The scales are those of the bound plan, by the same code: what the learner rounds to are the codes that the next refresh
-writes, of weights and of biases. An LSTM's hidden state stays whole, as torch runs it over time in one call.
-Source: Jacob et al. 2018, arXiv:1712.05877, section 3; for the estimator Bengio et al. 2013, arXiv:1308.3432.
+Scales and ranges are those of the bound plan, so that the learner computes on the codes that the next refresh writes,
+of weights and of biases, and adds them up as whole numbers, as the kernels do. ``prune(r)+qat`` prunes what is trained:
+removed units are zeros in the learner's own weights and stay so.
+Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import dataclasses
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compressors.base import Plan
-from compressors.chain import PipelinePlan
-from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from compressors.int8 import Int8Encoder
-from compressors.quantise import scales_for_bias, scales_of
+from compressors.chain import PipelinePlan, Reduction
+from compressors.codes import SumOfCodes
+from compressors.errors import CalibrationError, SchemeError
+from compressors.int8 import Int8, Int8Encoder, make_int8
+from compressors.kernels import Scaled
+from compressors.roundable import check_rules
+from compressors.rounded import RoundedLayer, RoundedPass, Rules
+from compressors.scheme import Context, MethodText
+from compressors.state import load_state, read_state
+
+NAME = "qat"
+_REFUSED = {
+    "lowrank": "the learner's network has no layers for its factors",
+    "distill": "actors get a student, whose rounding the learner does not have",
+}
 
 
 @dataclass(frozen=True)
-class _Rounding:
-    """A layer: the matrices that share its scale, its biases, the activation that it reads, its modules' names, and
-    whether each output has a scale of its own."""
-
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-    activation: str
-    modules: tuple[str, ...]
-    per_channel: bool
-    stem: str
+class Qat(Int8):
+    """Quantisation-aware training; see ``Int8`` for the attributes."""
 
     @property
-    def is_lstm(self) -> bool:
-        """Whether two matrices of one module share the layer."""
-        return len(self.weights) > 1 and len(self.modules) == 1
+    def method(self) -> MethodText:
+        """``qat`` with the options of ``int8``."""
+        return MethodText(NAME, super().method.arguments)
+
+    def check_chain(self, reductions: Sequence[Reduction]) -> None:
+        """See ``Format.check_chain``: the learner rounds its own network, pruned or not."""
+        for reduction in reductions:
+            reason = _REFUSED.get(reduction.method.name)
+            if reason is not None:
+                raise SchemeError(
+                    f"{reduction.scheme}+{self.scheme}: {reason}; use {reduction.scheme}+int8, or prune(0.5)+{NAME}"
+                )
 
 
 class FakeQuantiser:
-    """Rounds a module's weights and the inputs of its layers as a bound ``int8`` plan does.
+    """Computes a policy as the int8 graph of a bound plan does, with gradients for the policy's own weights.
 
-    Use both in the learner's forward::
+    ::
 
         quantiser = FakeQuantiser(plan)
-        with quantiser.activations(policy):
-            output = torch.func.functional_call(policy, quantiser.weights(policy), inputs)
+        output = quantiser(policy, observations)
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, policy: nn.Module) -> None:
         """Follow a plan, its later calibrations included.
 
+        Args:
+            plan: of a scheme that ends in ``qat`` or ``int8``.
+            policy: the module that it is bound to.
         Raises:
-            SchemeError: the plan's scheme is not ``int8`` alone.
-            UnsupportedLayerError: a scale for each channel is shared by several matrices.
+            SchemeError: the scheme has another format, or replaces the policy's layers.
+            UnsupportedLayerError: a layer's rounding is not known here; names it and what would work.
         """
         encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
-        if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder) or plan.has_reductions:
+        if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
             raise SchemeError(f"quantisation-aware training follows int8 plans, not {plan.scheme!r}")
+        if len(plan.reductions) > 1 or any(reduction.whole({}, {}) is None for reduction in plan.reductions):
+            raise SchemeError(
+                f"quantisation-aware training computes with the policy's own layers, which {plan.scheme!r} replaces; "
+                f"use {NAME} alone or behind prune"
+            )
+        self._plan = plan
         self._encoder = encoder
-        self._layers: list[_Rounding] = []
-        for layer in encoder.layers:
-            sources = plan.graph.sources(layer.weight)
-            weights = tuple(name for name in sources if plan.graph.leaf_ranks[name] > 1)
-            biases = plan.graph.sources(layer.bias) if layer.bias else ()
-            per_channel = layer.channel_axis is not None
-            if per_channel and (len(weights) > 1 or layer.channel_axis != 0):
-                raise UnsupportedLayerError(
-                    f"layer {layer.name!r} is made of {', '.join(weights)}, whose channels share scales; use int8 "
-                    "without per_channel for quantisation-aware training"
-                )
-            modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-            self._layers.append(_Rounding(weights, biases, layer.activation, modules, per_channel, layer.stem))
+        self._prefix = plan.reductions[0].prefix if plan.reductions else ""
+        self._masks: dict[str, Tensor] = {}
+        self._units: dict[str, Tensor] = {}
+        self._kept: dict[str, NDArray[np.int64]] = {}
+        layers = tuple(self._layer(index) for index in range(len(encoder.layers)))
+        sums = tuple(SumOfCodes(self._own(s.module), s.addends, s.made) for s in encoder.sums)
+        self._rules = Rules(layers, sums, self._coding, encoder.weight_codes)
+        check_rules(self._rules, policy, plan.graph.nodes, self._prefix)
 
-    def weights(self, module: nn.Module) -> dict[str, Tensor]:
-        """Rounded weights and biases by name, through which gradients pass; for ``torch.func.functional_call``."""
+    def __call__(
+        self, module: nn.Module, *inputs: Tensor, record: MutableMapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """The module's outputs as the int8 graph computes them.
+
+        Args:
+            module: the acting policy.
+            inputs: [N, *shape], in the order of its forward.
+            record: see ``RoundedPass``.
+        Raises:
+            CalibrationError: the plan has no ranges yet.
+        """
+        result = self.start(dict(module.named_parameters()), record).call("", module, *inputs)
+        return result if isinstance(result, tuple) else (cast("Tensor", result),)
+
+    def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> RoundedPass:
+        """A pass over the policy that has these parameters by name; see ``RoundedPass``. Raises as calling does."""
+        masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
+        return RoundedPass(self._rules, {**tensors, **masked}, self._units, record)
+
+    def prune(self, module: nn.Module) -> None:
+        """Remove from the module itself what the plan has chosen to remove, its correction for that included: zeros
+        from now on, so that choosing again chooses the same. Calibrate the plan then, whose correction has nothing left
+        to make up for. Nothing to do without ``prune``."""
+        if not self._plan.reductions:
+            return
+        reduction = self._plan.reductions[0]
+        state = read_state(module)
+        projected = reduction.project(state)
+        pruned = reduction.whole(projected, state) or {}
+        ones = reduction.whole({name: np.ones_like(array) for name, array in projected.items()}, state) or {}
         parameters = dict(module.named_parameters())
-        rounded: dict[str, Tensor] = {}
-        for layer in self._layers:
-            scale = self._scale(layer, parameters)
-            for name in layer.weights:
-                weight = parameters[name]
-                shaped = scale.to(weight).reshape(-1, *[1] * (weight.dim() - 1)) if scale.dim() else scale.to(weight)
-                rounded[name] = _straight_through(weight, torch.round(weight.detach() / shaped) * shaped)
-            rounded.update(self._rounded_biases(layer, parameters, scale))
-        return rounded
+        self._masks = {
+            name: torch.from_numpy(np.array(ones[name])).to(parameter)
+            for name, parameter in parameters.items()
+            if name in ones and not ones[name].all()
+        }
+        load_state(module, {name: pruned[name] for name in parameters})
+        self._find_kept()
 
-    @contextmanager
-    def activations(self, module: nn.Module) -> Iterator[None]:
-        """Within this context every quantised layer of the module rounds what it reads, and what it puts out as codes;
-        so does a module that ends in a sum of codes, such as a residual block.
-
-        Raises:
-            CalibrationError: the plan has no ranges yet.
-        """
-        with ExitStack() as stack:
-            for layer in self._layers:
-                hook = self._hook(layer.activation)
-                for name in layer.modules:
-                    stack.enter_context(module.get_submodule(name).register_forward_pre_hook(hook))
-            for name, part in module.named_modules():
-                if name in self._encoder.coded:
-                    rounder = self._hook(self._encoder.coded[name])
-                    stack.enter_context(part.register_forward_hook(rounder.round_output))
-            yield
-
-    def round_input(self, module_name: str, value: Tensor) -> Tensor:
-        """What a quantised layer reads when it is given this value; the value itself where the layer is not quantised.
-
-        For layers whose module is not called, such as an LSTM that runs over time in another way.
-
-        Raises:
-            CalibrationError: the plan has no ranges yet.
-        """
-        for layer in self._layers:
-            if module_name in layer.modules:
-                return self._hook(layer.activation).round(value)
-        return value
-
-    def readers(self) -> Iterator[tuple[str, str, tuple[float, int]]]:
-        """For every quantised layer that reads what one module is given first: its stem in the graph, the module's
-        name, and the scale and zero point of that input."""
-        for layer in self._layers:
-            if len(layer.modules) == 1 and not layer.weights[0].rpartition(".")[2].startswith("weight_hh"):
-                scale, zero = self._input_parameters(layer.activation)
-                yield layer.stem, layer.modules[0], (float(scale), zero)
-
-    def _scale(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
-        """[] or [channels]: the plan's formulae on the greatest magnitudes, which are all that they need."""
+    def hold(self, module: nn.Module) -> None:
+        """After an optimiser step: zeros again where momentum has moved what is removed."""
         with torch.no_grad():
-            greatest = [
-                parameters[name].abs().flatten(1).amax(1) if layer.per_channel else parameters[name].abs().max()
-                for name in layer.weights
-            ]
-            magnitude = torch.stack(greatest).amax(0).cpu().numpy()
-        scales = scales_of(magnitude, self._encoder.weight_codes)
-        if layer.biases:
-            with torch.no_grad():
-                bias = self._bias(layer, parameters).cpu().numpy()
-            scales = scales_for_bias(scales, self._input_parameters(layer.activation)[0], bias)
-        return torch.from_numpy(np.array(scales))
+            for name, mask in self._masks.items():
+                module.get_parameter(name).mul_(mask)
 
-    def _rounded_biases(
-        self, layer: _Rounding, parameters: Mapping[str, Tensor], scale: Tensor
-    ) -> Iterator[tuple[str, Tensor]]:
-        """To multiples of s_x·s_w, as the 32-bit codes are. Of an LSTM's two biases one takes the whole rounding, as
-        only their sum is in the graph; what a merged head has beside the rows of the weight has weights of zero there,
-        whose scale is 1 where every output has its own."""
-        if not layer.biases:
-            return
-        input_scale = self._input_parameters(layer.activation)[0]
-        step = torch.from_numpy(np.asarray(input_scale * scale.numpy(), np.float64))
-        if layer.is_lstm:
-            first, second = (parameters[name] for name in layer.biases)
-            whole = (first + second).detach()
-            yield layer.biases[0], first + (_to_multiples(whole, step) - whole)
-            return
-        for name in layer.biases:
-            bias = parameters[name]
-            yield name, _straight_through(bias, _to_multiples(bias.detach(), step))
-            if layer.per_channel:
-                step = torch.tensor(float(input_scale), dtype=torch.float64)
+    @property
+    def rules(self) -> Rules:
+        """Layers and sums that are rounded."""
+        return self._rules
 
-    def _bias(self, layer: _Rounding, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The graph's bias: an LSTM's two are summed, merged heads' are side by side; of the rows that have a scale."""
-        parts = [parameters[name].reshape(-1) for name in layer.biases]
-        bias = torch.stack(parts).sum(0) if layer.is_lstm else torch.cat(parts)
-        return bias[: len(parameters[layer.weights[0]])] if layer.per_channel else bias
+    @property
+    def kept(self) -> Mapping[str, NDArray[np.int64]]:
+        """Channels that pruning has left, of what has lost some: what a layer reads by its stem, what a layer or sum
+        puts out by activation."""
+        return self._kept
 
-    def _input_parameters(self, activation: str) -> tuple[np.float32, int]:
+    def _find_kept(self) -> None:
+        for layer in self._rules.layers:
+            masks = [self._masks.get(name) for name in layer.weights]
+            if all(mask is None for mask in masks):
+                continue
+            found = [mask if mask is not None else torch.ones(()) for mask in masks]
+            reads = torch.cat([mask.flatten(2).amax(2) if mask.dim() > 2 else mask for mask in found[:2]], 1).amax(0)
+            self._kept[layer.stem] = _places(reads)
+            if layer.is_lstm:
+                self._units[layer.modules[0]] = found[1].amax(0)
+            elif layer.made is not None:
+                self._kept[layer.made] = _places(found[0].flatten(1).amax(1))
+        for total in self._rules.sums:
+            known = [codes.activation for codes in total.addends if codes.activation in self._kept]
+            if known:
+                self._kept[total.made] = self._kept[known[0]]
+
+    def _layer(self, index: int) -> RoundedLayer:
+        encoder, graph = self._encoder, self._plan.graph
+        layer = encoder.layers[index]
+        sources = graph.sources(layer.weight)
+        weights = tuple(name for name in sources if graph.leaf_ranks[name] > 1)
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
+        return RoundedLayer(
+            stem=layer.stem,
+            modules=tuple(map(self._own, modules)),
+            weights=tuple(map(self._own, weights)),
+            biases=tuple(map(self._own, graph.sources(layer.bias) if layer.bias else ())),
+            activation=layer.activation,
+            made=encoder.coded.get(modules[0]) if len(modules) == 1 else None,
+            per_channel=layer.channel_axis is not None,
+            is_lstm=len(weights) > 1 and len(modules) == 1,
+        )
+
+    def _own(self, name: str) -> str:
+        """A name of the smaller module's as the policy has it."""
+        return name.removeprefix(self._prefix)
+
+    def _coding(self, activation: str) -> Scaled:
         try:
-            return self._encoder.activation(activation)
+            scale, zero = self._encoder.activation(activation)
         except KeyError:
             raise CalibrationError("the int8 plan has no ranges yet; calibrate it before training against it") from None
-
-    def _hook(self, activation: str) -> _Rounder:
-        return _Rounder(*self._input_parameters(activation), *self._encoder.code_range)
+        return Scaled.of(scale, zero, self._encoder.code_range)
 
 
-class _Rounder:
-    """A forward pre-hook that rounds a layer's first input."""
+class RoundedPolicy(nn.Module):
+    """An acting policy that computes as its int8 graph does; shares the policy's parameters."""
 
-    def __init__(self, scale: np.float32, zero: int, minimum: int, maximum: int) -> None:
-        self._scale = float(scale)
-        self._zero = zero
-        self._low, self._high = minimum, maximum
+    def __init__(self, quantiser: FakeQuantiser, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self._quantiser = quantiser
 
-    def __call__(self, module: nn.Module, arguments: tuple[object, ...]) -> tuple[object, ...]:
-        first, *rest = arguments
-        return (self.round(first) if isinstance(first, Tensor) else first, *rest)
-
-    def round_output(self, module: nn.Module, arguments: tuple[object, ...], output: object) -> object:
-        """A forward hook that rounds what a layer puts out."""
-        return self.round(output) if isinstance(output, Tensor) else output
-
-    def round(self, value: Tensor) -> Tensor:
-        """To the codes of the range, saturating at its ends."""
-        low, high = ((end - self._zero) * self._scale for end in (self._low, self._high))
-        clipped = value.clamp(low, high)
-        codes = torch.round(clipped.detach() / self._scale).clamp(self._low - self._zero, self._high - self._zero)
-        return _straight_through(clipped, codes * self._scale)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """See ``FakeQuantiser``."""
+        return self._quantiser(self.policy, *inputs)
 
 
-def _to_multiples(bias: Tensor, step: Tensor) -> Tensor:
-    """In double precision, as codes have 32 bits."""
-    step = step.to(bias.device)
-    return (torch.round(bias.double() / step) * step).to(bias)
+def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
+    """The ``qat`` method; options are those of ``int8``.
+
+    Raises:
+        SchemeError: as for ``int8``, and for layers with 4-bit weights.
+    """
+    options = make_int8(arguments, context, NAME)
+    for layer, choice in options.layers:
+        if choice == "int4":
+            raise SchemeError(
+                f"{NAME}({layer}=int4): {NAME} knows the rounding of int8 layers; use {layer}=float, or int8"
+            )
+    return Qat(**{field.name: getattr(options, field.name) for field in dataclasses.fields(options)})
 
 
-def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:
-    """``rounded`` going forward, the identity going back."""
-    return value + (rounded - value).detach()
+def trains_rounded(scheme: str) -> bool:
+    """Whether the learner rounds as the actors do under this scheme."""
+    from compressors.scheme import parse_scheme
+
+    return parse_scheme(scheme).methods[-1].name == NAME
+
+
+def _places(mask: Tensor) -> NDArray[np.int64]:
+    places: NDArray[np.int64] = np.flatnonzero(mask.cpu().numpy())
+    return places

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from compressors.base import Array, FloatArray
 
-_TINY = float(np.finfo(np.float32).tiny)
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32 = np.iinfo(np.int32)
+INT32_STEPS = float(_INT32.max) - float(_INT32.min + 1)
 # onnxruntime leaves this margin when it widens a weight's scale so that the bias fits 32 bits.
-_BIAS_MARGIN = 1.0001
+BIAS_MARGIN = 1.0001
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
     """(scale, zero point) of a range; scale 1 and zero point 0 for a range of nothing but zero."""
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     scale = (high - low) / codes.levels
-    if scale < _TINY:
+    if scale < SMALLEST_SCALE:
         return np.float32(1.0), 0
     return np.float32(scale), int(np.round(codes.minimum - low / scale))
 
@@ -63,7 +64,7 @@ def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = Non
 def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
     """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero."""
     scales = 2.0 * np.asarray(greatest, dtype=np.float64) / codes.levels
-    scales = np.where(scales < _TINY, 1.0, scales)
+    scales = np.where(scales < SMALLEST_SCALE, 1.0, scales)
     return np.asarray(scales, dtype=np.float32)
 
 
@@ -72,7 +73,7 @@ def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: 
     greatest = np.abs(bias.astype(np.float64))
     if scales.ndim == 0:
         greatest = greatest.max()
-    smallest = _BIAS_MARGIN * 2.0 * greatest / (float(_INT32.max) - float(_INT32.min + 1))
+    smallest = BIAS_MARGIN * 2.0 * greatest / INT32_STEPS
     candidate = scales.astype(np.float64) * np.float64(input_scale)
     too_small = candidate < smallest
     if not np.any(too_small):

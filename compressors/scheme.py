@@ -32,6 +32,7 @@ _FACTORIES = {
     "fp32": "compressors.float:make_fp32",
     "fp16": "compressors.half:make_fp16",
     "int8": "compressors.int8:make_int8",
+    "qat": "compressors.qat:make_qat",
     "int8-dynamic": "compressors.dynamic:make_int8_dynamic",
     "int4": "compressors.int4:make_int4",
     "prune": "compressors.prune:make_prune",

@@ -15,7 +15,7 @@ from accel.spaces import ActionSpec, EnvSpec
 _COMMA = re.compile(r",(?![^()]*\))")
 
 Networks = Annotated[str, tyro.conf.arg(help="network texts, separated by commas")]
-Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas")]
+Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is its int8 graph")]
 Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
 RunPath = Annotated[Path | None, tyro.conf.arg(help="a run's directory: its network and trained weights")]
 EnvLayout = Annotated[str | None, tyro.conf.arg(help="gymnasium id whose observations and actions to use")]

@@ -24,7 +24,9 @@ class ExportOptions:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="run directory, such as results/NAME")]
     out: Annotated[Path, tyro.conf.arg(help="directory to write, which must not exist")]
-    scheme: Annotated[str | None, tyro.conf.arg(help="compression scheme; default: what the actors had")] = None
+    scheme: Annotated[
+        str | None, tyro.conf.arg(help="compression scheme, qat for its int8 graph; default: what the actors had")
+    ] = None
     format: Annotated[str, tyro.conf.arg(help="onnx, ort, openvino or c")] = "onnx"
     episodes: Annotated[int, tyro.conf.arg(help="episodes of the full and of the compressed policy; 0: none")] = 20
     seed: Annotated[int, tyro.conf.arg(help="seed of episodes and test inputs")] = 0

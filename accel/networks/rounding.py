@@ -6,10 +6,11 @@ so that what the learner rounds to are the codes that the next publication write
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from accel.networks.policy import PolicyParts
 
@@ -21,7 +22,7 @@ _LSTM = "core.lstm"
 
 
 class NetworkRounding:
-    """Makes a network's policy side compute with rounded weights and layer inputs; gradients pass through the rounding.
+    """Makes a network's policy side compute as its int8 graph does; gradients pass through the rounding.
 
     Args:
         quantiser: follows the plan that publishes the network's acting module.
@@ -34,28 +35,27 @@ class NetworkRounding:
         """The policy side, rounded for the network's present weights."""
         return _RoundedParts(network, self._quantiser)
 
+    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the acting module returns with these parameters and buffers, rounded."""
+        return cast("tuple[Tensor, ...]", self._quantiser.start(tensors).call("", module, *inputs))
+
 
 class _RoundedParts(PolicyParts):
     def __init__(self, network: PolicyNetwork, quantiser: FakeQuantiser) -> None:
         super().__init__(network)
-        self._quantiser = quantiser
-        self._weights = quantiser.weights(network)
+        self._pass = quantiser.start(dict(network.named_parameters()))
 
     def torso(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self._call("torso", self._network.torso, x))
+        return cast("Tensor", self._pass.call("torso", self._network.torso, x))
 
     def core(
         self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        # unrolled over time, the LSTM is not called as a module: its input is rounded here
-        features = self._quantiser.round_input(_LSTM, features)
-        return cast("tuple[Tensor, tuple[Tensor, ...]]", self._call("core", core, features, first, state))
+        if not self._pass.rounds(_LSTM):
+            return super().core(core, features, first, state)
+        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        hidden, cell = state
+        return self._pass.lstm(_LSTM, features, keep, (hidden, cell))
 
     def head(self, features: Tensor) -> Tensor:
-        return cast("Tensor", self._call("policy_head", self._network.policy_head, features))
-
-    def _call(self, name: str, part: nn.Module, *arguments: object) -> object:
-        prefix = f"{name}."
-        own = {n.removeprefix(prefix): w for n, w in self._weights.items() if n.startswith(prefix)}
-        with self._quantiser.activations(self._network):
-            return functional_call(part, own, arguments)
+        return cast("Tensor", self._pass.call("policy_head", self._network.policy_head, features))

@@ -11,8 +11,8 @@ Per level, as ``name/scheme``:
     publish_kl            mean KL(policy ‖ artifact) in nats at the last check; check_ms: what that check took
     rechoices             choices of channels and bases; rechoose_ms: mean of one, over the whole run
     distill_kl            mean KL(policy ‖ student) in nats at the student's last training step
-    qat_differences       share of activation codes in which a quantisation-aware learner and its artifact differed at
-                          the last check, in [0, 1]
+    qat_differences       share of activation codes in which a learner at a qat level and its artifact differed at the
+                          last check, in [0, 1]; qat_greatest_difference: by how many steps at most
 
 A number is absent where the scheme has no such thing, or there is none yet.
 """
@@ -25,6 +25,7 @@ from accel.publishing.level import Level
 def level_metrics(level: Level) -> dict[str, float]:
     """The figures of one level by name; those since the last call start anew."""
     figures, seen = level.figures, level.plan.statistics
+    differences = figures.code_differences
     found: dict[str, float | None] = {
         "payload_bytes": figures.payload_bytes or None,
         "changed_codes": seen.changed_codes,
@@ -36,7 +37,8 @@ def level_metrics(level: Level) -> dict[str, float]:
         "rechoices": figures.rechoices or None,
         "rechoose_ms": 1e3 * figures.rechoose_s / figures.rechoices if figures.rechoices else None,
         "distill_kl": figures.student_kl,
-        "qat_differences": figures.code_differences,
+        "qat_differences": None if differences is None else differences.rate,
+        "qat_greatest_difference": None if differences is None else differences.greatest,
     }
     if figures.refreshes:
         found["refresh_ms"] = 1e3 * figures.refresh_s / figures.refreshes

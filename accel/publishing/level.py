@@ -15,9 +15,9 @@ from accel.publishing.inputs import RecentInputs
 from accel.publishing.schedule import Schedule
 from compressors.artifact import CompressedPolicy
 from compressors.base import Plan
-from compressors.differences import code_differences
+from compressors.differences import CodeDifferences, code_differences
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
-from compressors.qat import FakeQuantiser
+from compressors.qat import FakeQuantiser, RoundedPolicy, trains_rounded
 from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
@@ -45,7 +45,7 @@ class LevelFigures:
     check_kl: float | None = None
     check_s: float = 0.0
     student_kl: float | None = None
-    code_differences: float | None = None
+    code_differences: CodeDifferences | None = None
 
 
 class Level:
@@ -61,7 +61,7 @@ class Level:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, chosen, trained.
         published: whether any artifact has been fit to be published.
         updates_kept_back: learner updates since the last that was, 0 while they are.
-        quantiser: what the learner trains with, if it is aware of this level's rounding.
+        quantiser: what the learner trains with at a ``qat`` level, once that is ready.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Level:
         self._calibrations = Schedule(config.calibration_interval_updates)
         self._drift = Schedule(config.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
-        self._chooses = not names.isdisjoint({"prune", "lowrank"})
+        self._rounds = trains_rounded(scheme)
+        self._chooses = not names.isdisjoint({"prune", "lowrank"}) and not self._rounds
         self._choices = Schedule(config.rechoose_interval_updates, first=_FIRST_RECHOICE_UPDATES)
         self._has_student = "distill" in names
         self._lessons = Schedule(config.distill_interval_updates)
@@ -98,6 +99,10 @@ class Level:
                     self._teach(inputs)
             self.plan.rechoose(self._module)
             self.plan.calibrate(inputs.every())
+            if self._rounds:
+                self.quantiser = FakeQuantiser(self.plan, self._module)
+                self.quantiser.prune(self._module)
+                self.plan.calibrate(inputs.every())
         except CalibrationError as error:
             self._complain(f"{self.scheme} cannot be calibrated", error)
             return
@@ -155,6 +160,8 @@ class Level:
     def tend(self, inputs: RecentInputs) -> None:
         """After each learner update: whatever is due."""
         self.updates_kept_back += self._blocked
+        if self.quantiser is not None:
+            self.quantiser.hold(self._module)
         check = self._checks.tick()
         self._check_due |= check
         if self.scheme == FULL_PRECISION:
@@ -191,7 +198,8 @@ class Level:
 
     def _rechoose(self, inputs: RecentInputs) -> None:
         started = perf_counter()
-        self.plan.rechoose(self._module)
+        if not self._rounds:  # what is pruned from the learner's own network is gone
+            self.plan.rechoose(self._module)
         self.plan.calibrate(inputs.every())
         self.figures.rechoices += self._chooses
         self.figures.rechoose_s += perf_counter() - started
@@ -200,10 +208,13 @@ class Level:
         self._check_due = False
         started = perf_counter()
         try:
-            self.figures.check_kl = self._check(artifact, self._module)
-            if self.quantiser is not None:
-                found = code_differences(self.quantiser, artifact, self._module, self._check.inputs())
-                self.figures.code_differences = found.rate
+            if self.quantiser is None:
+                self.figures.check_kl = self._check(artifact, self._module)
+                return
+            self.figures.check_kl = self._check(artifact, RoundedPolicy(self.quantiser, self._module))
+            self.figures.code_differences = code_differences(
+                self.quantiser, artifact, self._module, self._check.inputs()
+            )
         finally:
             self.figures.check_s = perf_counter() - started
 

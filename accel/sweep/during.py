@@ -134,7 +134,7 @@ class InTraining:
 
     def _train_baseline(self) -> Values:
         """The base configuration in fp32."""
-        config = self._file.configure({"compressor": "fp32", "quantisation_aware": False})
+        config = self._file.configure({"compressor": "fp32"})
         run = TrainingRun(config, self._directory, _BASELINE)
         logger.info("training the base configuration in fp32 first, which constraints refer to")
         return measured_values(run, run.train(lambda _: False))

@@ -75,7 +75,7 @@ def test_presets_are_valid() -> None:
         ({"minibatches": 2}, "minibatches > 1.*clipped-surrogate"),
         ({"corrector": "retrace", "objective": "clipped-surrogate"}, "retrace"),
         ({"actor_runtime": "torch", "compressor": "int8"}, "compressor = 'fp32'"),
-        ({"quantisation_aware": True, "compressor": "prune(0.5)+int8"}, "'int8' alone"),
+        ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
         ({"actors": 0, "hosts": "a"}, "one process"),
         ({"env_arg": ("novalue",)}, "'novalue' must have the form name=value"),

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from accel.compression_choice import parse_choice
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.launch import train
+from accel.mismatch_copies import PolicyCopies
 from accel.networks import PolicyNetwork
 from accel.publisher import Publisher
+from compressors.artifact import CompressedPolicy
+from compressors.runtime import PolicySession
 from tests.accel.live_policies import (
     act_once,
     calibrate,
@@ -25,66 +29,73 @@ from tests.accel.live_policies import (
 )
 
 
-def _rounding_network(network: str, scheme: str = "int8", **changes: object) -> tuple[PolicyNetwork, Publisher]:
-    config = config_for(network, scheme, quantisation_aware=True, **changes)
+def _rounding_network(network: str, scheme: str = "qat", **changes: object) -> tuple[PolicyNetwork, Publisher]:
+    config = config_for(network, scheme, **changes)
     net = make_network(config)
     publisher = Publisher(config, net)
-    assert net.rounding is None, "whole numbers until int8 is calibrated, as fp32 is published until then"
+    assert net.rounding is None, "whole numbers until qat is calibrated, as fp32 is published until then"
     calibrate(publisher, net)
     assert net.rounding is not None
     return net, publisher
 
 
 @pytest.mark.parametrize(
-    ("network", "scheme", "activation", "tolerance"),
+    ("network", "scheme", "activation"),
     [
-        ("mlp:64x2", "int8", "tanh", 0.02),
-        ("mlp:64x3", "int8(reduce_range)", "relu", 0.02),
-        ("mlp:64x2", "int8(per_channel)", "tanh", 0.02),
-        ("mlp:64x2", "int8(s8s8)", "tanh", 0.02),
-        ("nature-cnn:0.25", "int8", "tanh", 0.02),
-        ("impala-resnet:0.5", "int8", "tanh", 0.15),
+        ("mlp:64x2", "qat", "tanh"),
+        ("mlp:64x3", "qat(reduce_range)", "relu"),
+        ("mlp:64x2", "qat(per_channel)", "tanh"),
+        ("mlp:64x2", "qat(s8s8)", "tanh"),
+        ("mlp:64x2", "prune(0.5)+qat", "tanh"),
+        ("nature-cnn:0.25", "qat", "tanh"),
+        ("nature-cnn:0.5", "prune(0.5)+qat", "tanh"),
+        ("impala-resnet:0.5", "qat(per_channel)", "tanh"),
+        ("mlp:32x1+lstm:16", "qat", "tanh"),
+        ("mlp:32x1+lstm:16", "qat(per_channel)", "tanh"),
+        ("mlp:32x1+lstm:32", "prune(0.5)+qat", "tanh"),
     ],
 )
-def test_the_learner_computes_what_actors_compute(network: str, scheme: str, activation: str, tolerance: float) -> None:
+def test_the_learner_computes_what_actors_compute(network: str, scheme: str, activation: str) -> None:
     net, publisher = _rounding_network(network, scheme, activation=activation)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(1.03).add_(0.002)
     batch = make_batch(net, seed=4)
+    publisher.observe(make_batch(net, seed=2))
     observations = batch.observations[0].numpy()
     actor = session_policy(net.spec, net)
     actor.load(update_of(publisher.payloads()[scheme]))
     acted = act_once(actor, net, observations)
     with torch.no_grad():
-        learned = net(batch.observations[:1], batch.first[:1]).params[0].numpy()
+        state = net.initial_state(batch.first.shape[1])
+        learned = net(batch.observations[:1], batch.first[:1], state).params[0].numpy()
     whole = torch_params(net, observations)
 
     def rms(difference: np.ndarray) -> float:
         return float(np.sqrt(np.mean(np.square(difference))))
 
-    assert rms(learned - acted) < tolerance * rms(whole - acted)
+    assert rms(learned - acted) < 0.02 * rms(whole - acted)
 
 
-def test_a_recurrent_network_rounds_alike_whether_episodes_end_or_not() -> None:
-    """Two ways through the LSTM, one call or unrolled: both have the rounded weights and inputs."""
+def test_a_recurrent_learner_is_its_actors_over_a_whole_unroll() -> None:
+    """Episodes end in it, and every step's state is what the step before put out."""
     net, publisher = _rounding_network("mlp:32x1+lstm:16")
     batch = make_batch(net, seed=4)
-    state = net.initial_state(batch.first.shape[1])
-    none, late = torch.zeros_like(batch.first), torch.zeros_like(batch.first)
-    late[-1, 0] = True
+    first = torch.zeros_like(batch.first)
+    first[3, ::2] = True
     with torch.no_grad():
-        together, unrolled = (net(batch.observations, first, state).params for first in (none, late))
-    torch.testing.assert_close(unrolled[:-1], together[:-1], atol=2e-4, rtol=1e-3)
-    actor = session_policy(net.spec, net)
-    actor.load(update_of(publisher.payloads()["int8"]))
-    acted = np.stack([act_once(actor, net, row.numpy()) for row in batch.observations])
-    rounding, net.rounding = net.rounding, None
-    with torch.no_grad():
-        whole = net(batch.observations, none, state).params
-    assert rounding is not None
-    error, unaware = (float((p - torch.from_numpy(acted)).square().mean().sqrt()) for p in (together, whole))
-    assert error < 0.6 * unaware
+        learned = net(batch.observations, first, net.initial_state(first.shape[1])).params.numpy()
+    session = PolicySession(CompressedPolicy.from_bytes(publisher.payloads()["qat"]), batch=first.shape[1])
+    states = [np.zeros_like(session.inputs[f"state_{i}"]) for i in range(2)]
+    off = []
+    for t, row in enumerate(batch.observations.numpy()):
+        session.inputs["observations"][...] = row
+        for i, state in enumerate(states):
+            session.inputs[f"state_{i}"][...] = state * ~first[t].numpy()[:, None]
+        session.run()
+        off.append(np.abs(session.outputs["params"] - learned[t]).max(axis=1))
+        states = [np.array(session.outputs[f"next_state_{i}"]) for i in range(2)]
+    assert np.mean(np.array(off) > 1e-4) < 0.05 and np.max(off) < 0.5
 
 
 def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> None:
@@ -105,26 +116,79 @@ def test_the_difference_between_learner_and_actors_is_reported() -> None:
     for update in range(3):
         publisher.observe(make_batch(net, seed=update))
         publisher.payloads()
-    assert 0.0 <= publisher.metrics()["qat_differences/int8"] < 0.01
+    metrics = publisher.metrics()
+    assert 0.0 <= metrics["qat_differences/qat"] < 1e-3 and metrics["qat_greatest_difference/qat"] <= 1
+    assert metrics["publish_kl/qat"] < 1e-6, "held against what the learner computes, which is the same"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"compressor": "fp32"}, "not 'fp32'"),
-        ({"compressor": "prune(0.5)+int8"}, r"not 'prune\(0.5\)\+int8'"),
-        ({"compressor": "int8-dynamic"}, "not 'int8-dynamic'"),
-        ({"mixed_precision": "bf16", "device": "cuda"}, "single precision"),
-    ],
-)
-def test_it_goes_with_int8_alone(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TrainConfig.create(**({"quantisation_aware": True} | changes))
+@pytest.mark.parametrize("network", ["mlp:32x2", "nature-cnn:0.25"])
+def test_pruning_is_for_good(network: str) -> None:
+    """The learner's own weights lose the units, whatever its optimiser does; the artifact is what is left."""
+    net, publisher = _rounding_network(network, "prune(0.5)+qat", rechoose_interval_updates=1, check_interval_updates=1)
+    layer = net.torso.layers[0].weight if network.startswith("mlp") else net.torso.hidden.weight
+    gone = (layer == 0).flatten(1).all(1)
+    assert 0.3 < gone.float().mean() < 0.7
+    for update in range(3, 6):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(0.02 * torch.randn(parameter.shape))
+        publisher.observe(make_batch(net, seed=update))
+        assert torch.equal((layer == 0).flatten(1).all(1), gone)
+        assert publisher.payloads().keys() == {"prune(0.5)+qat"} == {publisher.scheme}
+    metrics = publisher.metrics()
+    assert metrics["publish_kl/prune(0.5)+qat"] < 1e-6 and metrics["qat_greatest_difference/prune(0.5)+qat"] <= 1
 
 
-def test_scales_that_matrices_share_are_refused_at_the_start() -> None:
-    config = config_for("mlp:32x1+lstm:16", "int8(per_channel)", quantisation_aware=True)
-    with pytest.raises(ConfigError, match="share scales"):
+def test_a_schedule_rounds_while_it_is_at_qat() -> None:
+    levels = ("fp32", "qat", "prune(0.5)+qat")
+    config = config_for("mlp:32x2", "fp32")
+    net = make_network(config)
+    publisher = Publisher(config, net, levels=levels)
+    calibrate(publisher, net, updates=3)
+    rounded, batch = [], make_batch(net, seed=9)
+    for level in (*levels, "fp32"):
+        publisher.set_levels([level])
+        publisher.observe(batch)
+        rounded.append(net.rounding is not None)
+        params = torch.from_numpy(act(publisher, net, level, batch.observations[0].numpy()))
+        with torch.no_grad():
+            torch.testing.assert_close(
+                net(batch.observations[:1], batch.first[:1]).params[0], params, atol=1e-4, rtol=0
+            )
+    assert rounded == [False, True, True, False]
+
+
+def act(publisher: Publisher, net: PolicyNetwork, level: str, observations: np.ndarray) -> np.ndarray:
+    """What an actor at the level answers."""
+    actor = session_policy(net.spec, net)
+    actor.load(update_of(publisher.payloads()[level]))
+    return act_once(actor, net, observations)
+
+
+def test_copies_of_versions_are_rounded_as_the_learner_is() -> None:
+    net, _ = _rounding_network("mlp:32x2")
+    batch, copies = make_batch(net, seed=4), PolicyCopies(net, 2)
+    copies.keep(1)
+    of_version, of_now = (copies.act(version, batch.observations, batch.first, ()) for version in (1, None))
+    torch.testing.assert_close(of_version, of_now, rtol=0, atol=1e-6)
+
+
+def test_mixed_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mixed_precision = 'none'"):
+        TrainConfig.create(compressor="prune(0.5)+qat", mixed_precision="bf16", device="cuda")
+
+
+def test_it_is_no_level_of_auto_but_one_of_a_schedule() -> None:
+    with pytest.raises(
+        ConfigError, match=r"use prune\(0.5\)\+int8 here, or compressor = 'prune\(0.5\)\+qat', or anneal"
+    ):
+        parse_choice("auto(fp32;prune(0.5)+qat)", "mlp:64x2")
+    assert parse_choice("anneal(fp32@0;qat@1e5)", "mlp:64x2").levels == ("fp32", "qat")
+
+
+def test_a_chain_without_sense_is_refused_at_the_start() -> None:
+    config = config_for("mlp:32x2", "lowrank(0.5)+qat")
+    with pytest.raises(ConfigError, match=r"lowrank\(0.5\)\+int8"):
         Publisher(config, make_network(config))
 
 
@@ -132,8 +196,8 @@ def test_scales_that_matrices_share_are_refused_at_the_start() -> None:
 def test_cartpole_is_learned_through_rounding(tmp_path: Path) -> None:
     summary = train(
         TrainConfig.create(
-            env="CartPole-v1", actors=0, envs_per_actor=16, unroll_length=20, network="mlp:64x2", compressor="int8",
-            quantisation_aware=True, learning_rate=2e-3, lambda_=0.95, reward_scale=0.05, total_env_steps=250_000,
+            env="CartPole-v1", actors=0, envs_per_actor=16, unroll_length=20, network="mlp:64x2", compressor="qat",
+            learning_rate=2e-3, lambda_=0.95, reward_scale=0.05, total_env_steps=250_000,
             stop_at_return=400.0, stop_window=50, seed=1, learner_threads=1, device="cpu", results_dir=tmp_path,
         )
     )  # fmt: skip

@@ -1,196 +1,353 @@
-"""Quantisation-aware training: the learner rounds to the codes that the next refresh writes."""
+"""``qat``: the learner computes on the codes that the next refresh writes, as the int8 graph does."""
 
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from compressors import kernels
+from compressors.base import Plan
 from compressors.differences import code_differences
 from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from compressors.int8 import Int8
-from compressors.qat import FakeQuantiser
+from compressors.kernels import Scaled
+from compressors.qat import FakeQuantiser, RoundedPolicy
+from compressors.scheme import make_compressor, parse_scheme
 from tests.compressors.oracle import initializers
-from tests.compressors.policies import CASES, randomise, run_artifact, run_module
+from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
+
+OPTIONS = ["u8s8", "reduce_range", "s8s8", "per_channel,u8s8"]
+POLICIES = ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"]
 
 
-def _rounded_forward(plan, module: nn.Module, inputs: dict[str, np.ndarray]) -> tuple[Tensor, ...]:
-    quantiser = FakeQuantiser(plan)
-    tensors = tuple(torch.from_numpy(array) for array in inputs.values())
-    with quantiser.activations(module):
-        result = torch.func.functional_call(module, quantiser.weights(module), tensors)
-    return result if isinstance(result, tuple) else (result,)
-
-
-@pytest.mark.parametrize("scheme", ["int8(u8s8)", "int8(reduce_range)", "int8(s8s8)", "int8(per_channel,u8s8)"])
-@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "nature-cnn", "lstm"])
-def test_rounded_weights_are_the_codes_of_the_next_refresh(name: str, scheme: str) -> None:
+def _bound(name: str, scheme: str, seed: int = 1) -> tuple[Case, nn.Module, Plan, FakeQuantiser]:
     case = CASES[name]
-    module = randomise(case.make(), seed=0)
+    module = randomise(case.make(), seed)
     plan = case.bind(scheme, module)
-    if name == "lstm" and "per_channel" in scheme:
-        with pytest.raises(UnsupportedLayerError, match="share scales"):
-            FakeQuantiser(plan)
-        return
-    quantiser = FakeQuantiser(plan)
-    randomise(module, seed=1)
+    return case, module, plan, FakeQuantiser(plan, module)
+
+
+def _tensors(inputs: dict[str, np.ndarray]) -> list[Tensor]:
+    return [torch.from_numpy(array) for array in inputs.values()]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_weights_and_biases_have_the_codes_of_the_next_refresh(name: str, options: str) -> None:
+    _, module, plan, quantiser = _bound(name, f"qat({options})")
+    randomise(module, seed=2)
     module.torso[0].bias.data *= 3.0
-    rounded = quantiser.weights(module)
+    codes = quantiser.start(dict(module.named_parameters())).codes
     numbers = initializers(plan.refresh(module, version=1).model)
     compared = 0
-    for layer in plan.encoder.layers:
-        if layer.weight not in rounded:
-            continue
-        scale = numbers[f"{layer.stem}:scale"]
-        shaped = scale.reshape(-1, *[1] * (rounded[layer.weight].dim() - 1)) if scale.ndim else scale
-        codes = np.rint(rounded[layer.weight].detach().numpy() / shaped)
-        np.testing.assert_array_equal(codes, numbers[f"{layer.stem}:codes"])
+    for layer, rule in zip(plan.encoder.layers, quantiser.rules.layers, strict=True):
+        weights = np.concatenate([codes[weight].detach().numpy() for weight in rule.weights], axis=1)
+        bias = np.concatenate([codes[bias].detach().numpy() for bias in rule.biases if bias in codes])
+        wanted, wanted_bias = numbers[f"{layer.stem}:codes"], numbers[layer.bias_codes]
+        if rule.is_lstm:  # the graph has the gates in another order
+            wanted, weights = (np.sort(array.reshape(4, -1), axis=0) for array in (wanted, weights))
+            wanted_bias, bias = np.sort(wanted_bias), np.sort(bias)
+        np.testing.assert_array_equal(weights, wanted[: len(weights)])
+        np.testing.assert_array_equal(wanted[len(weights) :], 0)
+        np.testing.assert_array_equal(bias, wanted_bias[: len(bias)])
         compared += 1
     assert compared >= 2
 
 
-@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn"])
-def test_the_rounded_forward_is_what_the_artifact_computes(name: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=2)
-    plan = case.bind("int8(u8s8)", module)
-    inputs = case.inputs(64, seed=1)
-    found = _rounded_forward(plan, module, inputs)[0].detach().numpy()
-    artifact = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    whole = run_module(module, inputs)[0]
-    # what falls on the edge between two codes may round either way; the rest is the same
-    assert np.sqrt(np.mean((found - artifact) ** 2)) < 0.3 * np.sqrt(np.mean((whole - artifact) ** 2))
-
-
-def test_the_rounded_forward_of_an_lstm_is_close_to_the_artifact() -> None:
-    case = CASES["lstm"]
-    module = randomise(case.make(), seed=2)
-    plan = case.bind("int8(u8s8)", module)
-    inputs = case.inputs(64, seed=1)
-    found = _rounded_forward(plan, module, inputs)
-    for ours, theirs in zip(found, run_artifact(plan.refresh(module, version=1), inputs), strict=True):
-        assert np.sqrt(np.mean((ours.detach().numpy() - theirs) ** 2)) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("name", "rate", "greatest"),
-    [("tanh-mlp", 1e-3, 1), ("relu-mlp", 1e-3, 1), ("deep-relu-mlp", 1e-3, 1), ("nature-cnn", 1e-4, 1),
-     ("lstm", 0.05, 1), ("resnet", 0.01, 8)],
-)  # fmt: skip
-@pytest.mark.parametrize("variant", ["u8s8", "reduce_range", "s8s8"])
-def test_activations_have_the_codes_of_the_artifact(name: str, variant: str, rate: float, greatest: int) -> None:
-    """But for an LSTM's hidden state, and rare flips on the edge between codes, which deep residual nets pass on."""
-    case = CASES[name]
-    module = randomise(case.make(), seed=1)
-    plan = case.bind(f"int8({variant})", module)
-    quantiser = FakeQuantiser(plan)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> None:
+    """All of them, residual sums included: sums of codes are whole numbers on both sides."""
+    case, module, plan, quantiser = _bound(name, f"qat({options})")
     artifact = plan.refresh(module, version=1)
-    found = code_differences(quantiser, artifact, module, case.inputs(64, seed=3))
-    assert found.rate <= rate and found.greatest <= greatest and found.compared > 64 * 11
+    inputs = case.inputs(64, seed=3)
+    found = code_differences(quantiser, artifact, module, inputs)
+    assert found.rate <= 2e-4 and found.greatest <= 1 and found.compared > 64 * 40
+    if "observations" in inputs and inputs["observations"].dtype == np.uint8:
+        assert found.greatest == 0, "nothing between pixels and codes is a float"
     with torch.no_grad():
         module.torso[0].weight.mul_(-1.0)
-    other = code_differences(quantiser, artifact, module, case.inputs(64, seed=3))
-    assert other.rate > 0.1, "weights of another version have other codes"
+    other = code_differences(quantiser, artifact, module, inputs)
+    assert other.rate > 0.05, "weights of another version have other codes"
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme"),
-    [(name, f"int8({options})") for name in ("tanh-mlp", "nature-cnn", "lstm") for options in ("u8s8", "reduce_range")]
-    + [("tanh-mlp", "int8(per_channel,u8s8)"), ("nature-cnn", "int8(per_channel,u8s8)")],
-)
-def test_rounded_biases_are_the_codes_of_the_next_refresh(name: str, scheme: str) -> None:
-    case = CASES[name]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind(scheme, module)
-    rounded = FakeQuantiser(plan).weights(module)
-    numbers = initializers(plan.refresh(module, version=1).model)
-    compared = 0
-    for layer in plan.encoder.layers:
-        parts = [rounded[n].detach().double().numpy() for n in plan.graph.sources(layer.bias) if n in rounded]
-        recurrent = "core" in layer.name
-        if recurrent:  # the graph has the sum of both, gates in another order
-            parts = [parts[0] + dict(module.named_parameters())["core.bias_hh_l0"].detach().double().numpy()]
-        bias = np.concatenate(parts)
-        step = numbers[f"{layer.stem}:scale"].astype(np.float64) * float(plan.encoder.activation(layer.activation)[0])
-        codes = numbers[layer.bias_codes]
-        if codes.size > bias.size:
-            codes, step = codes[: bias.size], step[: bias.size] if step.ndim else step
-        found = bias / step
-        if recurrent:
-            found, codes = np.sort(found), np.sort(codes)
-        np.testing.assert_allclose(found, codes, rtol=1e-6, atol=0.01)
-        compared += 1
-    assert compared >= 2
+@pytest.mark.parametrize("scheme", ["qat", "qat(per_channel)", "prune(0.5)+qat(u8s8)"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: str) -> None:
+    case, module, plan, quantiser = _bound(name, scheme, seed=2)
+    quantiser.prune(module)
+    inputs = case.inputs(64, seed=1)
+    plan.calibrate(inputs)
+    wanted = run_artifact(plan.refresh(module, version=1), inputs)
+    for ours, theirs in zip(RoundedPolicy(quantiser, module)(*_tensors(inputs)), wanted, strict=True):
+        rows = np.abs(ours.detach().numpy() - theirs).max(axis=1)
+        assert (rows > 1e-5).sum() <= 1 and rows.max() < 0.02, "but for a normalised input on the edge of two codes"
+    assert np.abs(run_module(module, inputs)[0] - wanted[0]).max() > 1e-3, "the whole policy is another"
 
 
-def test_gradients_pass_through_the_rounding() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
-    quantiser = FakeQuantiser(plan)
-    rounded = quantiser.weights(module)
-    direction = torch.randn(module.head.weight.shape, generator=torch.Generator().manual_seed(0))
-    (rounded["head.weight"] * direction).sum().backward()
-    torch.testing.assert_close(module.head.weight.grad, direction)
+@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp", "nature-cnn", "resnet", "lstm"])
+def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> None:
+    case, module, plan, quantiser = _bound(name, "prune(0.5)+qat(u8s8)")
+    inputs = case.inputs(64, seed=3)
+    quantiser.prune(module)
+    plan.calibrate(inputs)
+    found = code_differences(quantiser, plan.refresh(module, version=1), module, inputs)
+    assert found.rate <= 2e-4 and found.greatest <= 1 and quantiser.kept
+    fewer = {weight for layer in quantiser.rules.layers if layer.made in quantiser.kept for weight in layer.weights}
+    gone = {name: (p == 0).flatten(1).all(1) for name, p in module.named_parameters() if name in fewer}
+    assert all(0.4 < rows.float().mean() < 0.6 for rows in gone.values())
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    sum(output.square().mean() for output in quantiser(module, *_tensors(inputs))).backward()
+    for name, parameter in module.named_parameters():
+        if name in gone:
+            assert (parameter.grad[gone[name]] == 0).all() and (parameter.grad[~gone[name]] != 0).any(), name
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.01)  # as momentum does
+    quantiser.hold(module)
+    for name, rows in gone.items():
+        parameter = module.get_parameter(name)
+        assert (parameter[rows] == 0).all() and not torch.equal(parameter, before[name])
+    found = code_differences(quantiser, plan.refresh(module, version=2), module, inputs)
+    assert found.greatest <= 1
 
 
-def test_what_saturates_gets_no_gradient() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
-    x = torch.tensor([[0.0] * 10 + [1e4]], requires_grad=True)
-    with FakeQuantiser(plan).activations(module):
-        module.torso(x).sum().backward()
-    assert x.grad[0, 10] == 0.0 and x.grad[0, :10].abs().sum() > 0.0
+def test_a_sum_of_codes_is_the_kernels_for_every_pair() -> None:
+    """All 65 536 pairs at random scales; the plain sum of values is not."""
+    rng = np.random.default_rng(0)
+    a, b = (axis.ravel().astype(np.uint8) for axis in np.meshgrid(np.arange(256), np.arange(256)))
+    plainly_wrong = 0
+    for _ in range(20):
+        scales = np.exp(rng.uniform(-5, -1, 3)).astype(np.float32)
+        zeros = rng.integers(0, 256, 3).astype(np.uint8)
+        wanted = _session_sum(a, b, scales, zeros)
+        of_a, of_b, how = (Scaled.of(s, int(z), (0, 255)) for s, z in zip(scales, zeros, strict=True))
+        codes = [torch.from_numpy(x.astype(np.float32)) - z.zero for x, z in ((a, of_a), (b, of_b))]
+        total = codes[0] * of_a.scale + codes[1] * of_b.scale
+        found = kernels.add(total, *codes, of_a, of_b, how).numpy() + how.zero
+        np.testing.assert_array_equal(found, wanted)
+        plainly_wrong += int((kernels.quantise(total, how).numpy() + how.zero != wanted).sum())
+    assert plainly_wrong > 0
 
 
-def test_hooks_leave_with_the_context() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
+def _session_sum(a: np.ndarray, b: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    numbers = {f"s{i}": np.array(scale) for i, scale in enumerate(scales)} | {
+        f"z{i}": np.array(zero) for i, zero in enumerate(zeros)
+    }
+    node = helper.make_node("QLinearAdd", ["a", "s0", "z0", "b", "s1", "z1", "s2", "z2"], ["c"], domain="com.microsoft")
+    values = {name: helper.make_tensor_value_info(name, TensorProto.UINT8, [None]) for name in "abc"}
+    graph = helper.make_graph(
+        [node], "sum", [values["a"], values["b"]], [values["c"]],
+        [numpy_helper.from_array(array, name) for name, array in numbers.items()],
+    )  # fmt: skip
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=sets, ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"a": a, "b": b})[0].astype(np.int64)
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    """A layer that reads and puts out codes: y = s_y clip(round(a s_x s_w / s_y)) of a = Σ q_x q_w + q_b, the
+    derivative of every rounding 1 inside its range and 0 outside, multiplied out by hand."""
+    _, module, _, quantiser = _bound("relu-mlp", "qat(u8s8)")
+    layer = quantiser.rules.layers[0]
+    x = torch.randn(16, 11, generator=torch.Generator().manual_seed(5)) * 2.0
+    x[0, 0], x[1, 1] = 1e4, -1e4
+    x.requires_grad_()
+    linear, direction = module.torso[0], torch.randn(16, 32, generator=torch.Generator().manual_seed(6))
+    record: dict[str, Tensor] = {}
+    rounded = quantiser.start(dict(module.named_parameters()), record)
+    y = rounded.call("torso.0", linear, x)
+    (y * direction).sum().backward()
+
+    reads, makes = quantiser.rules.coding(layer.activation), quantiser.rules.coding(layer.made)
+    assert makes.least == 0, "a ReLU's codes begin at zero"
+    w_scale = linear.weight.detach().abs().max() * 2 / 254
+    q_x = (x.detach() / reads.scale).round().clamp(reads.least, reads.greatest)
+    w_hat = (linear.weight.detach() / w_scale).round() * w_scale
+    before = q_x * reads.scale @ w_hat.t() + linear.bias.detach()
+    through = direction * ((before > 0) & (before < makes.greatest * makes.scale))
+    inside = (x.detach() >= reads.least * reads.scale) & (x.detach() <= reads.greatest * reads.scale)
+    assert not inside.all() and (through == 0).any()
+    torch.testing.assert_close(x.grad, (through @ w_hat) * inside, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(linear.weight.grad, through.t() @ (q_x * reads.scale), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear.bias.grad, through.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet", "lstm"])
+def test_gradients_are_close_to_those_of_the_whole_policy(name: str) -> None:
+    """Through residual sums and over time: rounding is small, so a wrong path would show."""
+    case, module, _, quantiser = _bound(name, "qat(per_channel,u8s8)")
+    inputs = _tensors(case.inputs(64, seed=1))
+    direction = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for call in (quantiser, nn.Module.__call__):
+        module.zero_grad()
+        result = call(module, *inputs)
+        (direction * (result[0] if isinstance(result, tuple) else result)).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.97
+    assert gradients[0].norm() == pytest.approx(gradients[1].norm().item(), rel=0.1)
+
+
+def test_an_lstm_over_time_is_its_steps_and_forgets_where_it_is_told() -> None:
+    case, module, _, quantiser = _bound("lstm", "qat(u8s8)")
+    x = torch.randn(5, 8, 32, generator=torch.Generator().manual_seed(0)).tanh()
+    state = tuple(_tensors(case.inputs(8))[1:])
+    keep = torch.ones(5, 8, 1)
+    keep[2, :3] = 0.0
+    rounded = quantiser.start(dict(module.named_parameters()))
+    rows, (hidden, cell) = rounded.lstm("core", x, keep, state)
+    h, c = state
+    for t in range(5):
+        one, (h, c) = rounded.call("core", module.core, x[t : t + 1], ((h * keep[t])[None], (c * keep[t])[None]))
+        h, c = h[0], c[0]
+        torch.testing.assert_close(rows[t], one[0])
+    torch.testing.assert_close(hidden, h)
+    torch.testing.assert_close(cell, c)
+
+
+def test_the_module_is_as_before_after_a_rounded_pass() -> None:
+    case, module, _, quantiser = _bound("resnet", "qat(u8s8)")
     inputs = case.inputs(8)
     before = run_module(module, inputs)[0]
-    _rounded_forward(plan, module, inputs)
+    quantiser(module, *_tensors(inputs))
     np.testing.assert_array_equal(before, run_module(module, inputs)[0])
+    assert not any("forward" in vars(part) for part in module.modules())
 
 
-def test_training_through_the_rounding_trains_the_artifact() -> None:
-    """The learner's loss is the artifact's, up to rounding on the edge between two codes, and both fall."""
+@pytest.mark.parametrize("scheme", ["qat(reduce_range)", "prune(0.5)+qat(u8s8)"])
+def test_training_through_the_rounding_trains_the_artifact(scheme: str) -> None:
+    """The learner's loss is the artifact's, and both fall."""
     case = CASES["relu-mlp"]
     inputs = case.inputs(512, seed=3)
     x = torch.from_numpy(inputs["observations"])
     target = torch.stack([x[:, 0] * x[:, 1], x[:, 2].abs(), x[:, 3:].mean(1)], dim=1)
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(reduce_range)", module)
+    plan = case.bind(scheme, module)
+    quantiser = FakeQuantiser(plan, module)
+    quantiser.prune(module)
     optimiser = torch.optim.Adam(module.parameters(), lr=3e-3)
     losses = {}
     for step in range(301):
         if step % 50 == 0:
             plan.refresh(module, version=step)
             plan.calibrate(inputs)
-        (output,) = _rounded_forward(plan, module, inputs)
+        (output,) = quantiser(module, x)
         loss = (output - target).square().mean()
         if step in (0, 300):
             acted = run_artifact(plan.refresh(module, version=step), inputs)[0]
             losses[step] = float(np.mean((acted - target.numpy()) ** 2))
-            assert losses[step] == pytest.approx(float(loss.detach()), rel=0.02)
+            assert losses[step] == pytest.approx(float(loss.detach()), rel=1e-3)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    assert losses[300] < 0.3 * losses[0]
+        quantiser.hold(module)
+    assert losses[300] < 0.4 * losses[0]
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8-dynamic", "prune(0.5)+int8"])
-def test_other_schemes_are_refused(scheme: str) -> None:
+class _Adding(nn.Module):
+    """Sums in the middle of its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso = nn.Sequential(nn.Conv2d(2, 16, 3, 2), nn.ReLU())
+        self.again = nn.Conv2d(16, 16, 3, 1, 1)
+        self.head = nn.Linear(16 * 81, 5)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = self.torso(observations.float() / 255.0)
+        return self.head(torch.flatten(torch.relu(x + self.again(x)), 1))
+
+
+class _Twice(MLP):
+    """Calls one layer twice."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = torch.relu(self.torso[0](self.normaliser(observations)))
+        return self.head(torch.relu(self.torso[2](torch.relu(self.torso[2](x)))))
+
+
+class _Scaled(nn.Linear):
+    """A layer of its own kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class _Own(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso[2] = _Scaled(32, 32)
+
+
+@pytest.mark.parametrize(
+    ("make", "like", "message"),
+    [
+        (_Adding, "resnet", "adds values in 8 bits and goes on.*residual block.*use int8"),
+        (_Twice, "relu-mlp", r"'torso.2' is called more than once.*qat\(torso.2=float\), or int8"),
+        (_Own, "relu-mlp", r"'torso.2' is a _Scaled.*qat\(torso.2=float\), or use int8"),
+        (CASES["lstm-cell"].make, "lstm-cell", r"'core' is a LSTMCell.*make it of torch's Linear, Conv or LSTM"),
+    ],
+)
+def test_what_cannot_be_rounded_is_named_with_what_would_work(make: object, like: str, message: str) -> None:
+    case = CASES[like]
+    module = make()
+    plan = make_compressor("qat(u8s8)").bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
+    with pytest.raises(UnsupportedLayerError, match=message):
+        FakeQuantiser(plan, module)
+
+
+def test_a_layer_kept_whole_is_kept_whole() -> None:
+    case, module, plan, quantiser = _bound("relu-mlp", "qat(u8s8,head=float)")
+    assert all("head" not in layer.modules for layer in quantiser.rules.layers)
+    inputs = case.inputs(64, seed=3)
+    found = code_differences(quantiser, plan.refresh(module, version=1), module, inputs)
+    assert found.greatest <= 1 and found.rate < 1e-3
+    theirs = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    np.testing.assert_allclose(quantiser(module, *_tensors(inputs))[0].detach().numpy(), theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["qat", "qat(per_channel)", "prune(0.5)+qat", "qat(u8s8,torso.0=float)"])
+def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
+    assert str(parse_scheme(text)) == text and make_compressor(text).scheme == text
     case = CASES["relu-mlp"]
-    with pytest.raises(SchemeError, match="follows int8 plans"):
-        FakeQuantiser(case.bind(scheme, case.make()))
+    module = randomise(case.make(), seed=0)
+    ours, theirs = (case.bind(t, module).refresh(module, version=1) for t in (text, text.replace("qat", "int8")))
+    assert ours.scheme == text and ours.model == theirs.model
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lowrank(0.5)+qat", r"lowrank\(0.5\)\+qat: .*use lowrank\(0.5\)\+int8, or prune"),
+        ("distill(32x2)+qat", r"distill\(32x2\)\+qat: .*use distill\(32x2\)\+int8"),
+        ("prune(0.5)+lowrank(0.5)+qat", "lowrank"),
+        ("qat+prune(0.5)", "'qat' must come last"),
+        ("qat+int8", "2 number formats"),
+        ("qat(wat)", r"qat\(wat\): options are per_channel"),
+        ("qat(head=int4)", r"qat\(head=int4\).*head=float, or int8"),
+    ],
+)
+def test_chains_and_options_without_sense_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        make_compressor(text)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8-dynamic", "lowrank(0.5)+int8"])
+def test_other_plans_are_refused(scheme: str) -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    with pytest.raises(SchemeError, match="quantisation-aware training"):
+        FakeQuantiser(case.bind(scheme, module), module)
 
 
 def test_an_uncalibrated_plan_is_refused() -> None:
     case = CASES["relu-mlp"]
     module = case.make()
-    plan = Int8(variant="u8s8").bind(module, case.examples(), output_names=case.outputs)
-    with pytest.raises(CalibrationError, match="no ranges yet"), FakeQuantiser(plan).activations(module):
-        pass
+    quantiser = FakeQuantiser(case.bind("qat(u8s8)", module, rows=0), module)
+    with pytest.raises(CalibrationError, match="no ranges yet"):
+        quantiser(module, *_tensors(case.inputs(2)))
