@@ -1,7 +1,9 @@
 """Offline study of 2 to 8 bits: what quantisation would cost a trained policy. Simulated in floating point.
 
 Weights are rounded symmetrically, the inputs of layers asymmetrically over the range that they show on the given
-inputs: the formulae of ``quantise`` at other widths. Only 8 bits have kernels that run here; below, nothing is faster.
+inputs: the formulae of ``quantise`` at other widths. Of all widths only two run here: 8 bits as ``int8``, and 4-bit
+weights as ``int4``, which has a scale for each block.
+Source: tables of widths as in Krishnan et al. 2019 (QuaRL), arXiv:1910.01055.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from compressors.ranges import Range
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.LSTMCell)
 _WIDEST = 16
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -65,43 +68,80 @@ def quantisation_study(
         SchemeError: a width out of range.
         CalibrationError: fewer than two inputs.
     """
-    if any(not 2 <= width <= _WIDEST for width in bits):
-        raise SchemeError(f"bits {list(bits)}: each width is from 2 to {_WIDEST}")
-    tensors = [torch.from_numpy(array) for array in inputs.values()]
-    if not tensors or len(tensors[0]) < 2:
-        raise CalibrationError("a study needs at least two inputs")
-    whole = copy.deepcopy(module).cpu().eval()
-    wanted, ranges = _observe(whole, tensors)
-    return [_row(whole, tensors, wanted, ranges, width, per_channel, divergence) for width in bits]
+    simulation = Simulation(module, inputs, per_channel=per_channel)
+    rows: list[StudyRow] = []
+    for width in bits:
+        weights_only, both = (
+            _first(simulation.policy(width, activations=which), simulation.tensors) for which in (False, True)
+        )
+        wanted = simulation.wanted
+        difference = None if divergence is None else float(divergence(both, wanted))
+        rows.append(StudyRow(width, _relative(weights_only, wanted), _relative(both, wanted), difference))
+    return rows
 
 
-def _row(
-    whole: nn.Module,
-    tensors: Sequence[Tensor],
-    wanted: Tensor,
-    ranges: Mapping[str, Range],
-    bits: int,
-    per_channel: bool,
-    divergence: Callable[[Tensor, Tensor], Tensor] | None,
-) -> StudyRow:
-    rounded = copy.deepcopy(whole)
-    half = 2 ** (bits - 1) - 1
-    for layer in rounded.modules():
-        if isinstance(layer, _LAYERS):
-            for parameter in layer.parameters(recurse=False):
-                if parameter.dim() > 1:
-                    _round_weight(parameter, IntegerType(np.dtype(np.int32), -half, half), 0 if per_channel else None)
-    weights_only = _first(rounded, tensors)
-    unsigned = IntegerType(np.dtype(np.int32), 0, 2**bits - 1)
-    with ExitStack() as stack:
+def check_width(bits: int) -> None:
+    """Raises SchemeError: a width that is not studied."""
+    if not 2 <= bits <= _WIDEST:
+        raise SchemeError(f"{bits} bits: each width is from 2 to {_WIDEST}")
+
+
+class Simulation:
+    """Copies of a policy at any width, which round in floating point what kernels would have in integers.
+
+        policy = Simulation(module, inputs).policy(4, activations=True)
+
+    Attributes:
+        tensors: the inputs.
+        wanted: [N, P] the whole policy's first output on them.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Array], *, per_channel: bool = False) -> None:
+        """Measure the ranges of what layers read.
+
+        Args:
+            module: the acting policy; left as it is.
+            inputs: real inputs in the order of its arguments, [N, *shape] by name, N ≥ 2.
+            per_channel: a scale for each output of a layer.
+        Raises:
+            CalibrationError: fewer than two inputs.
+        """
+        self.tensors = [torch.from_numpy(array) for array in inputs.values()]
+        if not self.tensors or len(self.tensors[0]) < 2:
+            raise CalibrationError("a study needs at least two inputs")
+        self._whole = copy.deepcopy(module).cpu().eval()
+        self._axis = 0 if per_channel else None
+        self.wanted, self._ranges = _observe(self._whole, self.tensors)
+
+    def policy(self, bits: int, *, activations: bool) -> nn.Module:
+        """The policy with rounded weights and, if wanted, rounded activations. Raises SchemeError: a width out of
+        range."""
+        check_width(bits)
+        rounded = copy.deepcopy(self._whole)
+        half = 2 ** (bits - 1) - 1
+        for parameter in _weights(rounded):
+            _round_weight(parameter, IntegerType(np.dtype(np.int32), -half, half), self._axis)
+        unsigned = IntegerType(np.dtype(np.int32), 0, 2**bits - 1)
         for name, layer in rounded.named_modules():
-            if name in ranges:
-                scale, zero = activation_parameters(ranges[name].low, ranges[name].high, unsigned)
-                hook = _InputRounder(float(scale), zero, unsigned.maximum)
-                stack.enter_context(layer.register_forward_pre_hook(hook))
-        both = _first(rounded, tensors)
-    difference = None if divergence is None else float(divergence(both, wanted))
-    return StudyRow(bits, _relative(weights_only, wanted), _relative(both, wanted), difference)
+            if activations and name in self._ranges:
+                scale, zero = activation_parameters(self._ranges[name].low, self._ranges[name].high, unsigned)
+                layer.register_forward_pre_hook(_InputRounder(float(scale), zero, unsigned.maximum))
+        return rounded
+
+    def size_bytes(self, bits: int) -> int:
+        """Bytes that the policy's numbers would take: codes packed, scales and all that stays whole in full. Raises
+        SchemeError: a width out of range."""
+        check_width(bits)
+        rounded = _weights(self._whole)
+        whole = sum(t.numel() * t.element_size() for t in (*self._whole.parameters(), *self._whole.buffers()))
+        whole -= sum(weight.numel() * weight.element_size() for weight in rounded)
+        scales = sum(1 if self._axis is None else len(weight) for weight in rounded)
+        return whole + sum(-(-weight.numel() * bits // 8) for weight in rounded) + scales * _SCALE_BYTES
+
+
+def _weights(module: nn.Module) -> list[nn.Parameter]:
+    layers = [layer for layer in module.modules() if isinstance(layer, _LAYERS)]
+    return [parameter for layer in layers for parameter in layer.parameters(recurse=False) if parameter.dim() > 1]
 
 
 def _observe(whole: nn.Module, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[str, Range]]:

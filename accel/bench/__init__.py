@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accel.bench.actor import bench_actor
+    from accel.bench.bits import bench_bits
     from accel.bench.correctors import bench_correctors
     from accel.bench.policy import bench_policy
     from accel.bench.refresh import bench_refresh
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "bench_actor": "actor",
+    "bench_bits": "bits",
     "bench_correctors": "correctors",
     "bench_policy": "policy",
     "bench_refresh": "refresh",
     "bench_transport": "transport",
 }
 
-__all__ = ["bench_actor", "bench_correctors", "bench_policy", "bench_refresh", "bench_transport"]
+__all__ = ["bench_actor", "bench_bits", "bench_correctors", "bench_policy", "bench_refresh", "bench_transport"]
 
 
 def __getattr__(name: str) -> object:

@@ -29,6 +29,20 @@ def advise_refresh(rows: Sequence[Row]) -> list[str]:
     return [_refresh_line(cells) for cells in _groups(rows, ("network",))]
 
 
+def advise_bits(rows: Sequence[Row]) -> list[str]:
+    """The fewest bits of a trained policy within the alarm levels, and which widths really run."""
+    lines = []
+    for cells in _groups([row for row in rows if row["weights"] == "trained"], ("network", "rounded")):
+        fit = [row for row in cells if number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS]
+        least = min((number(row, "bits") for row in fit), default=None)
+        found = "none of these widths stays" if least is None else f"{least:.0f} bits stay"
+        lines.append(f"{cells[0]['network']}, {cells[0]['rounded']}: {found} within KL {HIGHEST_KL}, ESS {LOWEST_ESS}")
+    return [
+        *lines,
+        "simulated: of all widths 8 bits run as int8, and 4-bit weights as int4 with a scale for each block",
+    ]
+
+
 def advise_correctors(rows: Sequence[Row]) -> list[str]:
     """One line about the largest batch."""
     largest = max(number(row, "T") * number(row, "B") for row in rows)

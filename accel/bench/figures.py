@@ -82,6 +82,15 @@ def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
+def bits_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every network and for what is rounded."""
+    panels = []
+    for title, cells in _cells(rows, ("network", "rounded"), "{}, {}, simulated"):
+        notes = ["" if row["return"] is None else f"return {number(row, 'return'):.4g}" for row in cells]
+        panels.append(Panel(title, [f"{row['bits']} bits" for row in cells], {"KL": _values(cells, "kl")}, notes=notes))
+    return panels
+
+
 def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
     """A panel for every unroll length and batch."""
     panels = []
@@ -107,6 +116,7 @@ PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = MappingProxyType(
         "policy": policy_panels,
         "actor": actor_panels,
         "refresh": refresh_panels,
+        "bits": bits_panels,
         "correctors": corrector_panels,
         "transport": transport_panels,
     }

@@ -50,7 +50,7 @@ class BudgetOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutOptions(BudgetOptions):
+class LayoutOptions(OutputOptions):
     """What a policy reads and returns."""
 
     run: RunPath = None
@@ -72,7 +72,7 @@ class LayoutOptions(BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions(LayoutOptions):
+class PolicyOptions(LayoutOptions, BudgetOptions):
     """Microseconds, bytes and mismatch of one call of a policy: torch, torch.compile, every scheme on onnxruntime.
 
     Observations and actions are those of --run, of --env, or --observation-shape and --actions. Without any of them:
@@ -107,7 +107,7 @@ class ActorOptions(BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshOptions(LayoutOptions):
+class RefreshOptions(LayoutOptions, BudgetOptions):
     """Milliseconds to bring new weights to an actor: bind, requantise, serialise, send, load; and when a scheme pays.
 
     Break-even is the number of environment steps between two refreshes from which on an actor gains by the scheme
@@ -118,6 +118,25 @@ class RefreshOptions(LayoutOptions):
     schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments that the actor steps together")] = 8
     send: Send = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsOptions(LayoutOptions):
+    """What 2 to 8 bits would cost a policy, simulated in floating point: mismatch, bytes and, on request, return.
+
+    Each width twice, with weights alone and with weights and activations rounded. Of these widths 8 bits run as int8,
+    and 4-bit weights as int4, which has a scale for each block; nothing here is a speed.
+    """
+
+    network: Networks | None = None
+    bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
+    per_channel: Annotated[bool, tyro.conf.arg(help="a scale for each output of a layer, not one for its weight")] = (
+        False
+    )
+    episodes: Annotated[
+        int, tyro.conf.arg(help="also play so many seeded episodes at each width; needs --run or --env")
+    ] = 0
+    seed: Annotated[int, tyro.conf.arg(help="of the episodes; all widths play the same ones")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +163,7 @@ Options = (
     Annotated[PolicyOptions, tyro.conf.subcommand("policy")]
     | Annotated[ActorOptions, tyro.conf.subcommand("actor")]
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
+    | Annotated[BitsOptions, tyro.conf.subcommand("bits")]
     | Annotated[CorrectorOptions, tyro.conf.subcommand("correctors")]
     | Annotated[TransportOptions, tyro.conf.subcommand("transport")]
 )

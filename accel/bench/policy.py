@@ -16,11 +16,8 @@ from accel.bench.subject import (
     FULL_PRECISION,
     Inputs,
     Subject,
-    default_spec,
     environment_spec,
-    environment_subject,
-    random_subject,
-    trained_subject,
+    make_subject,
 )
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.config import TrainConfig
@@ -29,7 +26,6 @@ from accel.spaces import EnvSpec
 from accel.torch_acting import serialise_module
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
-from monitor.divergence import divergences
 
 RUNTIMES = ("torch", "torch.compile", "onnxruntime")
 SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
@@ -91,19 +87,11 @@ def bench_policy(
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
-            subject = _subject(text, spec, config, run, activation)
+            subject = make_subject(text, spec, config, run, activation)
             budget_s = seconds / len(texts) / len(batches)
             rows += _measure(subject, batches, schemes, runtimes, budget_s, repeats, notify)
     shared = provenance()
     return [row | shared for row in rows]
-
-
-def _subject(text: str, spec: EnvSpec | None, config: TrainConfig | None, run: Path | None, activation: str) -> Subject:
-    if run is not None:
-        return trained_subject(run)
-    if config is not None and spec is not None:
-        return environment_subject(config.replace(network=text), spec)
-    return random_subject(text, spec or default_spec(text), activation=activation)
 
 
 def _check_runtimes(runtimes: Sequence[str]) -> None:
@@ -198,15 +186,7 @@ def _mismatch(subject: Subject, artifact: CompressedPolicy) -> Row:
     for name, array in session.inputs.items():
         array[...] = inputs[name]
     session.run()
-    with torch.inference_mode():
-        target = subject.run.policy(*(torch.from_numpy(array) for array in inputs.values()))[0].numpy()
-    behaviour = session.outputs["params"].astype(np.float32)
-    found = divergences(subject.run.spec.action, target, behaviour)
-    return {
-        "kl": float(found.kl.mean(dtype=np.float64)),
-        "ess": float(found.ess.mean(dtype=np.float64)),
-        "greedy_agreement": float(found.greedy_agrees.mean(dtype=np.float64)),
-    }
+    return subject.mismatch(session.outputs["params"].astype(np.float32))
 
 
 def _speedups(row: Row, cells: Sequence[Row]) -> Row:

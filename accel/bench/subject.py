@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.bench.rows import Notify
+from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.loading import TrainedRun, load_run
@@ -23,6 +23,7 @@ from compressors.base import Compressor, Plan
 from compressors.errors import CompressorError
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor
+from monitor.divergence import divergences
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
@@ -73,6 +74,25 @@ class Subject:
             output_names=run.policy.output_names,
             metadata=run.metadata,
         )
+
+    def outputs(self, policy: torch.nn.Module) -> npt.NDArray[np.float32]:
+        """[N, P] distribution parameters of a torch policy on the held-out inputs."""
+        with torch.inference_mode():
+            params: torch.Tensor = policy(*(torch.from_numpy(array) for array in self.held_out.values()))[0]
+        return params.numpy()
+
+    def mismatch(self, behaviour: npt.NDArray[np.float32]) -> Row:
+        """``kl`` (fp32‖behaviour, nats), ``ess`` and ``greedy_agreement``, means over the held-out inputs.
+
+        Args:
+            behaviour: [N, P] distribution parameters of another policy on them.
+        """
+        found = divergences(self.run.spec.action, self.outputs(self.run.policy), behaviour)
+        return {
+            "kl": float(found.kl.mean(dtype=np.float64)),
+            "ess": float(found.ess.mean(dtype=np.float64)),
+            "greedy_agreement": float(found.greedy_agrees.mean(dtype=np.float64)),
+        }
 
     def _teach(self, plan: Plan) -> None:
         """Train a distilled student a little, where there is one and a policy worth learning from."""
@@ -137,6 +157,21 @@ def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> 
     calibration = {name: draw(name, calibration_rows) for name in shapes}
     held_out = {name: draw(name, held_out_rows) for name in shapes}
     return Subject(run, "random", "random numbers", calibration, held_out)
+
+
+def make_subject(
+    network: str, spec: EnvSpec | None, config: TrainConfig | None, run: Path | None, activation: str
+) -> Subject:
+    """A run's policy, or else one with random weights: on an environment's inputs, or on random ones.
+
+    Raises:
+        CheckpointError, RunDirectoryError, EnvError: see ``trained_subject`` and ``environment_subject``.
+    """
+    if run is not None:
+        return trained_subject(run)
+    if config is not None and spec is not None:
+        return environment_subject(config.replace(network=network), spec)
+    return random_subject(network, spec or default_spec(network), activation=activation)
 
 
 def environment_spec(config: TrainConfig) -> EnvSpec:

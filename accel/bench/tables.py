@@ -65,6 +65,19 @@ REFRESH = (
     Column("pays from steps", "break_even_env_steps", "steps"),
     Column("on one core", "break_even_shared_env_steps", "steps", True),
 )
+BITS = (
+    Column("network", "network"),
+    Column("bits", "bits", "count"),
+    Column("rounded", "rounded"),
+    Column("arithmetic", "arithmetic"),
+    Column("KL", "kl", "small"),
+    Column("ESS", "ess", "share", True),
+    Column("greedy", "greedy_agreement", "share"),
+    Column("bytes", "bytes", "count"),
+    Column("return", "return", "us"),
+    Column("95 %", "return", "spread"),
+    Column("fp32", "return_fp32", "us"),
+)
 CORRECTORS = (
     Column("corrector", "corrector"),
     Column("T", "T", "count"),

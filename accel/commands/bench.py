@@ -1,4 +1,4 @@
-"""``accel bench``: policies, actors, refreshes, correctors and transport, measured on this machine."""
+"""``accel bench``: policies, actors, refreshes, widths, correctors and transport, measured on this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from accel.atomic import write_atomically
 from accel.bench import advice, tables
 from accel.bench.options import (
     ActorOptions,
+    BitsOptions,
     CorrectorOptions,
     LayoutOptions,
     Options,
@@ -84,6 +85,8 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Result:
         return _actor(options, refuse)
     if isinstance(options, RefreshOptions):
         return _refresh(options, refuse)
+    if isinstance(options, BitsOptions):
+        return _bits(options)
     if isinstance(options, CorrectorOptions):
         from accel.bench.correctors import bench_correctors
 
@@ -169,6 +172,27 @@ def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Result:
     )
     title = f"Refresh: from new weights to a loaded policy, {options.envs} environments an actor"
     return Result(rows, title, tables.REFRESH, advice.advise_refresh(rows), "refresh", "ms a refresh")
+
+
+def _bits(options: BitsOptions) -> Result:
+    from accel.bench.bits import bench_bits
+
+    rows = bench_bits(
+        _networks(options, options.network, _POLICY_NETWORKS),
+        bits=integers(options.bits),
+        per_channel=options.per_channel,
+        spec=options.spec(),
+        config=_environment(options),
+        run=options.run,
+        activation=options.activation,
+        episodes=options.episodes,
+        seed=options.seed,
+    )
+    hint = "" if rows[0]["weights"] == "trained" else " (say little: --run studies a trained policy)"
+    title = (
+        f"Bits, simulated in floating point: mismatch from fp32 on {rows[0]['inputs']}; {rows[0]['weights']} weights"
+    )
+    return Result(rows, title + hint, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
 
 
 def _networks(options: LayoutOptions, given: str | None, default: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.bench.advice import advise_actor, advise_policy, advise_refresh
+from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
 from accel.bench.figures import PANELS, Panel, draw
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.rows import Row
@@ -32,6 +32,7 @@ COMMANDS = {
     ],
     "actor": [*QUICK, "--network", "mlp:16x1", "--envs-per-actor", "2", "--schemes", "int8"],
     "refresh": [*QUICK, "--network", "mlp:16x1", "--schemes", "int8", "--observation-shape", "5", "--actions", "3,2"],
+    "bits": ["--env", "CartPole-v1", "--network", "mlp:16x1", "--bits", "3,8", "--episodes", "2"],
     "correctors": ["--lengths", "3", "--batches", "2,4", "--repeats", "3"],
     "transport": ["--sizes", "4096", "--carriers", "local", "--repeats", "3"],
 }
@@ -39,6 +40,7 @@ KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
     "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "own_us"},
     "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "bytes"},
+    "bits": {"network", "bits", "rounded", "simulated", "kl", "greedy_agreement", "bytes", "return", "return_low"},
     "correctors": {"corrector", "T", "B", "us", "learner_us", "share"},
     "transport": {"carrier", "direction", "bytes", "us"},
 }
@@ -58,7 +60,7 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "rows.json"]
     printed = capsys.readouterr().out.splitlines()
     title, headings = printed[:2]
-    assert (title and "µs" in headings) or "ms" in headings
+    assert (title and "µs" in headings) or "ms" in headings or kind == "bits"
     assert any("onnxruntime" in line and "cores" in line for line in printed[2 + len(rows) :]), "versions and threads"
     assert len(printed) >= len(rows) + 4, "a closing line"
 
@@ -82,6 +84,10 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["actor", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["actor", "--unroll-length", "0"], "unroll_length"),
         (["refresh", "--schemes", ""], "no scheme"),
+        (["bits", "--bits", "1"], "from 2 to 16"),
+        (["bits", "--bits", ""], "no width"),
+        (["bits", "--episodes", "3"], "need an environment"),
+        (["bits", "--env", "CartPole-v1", "--episodes", "1"], "at least 2"),
         (["correctors", "--lengths", "0"], "length 0"),
         (["correctors", "--device", "nosuchdevice"], "nosuchdevice"),
         (["transport", "--sizes", "4"], "at least 16"),
@@ -131,6 +137,19 @@ def policy_row(runtime: str, scheme: str, us: float, **changes: float | str) -> 
         "bytes": 1000, "weights": "trained", "kl": 0.001, "ess": 0.99,
     }  # fmt: skip
     return row | changes
+
+
+def bits_row(bits: int, kl: float, **changes: float | str) -> Row:
+    row: Row = {"network": "mlp:64x2", "bits": bits, "rounded": "weights", "kl": kl, "ess": 0.9, "weights": "trained"}
+    return row | changes
+
+
+def test_advice_names_the_fewest_bits_of_a_trained_policy_and_what_is_simulated() -> None:
+    rows = [bits_row(2, 3.0), bits_row(4, 0.05, ess=0.1), bits_row(5, 0.04), bits_row(8, 0.001)]
+    found, simulated = advise_bits(rows)
+    assert found == "mlp:64x2, weights: 5 bits stay within KL 0.1, ESS 0.3" and simulated.startswith("simulated: ")
+    assert advise_bits(rows[:2])[0].startswith("mlp:64x2, weights: none of these widths stays")
+    assert advise_bits([row | {"weights": "random"} for row in rows]) == [simulated]
 
 
 def test_advice_names_the_fastest_scheme_and_its_figures() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compressors.errors import CalibrationError, SchemeError
-from compressors.study import quantisation_study
+from compressors.study import Simulation, quantisation_study
 from compressors.verify import verify_artifact
 from tests.compressors.policies import CASES, randomise
 
@@ -58,3 +58,28 @@ def test_wrong_requests_are_refused() -> None:
         quantisation_study(case.make(), case.inputs(8), [1])
     with pytest.raises(CalibrationError, match="at least two"):
         quantisation_study(case.make(), {"observations": np.zeros((1, 11), np.float32)})
+
+
+@pytest.mark.parametrize(("per_channel", "scales"), [(False, 3), (True, 67)])
+def test_bytes_are_codes_scales_and_what_stays_whole(per_channel: bool, scales: int) -> None:
+    """Layers [32, 11], [32, 32] and [3, 32]; biases, normaliser and its 64-bit count stay as they are."""
+    case = CASES["relu-mlp"]
+    simulation = Simulation(case.make(), case.inputs(8), per_channel=per_channel)
+    whole = 4 * (32 + 32 + 3) + 4 * 2 * 11 + 8
+    packed = {3: 132 + 384 + 36, 4: 176 + 512 + 48, 8: 352 + 1024 + 96}
+    for bits, codes in packed.items():
+        assert simulation.size_bytes(bits) == whole + codes + 4 * scales
+
+
+def test_a_simulated_policy_rounds_to_so_many_levels() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    simulation = Simulation(module, case.inputs(64))
+    read: list[torch.Tensor] = []
+    for activations in (False, True):
+        policy = simulation.policy(3, activations=activations)
+        assert len(policy.torso[2].weight.unique()) <= 7
+        # behind the rounding, which is a hook of the same kind and was registered first
+        policy.torso[2].register_forward_pre_hook(lambda layer, arguments: read.append(arguments[0]))
+        policy(*simulation.tensors)
+    assert len(read[0].unique()) > 8 >= len(read[1].unique())

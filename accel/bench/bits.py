@@ -1,0 +1,105 @@
+"""What 2 to 8 bits would cost a policy: mismatch, bytes and return at each width, simulated in floating point."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from accel.bench.checks import check_counts, check_networks
+from accel.bench.rows import Row, provenance
+from accel.bench.subject import Subject, environment_spec, make_subject
+from accel.bench.timing import torch_threads
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.playing import play
+from accel.spaces import EnvSpec
+from compressors.study import Simulation, check_width
+from monitor.statistics import mean_interval
+
+WIDTHS = tuple(range(2, 9))
+ARITHMETIC = "simulated"
+_LEAST_EPISODES = 2
+
+logger = logging.getLogger("accel")
+
+
+def bench_bits(
+    networks: Sequence[str] = ("mlp:64x2",),
+    *,
+    bits: Sequence[int] = WIDTHS,
+    per_channel: bool = False,
+    spec: EnvSpec | None = None,
+    config: TrainConfig | None = None,
+    run: Path | None = None,
+    activation: str = "tanh",
+    episodes: int = 0,
+    seed: int = 0,
+) -> list[Row]:
+    """Round a policy to every width, with weights alone and with weights and activations.
+
+        for row in bench_bits(run=Path("results/cartpole"), episodes=20):
+            print(row["bits"], row["rounded"], row["kl"], row["return"])
+
+    Args:
+        networks: network texts; with ``run`` its own network is studied and these are not looked at.
+        bits: widths, each from 2 to 16.
+        per_channel: a scale for each output of a layer instead of one for its weight.
+        spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
+        config: a configuration whose environment gives layout and real inputs; inputs are random numbers without.
+        run: a run's directory: its trained weights, on inputs that it meets.
+        activation: of mlp torsos with random weights, without ``config``.
+        episodes: played greedily at each width and in full precision, from the same seeds; 0: none, else at least 2.
+        seed: of the episodes.
+    Returns:
+        Flat rows: ``network``, ``bits``, ``rounded`` (``weights``, or ``weights and activations``), ``per_channel``;
+        ``arithmetic`` and ``simulated``, which say that nothing ran in integer kernels; ``kl`` (fp32‖rounded, nats),
+        ``ess``, ``greedy_agreement`` on held-out inputs; ``bytes`` that the numbers would take; ``return``,
+        ``return_low``, ``return_high`` (mean and its 95 % interval), ``return_fp32`` and ``episodes``, None without
+        any; ``weights`` and ``inputs``; machine and versions.
+    Raises:
+        ConfigError: an empty list, an unknown network, episodes without an environment, a run beside a config.
+        SchemeError: a width out of range. EnvError, MissingExtraError: the environment cannot be made.
+        RunDirectoryError, CheckpointError: the run cannot be read.
+    """
+    bits = check_counts(bits, "width")
+    for width in bits:
+        check_width(width)
+    if run is not None and (config is not None or spec is not None):
+        raise ConfigError("a run brings its own environment and network: leave out the others")
+    if episodes and run is None and config is None:
+        raise ConfigError("episodes need an environment: give a run (--run) or an environment (--env)")
+    if episodes and episodes < _LEAST_EPISODES:
+        raise ConfigError(f"episodes = {episodes}: an interval needs at least {_LEAST_EPISODES}, or give 0 for none")
+    texts = ("",) if run is not None else check_networks(networks)
+    if config is not None and spec is None:
+        spec = environment_spec(config)
+    rows: list[Row] = []
+    with torch_threads():
+        for text in texts:
+            subject = make_subject(text, spec, config, run, activation)
+            rows += _study(subject, bits, per_channel, episodes, seed)
+    shared: Row = {"torch_threads": 1} | provenance()
+    return [row | shared for row in rows]
+
+
+def _study(subject: Subject, bits: Sequence[int], per_channel: bool, episodes: int, seed: int) -> Iterator[Row]:
+    run = subject.run
+    simulation = Simulation(run.policy, subject.calibration, per_channel=per_channel)
+    whole: float | None = None
+    if episodes:
+        logger.info("playing %d episodes in full precision", episodes)
+        whole = float(play(run.policy, run, episodes=episodes, seed=seed).returns.mean())
+    for rounded, activations in (("weights", False), ("weights and activations", True)):
+        for width in bits:
+            policy = simulation.policy(width, activations=activations)
+            row: Row = {"network": subject.network, "bits": width, "rounded": rounded, "per_channel": per_channel}
+            row |= {"arithmetic": ARITHMETIC, "simulated": True}
+            row |= subject.mismatch(subject.outputs(policy)) | {"bytes": simulation.size_bytes(width)}
+            row |= {"return": None, "return_low": None, "return_high": None, "return_fp32": whole, "episodes": episodes}
+            if episodes:
+                logger.info("playing %d episodes with %d bits, %s rounded", episodes, width, rounded)
+                returns = play(policy, run, episodes=episodes, seed=seed).returns
+                found = mean_interval(returns)
+                row |= {"return": float(returns.mean()), "return_low": found.low, "return_high": found.high}
+            yield row | {"weights": subject.weights, "inputs": subject.source}
