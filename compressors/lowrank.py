@@ -91,20 +91,20 @@ class FactoredModule(BoundReduction):
         """See ``BoundReduction.project``."""
         projected: dict[str, Array] = {name: array for name, array in state.items() if name not in self._own}
         for layer in self._layers:
-            matrix = _matrix(layer, state)
-            basis = self._bases[layer.prefix]
-            # torch multiplies with the learner's threads, numpy with a pool of its own
-            projected_matrix = (torch.from_numpy(basis).t() @ torch.from_numpy(matrix)).numpy()
-            first, second = projected_matrix, basis
+            # torch multiplies with the learner's threads, numpy with a pool of its own that competes with them
+            matrix, basis = torch.from_numpy(_matrix(layer, state)), torch.from_numpy(self._bases[layer.prefix])
+            thin = torch.mm(basis.t(), matrix)
+            first, second = thin.numpy(), self._bases[layer.prefix]
             shape = state[layer.weights[0]].shape
             if len(shape) == 4:
                 first, second = first.reshape(layer.rank, *shape[1:]), second[:, :, None, None]
             projected[f"{layer.prefix}.0.weight"], projected[f"{layer.prefix}.1.weight"] = first, second
             if layer.biases:
-                bias = np.sum([state[name] for name in layer.biases], axis=0)
+                bias = torch.stack([torch.from_numpy(state[name]) for name in layer.biases]).sum(0)
                 mean = self._inputs.mean(layer.prefix)
-                lost = 0.0 if mean is None else matrix @ mean - basis @ (projected_matrix @ mean)
-                projected[f"{layer.prefix}.1.bias"] = bias + lost
+                if mean is not None:
+                    bias = bias + torch.mv(matrix, mean) - torch.mv(basis, torch.mv(thin, mean))
+                projected[f"{layer.prefix}.1.bias"] = bias.numpy()
         return projected
 
     def rechoose(self, state: State, gradients: State) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from compressors.base import Array, FloatArray
+from compressors.base import Array
 from compressors.errors import UnsupportedLayerError
 from compressors.state import to_tensors
 
@@ -30,6 +30,7 @@ class InputMoments:
     def __init__(self, layers: Iterable[str]) -> None:
         self.seen = False
         self._layers = tuple(layers)
+        self._means: dict[str, Tensor] = {}
         self._samples: dict[str, float] = {}
         self._totals: dict[str, Tensor] = {}
         self._products: dict[str, Tensor] = {}
@@ -42,12 +43,9 @@ class InputMoments:
             policy(*to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
         self.seen = True
 
-    def mean(self, layer: str) -> FloatArray | None:
-        """[inputs] mean, None before anything was observed."""
-        if layer not in self._totals:
-            return None
-        mean: FloatArray = (self._totals[layer] / self._samples[layer]).float().numpy()
-        return mean
+    def mean(self, layer: str) -> Tensor | None:
+        """[inputs] float32 mean, None before anything was observed."""
+        return self._means.get(layer)
 
     def covariance(self, layer: str) -> Tensor | None:
         """[inputs, inputs] float64 covariance with a ridge for what few samples do not show; None before any."""
@@ -68,6 +66,7 @@ class InputMoments:
             total, products = rows.sum(0), rows.t() @ rows
             self._samples[name] = len(rows) + KEEP * self._samples.get(name, 0.0)
             self._totals[name] = total + KEEP * self._totals.get(name, torch.zeros_like(total))
+            self._means[name] = (self._totals[name] / self._samples[name]).float()
             self._products[name] = products + KEEP * self._products.get(name, torch.zeros_like(products))
 
         return hook
