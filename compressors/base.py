@@ -29,8 +29,8 @@ class PlanStatistics:
         calibrations: how often activation ranges were measured; 0 for schemes without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
-        changed_codes: share of integer weight codes that the last refresh changed, in [0, 1]; None before the second
-            refresh, and for schemes without integer codes.
+        changed_codes: share of integer weight codes, of 8 or 4 bits, that the last refresh changed, in [0, 1]; None
+            before the second refresh, and for schemes without integer codes.
     """
 
     calibrations: int = 0
@@ -65,7 +65,8 @@ class Plan(Protocol):
         ...
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
-        """Calibrate only if some activation leaves its range on recent inputs; returns how many do. A few rows will do.
+        """Widen the ranges if some activation leaves its own on recent inputs; returns how many do. None gets narrower,
+        so that a few rows will do.
 
         Raises:
             CalibrationError: as for ``calibrate``.

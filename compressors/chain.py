@@ -42,6 +42,10 @@ class Encoder(ABC):
         """How many activations left their running range by more than is tolerated."""
         return 0
 
+    def covering(self, seen: Mapping[str, Range]) -> Mapping[str, Range]:
+        """Measured ranges together with the running ones: taken in, they widen what drifted and narrow nothing."""
+        return seen
+
     def widen(self, seen: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
         """Take measured ranges into the running ones."""
 

@@ -143,6 +143,10 @@ class Int8Encoder(Encoder):
         """See ``Encoder.drifted``."""
         return sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in seen.items())
 
+    def covering(self, seen: Mapping[str, Range]) -> Mapping[str, Range]:
+        """See ``Encoder.covering``."""
+        return {name: self._ranges[name].covering(now) if name in self._ranges else now for name, now in seen.items()}
+
     def widen(self, seen: Mapping[str, Range]) -> None:
         """See ``Encoder.widen``."""
         self._drifted += self.drifted(seen)

@@ -84,7 +84,8 @@ def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
 def widen_for_bias(scales: Tensor, input_scale: float, greatest: Tensor) -> Tensor:
     """Weight scales, widened where a bias of this magnitude would not fit 32 bits; the formula of
     ``quantise.scales_for_bias``."""
-    smallest = BIAS_MARGIN * 2.0 * greatest.double() / INT32_STEPS
+    doubled = 2.0 * (greatest if greatest.dim() else greatest.double())  # onnxruntime's precision, see there
+    smallest = (BIAS_MARGIN * doubled).double() / INT32_STEPS
     candidate = scales.double() * input_scale
     return torch.where(candidate < smallest, (scales.double() * (smallest / candidate)).float(), scales)
 

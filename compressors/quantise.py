@@ -63,6 +63,9 @@ def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = Non
 
 def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
     """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero."""
+    if np.ndim(greatest) == 0:
+        scale = 2.0 * float(greatest) / codes.levels
+        return np.asarray(1.0 if scale < SMALLEST_SCALE else scale, dtype=np.float32)
     scales = 2.0 * np.asarray(greatest, dtype=np.float64) / codes.levels
     scales = np.where(scales < SMALLEST_SCALE, 1.0, scales)
     return np.asarray(scales, dtype=np.float32)
@@ -70,16 +73,23 @@ def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.f
 
 def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray) -> NDArray[np.float32]:
     """Weight scales, widened where the bias would not fit 32 bits at s_x·s_w (weights far smaller than their bias)."""
-    greatest = np.abs(bias.astype(np.float64))
     if scales.ndim == 0:
-        greatest = greatest.max()
-    smallest = BIAS_MARGIN * 2.0 * greatest / INT32_STEPS
+        return _scale_for_bias(scales, float(input_scale), max(float(bias.max()), -float(bias.min())))
+    # onnxruntime multiplies a channel's bias in single precision, and one for all channels in double
+    smallest = (BIAS_MARGIN * (2.0 * np.abs(bias))).astype(np.float64) / INT32_STEPS
     candidate = scales.astype(np.float64) * np.float64(input_scale)
     too_small = candidate < smallest
     if not np.any(too_small):
         return scales
     widened = scales.astype(np.float64) * (smallest / candidate)
     return np.where(too_small, widened.astype(np.float32), scales)
+
+
+def _scale_for_bias(scale: NDArray[np.float32], input_scale: float, greatest: float) -> NDArray[np.float32]:
+    """The same for one scale and the bias's greatest magnitude; Python's numbers are faster than arrays of one."""
+    smallest = BIAS_MARGIN * 2.0 * greatest / INT32_STEPS
+    candidate = float(scale) * input_scale
+    return np.asarray(float(scale) * (smallest / candidate), dtype=np.float32) if candidate < smallest else scale
 
 
 def quantise_into(
@@ -99,4 +109,5 @@ def quantise_into(
 def bias_codes(bias: FloatArray, input_scale: np.float32, scales: NDArray[np.float32]) -> NDArray[np.int32]:
     """32-bit codes of a bias at scale s_x·s_w."""
     scale = np.asarray(input_scale * scales, dtype=np.float64)
-    return np.clip(np.round(bias.astype(np.float64) / scale), _INT32.min, _INT32.max).astype(np.int32)
+    codes = np.rint(bias.astype(np.float64) / scale)
+    return np.minimum(np.maximum(codes, _INT32.min), _INT32.max).astype(np.int32)

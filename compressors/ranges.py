@@ -36,6 +36,10 @@ class Range:
             max(seen.high, keep * self.high + (1.0 - keep) * seen.high),
         )
 
+    def covering(self, seen: Range) -> Range:
+        """This range, widened to what was seen, narrowed by nothing."""
+        return Range(min(seen.low, self.low), max(seen.high, self.high))
+
     def exceeded_by(self, seen: Range, tolerance: float = DRIFT_TOLERANCE) -> bool:
         """Whether values seen would be clipped by more than the tolerated share of this range's width."""
         margin = tolerance * (self.high - self.low)

@@ -91,7 +91,8 @@ class Revision:
         seen = self._encoder.measure(self.parameters, inputs)
         drifted = self._encoder.drifted(seen)
         if drifted or not self._encoder.statistics.calibrations:
-            self.ranges.append(seen)
+            # a few rows say what must be covered, not what occurs no longer
+            self.ranges.append(self._encoder.covering(seen))
         return drifted
 
     def _policy_state(self) -> State:

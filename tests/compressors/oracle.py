@@ -37,12 +37,21 @@ def float_model(case: Case, module: nn.Module) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
+def inputs_of_layers(model: onnx.ModelProto) -> dict[str, str]:
+    """What the layer of each weight reads."""
+    return {node.input[1]: node.input[0] for node in model.graph.node if node.op_type in ("Gemm", "Conv")}
+
+
 def quantised_by_onnxruntime(case: Case, module: nn.Module, encoder: Int8Encoder) -> dict[str, NDArray[np.generic]]:
     """Initializers of the QDQ model at the encoder's ranges, in its variant."""
     model = float_model(case, module)
     one = (np.float32(-1.0), np.float32(1.0))
     every = {value.name: one for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
     every.update({name: (np.float32(r.low), np.float32(r.high)) for name, r in encoder.ranges.items()})
+    read = inputs_of_layers(model)
+    for layer in encoder.layers:
+        if layer.activation in encoder.ranges:  # ours passes codes through flattening, pooling and ReLU as they are
+            every[read[layer.weight]] = every[layer.activation]
     quantizer = QDQQuantizer(
         model,
         per_channel=encoder.per_channel,

@@ -123,5 +123,24 @@ def test_drift_is_counted_and_widens_the_ranges() -> None:
     assert plan.recalibrate_on_drift(loud) == 0
 
 
+def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
+    """Two rows that make the normalised observation loud where the torso does not, and all else quieter than usual."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("int8(u8s8)", module, rows=256)
+    before = plan.encoder.ranges
+    quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
+    quiet["observations"][0, 3] = 9.0
+    seen = plan.encoder.measure(plan.revise(module).parameters, quiet)
+    loud = {name for name, now in seen.items() if before[name].exceeded_by(now)}
+    assert plan.recalibrate_on_drift(quiet) == len(loud) > 0
+    after = plan.encoder.ranges
+    assert all(after[name].low <= r.low and after[name].high >= r.high for name, r in before.items())
+    assert all(after[name] != before[name] for name in loud)
+    assert any(now.low > before[name].low for name, now in seen.items()), "the rows would have narrowed something"
+    plan.calibrate(quiet)
+    assert any(plan.encoder.ranges[name].low > r.low for name, r in after.items()), "calibration forgets slowly"
+
+
 def _error(case, module, plan, inputs) -> float:
     return relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], run_module(module, inputs)[0])

@@ -33,6 +33,12 @@ def test_a_range_forgets_an_outlier(before: Range, seen: Range) -> None:
     assert now.low == pytest.approx(seen.low, abs=1e-2) and now.high == pytest.approx(seen.high, abs=1e-2)
 
 
+@given(_RANGES, _RANGES)
+def test_covering_narrows_nothing(before: Range, seen: Range) -> None:
+    after = before.covering(seen)
+    assert after == Range(min(before.low, seen.low), max(before.high, seen.high))
+
+
 def test_drift_is_what_clips_more_than_the_tolerance() -> None:
     kept = Range(-1.0, 1.0)
     assert not kept.exceeded_by(Range(-1.05, 1.05))
