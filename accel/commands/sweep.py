@@ -122,7 +122,8 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _text(result: SweepResult) -> str:
-    lines = [f"{result.trials} trials, {len(result.front)} best trade-offs:"]
+    many = "" if len(result.front) == 1 else "s"
+    lines = [f"{result.trials} trials, {len(result.front)} best trade-off{many}:"]
     for row, file in zip(result.front, result.configurations, strict=True):
         figures = ", ".join(f"{name} {value:.4g}" for name, value in row.values.items())
         lines.append(f"  trial {row.number}: {row.label}\n    {figures}\n    accel train --config {file}")

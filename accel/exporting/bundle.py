@@ -76,11 +76,13 @@ def export(
         CheckpointError, EnvError, MissingExtraError, CompressorError: as for ``evaluate``.
     """
     target = make_format(format)
-    if episodes < 0 or (episodes == 0 and max_return_loss is not None):
-        raise ConfigError(f"{episodes} episodes: max_return_loss needs at least one, and none means 0")
+    if episodes < 0:
+        raise ConfigError(f"episodes = {episodes}: give how many to play with each policy, or 0 for none")
+    if episodes == 0 and max_return_loss is not None:
+        raise ConfigError("max_return_loss compares returns, and there are none with 0 episodes: give at least one")
+    gate = Gate(max_return_loss, max_mismatch)
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
-    gate = Gate(max_return_loss, max_mismatch)
     with terminations_interrupt(), appearing(out) as directory:
         contract, report = BundleMaker(loaded, target, text, directory, seed, greedy, cpu).run(gate, episodes)
     return Bundle(out, contract, report)

@@ -37,7 +37,7 @@ def summary(contract: Facts, report: Facts) -> str:
     sizes, latency, mismatch, returns = (report[key] for key in ("bytes", "latency", "mismatch", "returns"))
     name = f"{contract['scheme']} as {contract['target']['format']}"
     lines = [
-        f"{name}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {sizes['ratio']:.2f}x smaller",
+        f"{name}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {_smaller(sizes['ratio'], 'x')}",
         f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} in "
         f"the median, {latency['speed_up_p50']:.2f}x as fast",
         f"on real inputs {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, same "
@@ -51,6 +51,10 @@ def summary(contract: Facts, report: Facts) -> str:
     return "\n".join(lines)
 
 
+def _smaller(ratio: float, times: str) -> str:
+    return f"{ratio:.2f}{times} smaller" if ratio >= 1 else f"{1 / ratio:.2f}{times} larger"
+
+
 def _sizes(contract: Facts, report: Facts) -> str:
     sizes, latency, machine = report["bytes"], report["latency"], report["machine"]
     lines = [
@@ -59,8 +63,8 @@ def _sizes(contract: Facts, report: Facts) -> str:
         _speed(f"{contract['scheme']} as {contract['target']['format']}", sizes["model"], latency["model"]),
         _speed("fp32 as ONNX", sizes["fp32"], latency["fp32_onnx"]),
         "",
-        f"{sizes['ratio']:.2f}× smaller, {latency['speed_up_p50']:.2f}× as fast in the median; one observation a call, "
-        f"one thread of {machine['cpu']}. `accel verify` measures it on another machine.",
+        f"{_smaller(sizes['ratio'], '×')}, {latency['speed_up_p50']:.2f}× as fast in the median; one observation a "
+        f"call, one thread of {machine['cpu']}. `accel verify` measures it on another machine.",
     ]
     compiled = contract["target"].get("compiled")
     if compiled:

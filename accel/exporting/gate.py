@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from accel.errors import ExportError
+from accel.errors import ConfigError, ExportError
 from accel.exporting.measuring import Agreement, Returns
 
 
@@ -20,6 +21,12 @@ class Gate:
 
     max_return_loss: float | None = None
     max_mismatch: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: a bound that no policy or every policy holds."""
+        for name, value in (("max_return_loss", self.max_return_loss), ("max_mismatch", self.max_mismatch)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} = {value}: give a share of at least 0, such as 0.05, or leave it out")
 
     def check(self, mismatch: Agreement, returns: Returns | None) -> None:
         """Raise ExportError unless the policy holds it."""

@@ -171,6 +171,8 @@ def read_contract(bundle: Path) -> Contract:
             if hashlib.sha256((bundle / name).read_bytes()).hexdigest() != expected:
                 raise BundleError(f"{bundle / name} is damaged: its checksum does not match; copy the bundle again")
         contract: Contract = json.loads((bundle / CONTRACT).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BundleError(f"{bundle} is no complete bundle: {error.filename} is missing; copy it again") from error
     except (OSError, ValueError) as error:
         raise BundleError(f"{bundle} is no complete bundle: {error}") from error
     if contract.get("format") != FORMAT or not contract.keys() >= _KEYS:

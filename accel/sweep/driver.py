@@ -27,6 +27,7 @@ from accel.sweep.storage import connected
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
+    SAME_AS,
     SKIPPED,
     Outcome,
     StudyOptions,
@@ -139,9 +140,11 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
 
 
 def rows_of(experiment: Experiment, study: Study) -> list[Row]:
-    """Every trial whose objectives were measured."""
+    """Every trial whose objectives were measured, but those that repeat another."""
     rows: list[Row] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if SAME_AS in trial.user_attrs:
+            continue
         own = trial.user_attrs.get(OWN_BOUNDS, [])
         unmet = {name: trial.constraints[name] for name in own if trial.constraints[name] > 0}
         label, measured = experiment.label(trial), trial.user_attrs[MEASURED]

@@ -55,10 +55,10 @@ class SearchOptions(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             first = error.errors()[0]
-            message = str(first["msg"])
-            raise ConfigError(
-                f"{where}{first['loc'][0]} = {first['input']!r}: {message[:1].lower()}{message[1:]}"
-            ) from None
+            name, message = str(first["loc"][0]), str(first["msg"])
+            if where == "--":
+                name = name.replace("_", "-")
+            raise ConfigError(f"{where}{name} = {first['input']!r}: {message[:1].lower()}{message[1:]}") from None
 
     def over(self, other: SearchOptions) -> SearchOptions:
         """These options, and another's where these have none."""

@@ -21,7 +21,7 @@ from accel.sweep.importance import importances
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
-from accel.sweep.study import MEASURED, SKIPPED, StudyOptions, counts
+from accel.sweep.study import MEASURED, SAME_AS, SKIPPED, StudyOptions, counts
 from accel.toml import to_toml
 from monitor.statistics import Interval, mean_interval
 
@@ -151,7 +151,7 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
         "violations": trial.constraints,
         "parameters": trial.params,
     }
-    for name in (SKIPPED, ERROR, "returns", "same_as", "run"):
+    for name in (SKIPPED, ERROR, SAME_AS, "returns", "run"):
         if name in attributes:
             value[name] = attributes[name]
     return value
@@ -161,7 +161,7 @@ def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[
     options = findings.options
     columns, differences = _columns(findings), _differences(study)
     constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
-    states = [trial["state"] for trial in document["trials"]]  # type: ignore[attr-defined]
+    states = [_state(trial) for trial in document["trials"]]  # type: ignore[attr-defined]
     tally = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     lines = [
         f"# Best trade-offs of {findings.title}",
@@ -190,6 +190,10 @@ def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[
         mark = " **balanced**" if row is findings.balanced else ""
         lines.append(f"| {row.number}{mark} | " + " | ".join(figures) + f" | `{row.label}` | best/{path.name} |")
     return "\n".join([*lines, ""])
+
+
+def _state(trial: Mapping[str, object]) -> str:
+    return "repeated" if SAME_AS in trial else str(trial["state"])
 
 
 def _columns(findings: Findings) -> list[Quantity]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
+_DRIVERS = {
+    "redis": "redis", "postgresql://": "psycopg2-binary", "postgresql+psycopg2": "psycopg2-binary",
+    "postgresql+psycopg:": "'psycopg[binary]'", "mysql://": "mysqlclient", "mysql+pymysql": "pymysql",
+}  # fmt: skip
 
 
 def require_optuna() -> None:
@@ -65,7 +69,9 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
                 heartbeat_stale_trial_callback=queue_again,
             )
     except ImportError as error:
-        raise SweepError(f"storage {public_url(url)} needs a driver that is not installed: {error}") from error
+        known = (package for scheme, package in _DRIVERS.items() if url.startswith(scheme))
+        remedy = f"pip install {package}" if (package := next(known, None)) else str(error)
+        raise SweepError(f"storage {public_url(url)} needs a driver that is not installed: {remedy}") from error
     except unusable as error:
         if attempts > 1:  # workers that start at once get in each other's way when they make the tables
             time.sleep(_RETRY_S)

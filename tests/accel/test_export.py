@@ -217,9 +217,10 @@ def test_the_gate_on_returns_counts_shares_of_the_magnitude(full: float, compres
     returns = Returns(played(compressed), played(full), seed=0, greedy=True, engine="onnx")
     mismatch = Agreement("torch -> onnx", "real", 1, 8, relative=0.5, greatest=1.0, kl=0.1, greedy_agreement=0.5)
     assert returns.loss == pytest.approx(loss)
-    Gate(max_return_loss=loss + 1e-6).check(mismatch, returns)
-    with pytest.raises(ExportError, match="of the return"):
-        Gate(max_return_loss=loss - 0.01).check(mismatch, returns)
+    Gate(max_return_loss=max(loss, 0.0) + 1e-6).check(mismatch, returns)
+    if loss > 0:
+        with pytest.raises(ExportError, match="of the return"):
+            Gate(max_return_loss=loss - 0.01).check(mismatch, returns)
     with pytest.raises(ExportError, match="differs from the trained policy"):
         Gate(max_mismatch=0.4).check(mismatch, returns)
     assert ("lower" in returns.verdict) == (loss > 0) and ("higher" in returns.verdict) == (loss < 0)
@@ -292,6 +293,13 @@ def test_bad_options_are_named(cartpole: Path, tmp_path: Path) -> None:
         export(cartpole, out, scheme="int9")
     with pytest.raises(ConfigError, match="at least one"):
         export(cartpole, out, episodes=0, max_return_loss=0.1)
+    with pytest.raises(ConfigError, match="episodes = -3: give how many"):
+        export(cartpole, out, episodes=-3)
+    for bound in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"max_return_loss = {bound}: give a share"):
+            export(cartpole, out, max_return_loss=bound)
+        with pytest.raises(ConfigError, match=f"max_mismatch = {bound}: give a share"):
+            export(cartpole, out, max_mismatch=bound)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         export(make_run(tmp_path / "runs", checkpoint=False), out)
     assert left_in(tmp_path) == ["runs"]

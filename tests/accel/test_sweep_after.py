@@ -50,6 +50,8 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
         content = (swept.directory / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
     table = (swept.directory / "pareto.md").read_text()
+    repeated = sum("same_as" in trial for trial in document["trials"])
+    assert (f"{repeated} repeated" in table) == (repeated > 0)
     assert all(f"`{row.label}`" in table for row in swept.front)
 
 
@@ -197,7 +199,8 @@ def test_tasks_of_a_slurm_array_share_a_journal(run: Path, tmp_path: Path) -> No
         (SearchOptions(constraints=("return>0",)), _FEW, "not of the form"),
         (SearchOptions(pruner="median"), _FEW, "keep one objective"),
         (SearchOptions(pruner="median", objectives=("kl",)), _FEW, "leave --pruner out"),
-        (SearchOptions(), CandidateOptions(max_kl=-1.0), "max_kl"),
+        (SearchOptions(), CandidateOptions(max_kl=-1.0), "max_kl = -1.0: give a bound above 0"),
+        (SearchOptions(), CandidateOptions(max_kl=float("nan")), "max_kl = nan: give a bound above 0"),
         (SearchOptions(), CandidateOptions(ChoiceOptions(("int8",), (0.0,), (1.0,))), "the space is empty"),
     ],
 )
@@ -219,6 +222,7 @@ def test_the_command_line_says_what_is_wrong_in_one_message(
         ((), "give --run RUN to sweep a trained policy, or --config FILE", 2),
         (("--run", run, "--trials", 0), "trials = 0", 2),
         (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
+        (("--run", run, "--max-seconds", -1), "--max-seconds = -1.0", 2),
         (("--run", run, "--bits", "int9"), "unknown bits 'int9'", 2),
         (("--run", run, "--prune", "half"), "give numbers", 2),
         (("--run", run, "--storage", "sqlite://"), "in memory", 1),
