@@ -192,6 +192,7 @@ class Assembly:
                 self.actor.start()
             return self.trainer.run()
         finally:
+            self.publisher.close()
             if self.learner.version > 0 and self.learner.is_finite() and self.trainer.rewards.is_finite():
                 self.save()
 
@@ -258,6 +259,7 @@ class Assembly:
             learner_s=times["learner_s"],
             actor_s=times["actor_s"],
             comparison=comparison,
+            compressor=config.compressor,
         )
         self.run.write_summary(summary.to_json())
         return summary

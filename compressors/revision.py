@@ -24,12 +24,12 @@ class Revision:
         plan: to be kept up; it is read here, never changed.
         module: the policy, which must keep its weights while the revision is in work.
     Attributes:
-        rechosen: whether channels or bases were chosen anew.
+        changed: whether choices or ranges did, beyond a student's lessons.
         ranges: activation ranges that were measured for the plan to take over, oldest first.
     """
 
     def __init__(self, plan: PipelinePlan, module: torch.nn.Module) -> None:
-        self.rechosen = False
+        self.changed = False
         self.ranges: list[Mapping[str, Range]] = []
         self._graph, self._encoder = plan.graph, plan.encoder
         self._module = module
@@ -72,7 +72,7 @@ class Revision:
             reduction.rechoose(state, gradients)
             state, gradients = reduction.project(state), {}
         self._parameters = self._graph.read(state)
-        self.rechosen = True
+        self.changed = True
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.calibrate``. Reductions look at the inputs too, each behind the ones before it."""
@@ -84,7 +84,8 @@ class Revision:
                 reduction.observe(state, inputs)
                 state = reduction.project(state)
             self._parameters = self._graph.read(state)
-        self.ranges.append(self._encoder.measure(self.parameters, inputs))
+            self.changed = True
+        self._take(self._encoder.measure(self.parameters, inputs))
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
         """See ``Plan.recalibrate_on_drift``."""
@@ -92,8 +93,12 @@ class Revision:
         drifted = self._encoder.drifted(seen)
         if drifted or not self._encoder.statistics.calibrations:
             # a few rows say what must be covered, not what occurs no longer
-            self.ranges.append(self._encoder.covering(seen))
+            self._take(self._encoder.covering(seen))
         return drifted
+
+    def _take(self, seen: Mapping[str, Range]) -> None:
+        self.ranges.append(seen)
+        self.changed |= bool(seen)
 
     def _policy_state(self) -> State:
         if self._state is None:

@@ -9,8 +9,8 @@ Per level, as ``name/scheme``:
     drifted_activations   activations found outside their range, over the whole run
     kept_back             publications at which the policy was unfit
     publish_kl            mean KL(policy ‖ artifact) in nats at the last check; check_ms: what that check took
-    rechoices             choices of channels and bases; rechoose_ms: mean of one, over the whole run
-    distill_kl            mean KL(policy ‖ student) in nats at the student's last training step
+    rechoices             choices of channels and bases; rechoose_ms: mean of one beside the learner, over the whole run
+    distill_kl            mean KL(policy ‖ student) in nats at the student's last training step; lessons: such steps
     qat_differences       share of activation codes in which a learner at a qat level and its artifact differed at the
                           last check, in [0, 1]; qat_greatest_difference: by how many steps at most
 
@@ -37,6 +37,7 @@ def level_metrics(level: Level) -> dict[str, float]:
         "rechoices": figures.rechoices or None,
         "rechoose_ms": 1e3 * figures.rechoose_s / figures.rechoices if figures.rechoices else None,
         "distill_kl": figures.student_kl,
+        "lessons": figures.lessons or None,
         "qat_differences": None if differences is None else differences.rate,
         "qat_greatest_difference": None if differences is None else differences.greatest,
     }

@@ -1,0 +1,295 @@
+"""Upkeep beside the learner: publications go on, results come whole, errors come out, runs end."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from accel.networks import PolicyNetwork
+from accel.publisher import Publisher
+from compressors.artifact import CompressedPolicy
+from compressors.chain import PipelinePlan
+from compressors.distill import Student
+from compressors.prune import PrunedModule
+from compressors.revision import Revision
+from tests.accel.live_policies import config_for, make_batch, make_network
+
+STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"
+NEVER = 100_000
+
+
+class Gate:
+    """Holds up every call of a method until it is opened; counts them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        self.open, self.reached = threading.Event(), threading.Event()
+        method = getattr(owner, name)
+
+        def held(*arguments: object) -> object:
+            self.calls += 1
+            self.reached.set()
+            assert self.open.wait(30.0), "the test never opened the gate"
+            return method(*arguments)
+
+        patch.setattr(owner, name, held)
+
+    def close(self) -> None:
+        self.open.clear()
+        self.reached.clear()
+
+
+@contextmanager
+def _publisher(level: str, network: str = "mlp:32x2", **changes: object) -> Iterator[tuple[Publisher, PolicyNetwork]]:
+    """One with a worker; its level is the configured one."""
+    rare = {f"{what}_interval_updates": NEVER for what in ("calibration", "drift", "check", "rechoose", "distill")}
+    config = config_for(network, level, **{"actors": 1, "max_publish_kl": None, **rare, **changes})
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    try:
+        yield publisher, net
+    finally:
+        publisher.close()
+
+
+def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
+    """All but the last wait for what is in work, so that what falls due at the last is begun at once."""
+    for seed in range(updates):
+        if seed:
+            _rest(publisher)
+        publisher.observe(make_batch(net, seed=seed))
+
+
+def _rest(publisher: Publisher) -> None:
+    """Until nothing is in work; what was is not taken over yet."""
+    deadline = time.monotonic() + 30.0
+    while publisher._worker.busy:
+        assert time.monotonic() < deadline, "the worker does not finish"
+        time.sleep(0.001)
+
+
+def _published(publisher: Publisher) -> list[str]:
+    return [CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values()]
+
+
+def _scale(net: PolicyNetwork, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(factor)
+
+
+def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, Student, "train_step")
+    with _publisher(STUDENT) as (publisher, net):
+        _update(publisher, net, 2)
+        assert gate.reached.wait(30.0)
+        for _ in range(5):
+            _update(publisher, net)
+            assert _published(publisher) == ["fp32"]
+        assert not publisher.offers(STUDENT) and gate.calls == 1
+        gate.open.set()
+        _rest(publisher)
+        assert _published(publisher) == [STUDENT] and publisher.offers(STUDENT)
+        assert publisher.metrics()[f"lessons/{STUDENT}"] == gate.calls == 100
+
+
+def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, Student, "train_step")
+    gate.open.set()
+    with _publisher(STUDENT, distill_interval_updates=1) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+        before = publisher.payloads()[STUDENT]
+        gate.close()
+        taught = gate.calls
+        _update(publisher, net)
+        assert gate.reached.wait(30.0)
+        for _ in range(6):
+            _update(publisher, net)
+            assert publisher.payloads()[STUDENT] == before
+        assert gate.calls == taught + 1, "one lesson at a time"
+        gate.open.set()
+        _rest(publisher)
+        assert publisher.payloads()[STUDENT] != before
+        _update(publisher, net)
+        _rest(publisher)
+        assert gate.calls == taught + 2, "lessons missed meanwhile are not made up for"
+
+
+def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, PrunedModule, "observe")
+    gate.open.set()
+    with _publisher(PRUNED, rechoose_interval_updates=8) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+        publisher.payloads()
+        gate.close()
+        plan = publisher._bound[PRUNED].plan
+        assert isinstance(plan, PipelinePlan)
+        with torch.no_grad():  # units in reverse order: other ones are kept
+            net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.flip(0))
+            net.torso.layers[0].bias.copy_(net.torso.layers[0].bias.flip(0))
+            net.torso.layers[1].weight.copy_(net.torso.layers[1].weight.flip(1))
+        revision = Revision(plan, net.acting_module())
+        revision.rechoose()
+        (wanted,) = revision.reductions
+        (old,) = plan.reductions
+        assert isinstance(wanted, PrunedModule) and isinstance(old, PrunedModule)
+        _update(publisher, net, 8)
+        assert gate.reached.wait(30.0)
+        _scale(net, -0.5)  # the learner goes on
+        with torch.no_grad():
+            net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.roll(5, 0))
+        assert _published(publisher) == [PRUNED] and plan.reductions == (old,)
+        gate.open.set()
+        _rest(publisher)
+        assert plan.reductions == (old,), "nothing changes but at a publication or an update"
+        assert _published(publisher) == [PRUNED]
+        (new,) = plan.reductions
+        assert isinstance(new, PrunedModule)
+        for group, kept in wanted.kept.items():
+            np.testing.assert_array_equal(new.kept[group], kept)
+        assert any((new.kept[group] != kept).any() for group, kept in old.kept.items())
+        assert publisher.metrics()[f"rechoices/{PRUNED}"] == 1
+
+
+def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _publisher(RANKED) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+        assert _published(publisher) == [RANKED]
+        publisher.set_levels(["fp32"])
+        gate = Gate(monkeypatch, Revision, "rechoose")
+        publisher.set_levels([RANKED])
+        assert gate.reached.wait(30.0)
+        assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
+        gate.open.set()
+        _rest(publisher)
+        assert _published(publisher) == [RANKED]
+
+
+def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = {"rechoose_interval_updates": 1, "distill_interval_updates": 1, "actors": 1, "max_publish_kl": None}
+    net = make_network(config := config_for("mlp:32x2", STUDENT, **rare))
+    publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED))
+    publisher.set_levels([STUDENT, PRUNED, RANKED])
+    for update in range(30):
+        publisher.observe(make_batch(net, seed=update))
+        _rest(publisher)
+    assert _published(publisher) == [STUDENT, PRUNED, RANKED]
+    metrics = publisher.metrics()
+    done = [metrics[f"lessons/{STUDENT}"] - 100, metrics[f"rechoices/{PRUNED}"], metrics[f"rechoices/{RANKED}"]]
+    assert max(done) - min(done) <= 1 and min(done) >= 8
+    publisher.close()
+
+
+def test_ranges_alone_are_there_at_once() -> None:
+    with _publisher("int8") as (publisher, net):
+        _update(publisher, net, 2)
+        assert _published(publisher) == ["int8"]
+
+
+@pytest.mark.parametrize("actors", [0, 1])
+@pytest.mark.parametrize("what", ["rechoose", "calibration"])
+def test_new_choices_and_ranges_are_checked_before_they_go_out(what: str, actors: int) -> None:
+    changes = {f"{what}_interval_updates": 6, "max_publish_kl": 0.5, "actors": actors}
+    level = "prune(0.9)+int8"
+    with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
+        with torch.no_grad():
+            net.policy_head.mean.weight.mul_(1e-3)
+        _update(publisher, net, 2)
+        _rest(publisher)
+        assert _published(publisher) == [level]
+        with torch.no_grad():
+            net.policy_head.mean.weight.mul_(1e5)
+        assert _published(publisher) == [level], "checked on a schedule only"
+        _update(publisher, net, 6)
+        _rest(publisher)
+        assert level not in _published(publisher) and publisher.metrics()[f"kept_back/{level}"] == 1
+
+
+def test_ranges_that_cannot_be_measured_are_a_complaint(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _publisher(RANKED, calibration_interval_updates=2) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+        assert _published(publisher) == [RANKED]
+        before = publisher.payloads()
+        for update in range(12):
+            publisher.observe(make_batch(net, seed=update, scale=float("nan")))
+            _rest(publisher)
+        complaints = [record.message for record in caplog.records if "keeps its ranges" in record.message]
+        assert len(complaints) == 1 and "not finite" in complaints[0]
+        assert publisher.payloads() == before
+
+
+def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _publisher(RANKED, rechoose_interval_updates=2) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+        assert _published(publisher) == [RANKED]
+
+        def fail(revision: Revision) -> None:
+            raise MemoryError("no room for a basis")
+
+        monkeypatch.setattr(Revision, "rechoose", fail)
+        _update(publisher, net, 2)
+        _rest(publisher)
+        with pytest.raises(MemoryError, match="no room for a basis"):
+            publisher.payloads()
+
+
+def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(student: Student, *arguments: object) -> None:
+        raise MemoryError("no room for a student")
+
+    monkeypatch.setattr(Student, "train_step", fail)
+    with _publisher(STUDENT) as (publisher, net):
+        _update(publisher, net, 2)
+        _rest(publisher)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert STUDENT in record.message and record.exc_info is not None and "no room" in str(record.exc_info[1])
+
+
+def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(monkeypatch, Student, "train_step")
+    with _publisher(STUDENT) as (publisher, net):
+        _update(publisher, net, 2)
+        assert gate.reached.wait(30.0)
+        publisher.close()
+        assert publisher._worker.busy, "it came back while a lesson was in work"
+        assert _published(publisher) == ["fp32"] and publisher.artifact(3) is not None
+        gate.open.set()
+        _rest(publisher)
+    assert gate.calls == 1, "the other lessons are not taken"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("size", [0, 900])
+def test_a_process_ends_well_with_a_worker_at_rest_and_in_the_middle_of_a_decomposition(size: int) -> None:
+    code = f"""
+import torch
+from accel.publishing.worker import Worker
+worker, started = Worker(), __import__("threading").Event()
+def job():
+    matrix = torch.eye({size}, dtype=torch.float64)
+    started.set()
+    if len(matrix):
+        torch.linalg.eigh(matrix + torch.randn_like(matrix))
+worker.start(job)
+started.wait(30)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
