@@ -85,7 +85,9 @@ class TrainConfig(BaseModel):
         50, description="learner updates between looks for activations that left their range, which recalibrate at once"
     )
     rechoose_interval_updates: Count = Field(
-        1000, description="learner updates between choices of pruned channels and low-rank bases; sooner at the start"
+        1000,
+        description="learner updates between choices of pruned channels and low-rank bases; sooner at the start, and as "
+        "much more often as a batch takes optimiser steps",
     )
     distill_interval_updates: Count = Field(
         2, description="learner updates between training steps of a distilled student on recent observations"
@@ -95,8 +97,9 @@ class TrainConfig(BaseModel):
         description="learner updates between checks of a published policy against the learner's; the first is checked",
     )
     max_publish_kl: Clip = Field(
-        2.0,
-        description="keep back a policy further than this from the learner's, mean KL in nats; none: only broken ones",
+        0.5,
+        description="keep back a policy further than this from the learner's, mean KL in nats, and let fp32 act in its "
+        "place; none: only broken ones",
     )
 
     # correction

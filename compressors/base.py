@@ -73,6 +73,16 @@ class Plan(Protocol):
         """
         ...
 
+    def follow(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+        """Measure anew, on recent real inputs, what a pruned policy makes up for what is gone by; some milliseconds.
+
+        What was measured is worth little some tens of optimiser steps later. Nothing to do without ``prune``.
+
+        Raises:
+            CalibrationError: as for ``calibrate``.
+        """
+        ...
+
     def rechoose(self, module: torch.nn.Module) -> None:
         """Choose pruned channels and low-rank bases anew for the present weights; off the critical path, on a schedule.
 

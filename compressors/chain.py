@@ -12,9 +12,10 @@ from compressors.artifact import CompressedPolicy, Json, Optimisation
 from compressors.base import Array, Compressor, Plan, PlanStatistics, State
 from compressors.errors import SchemeError
 from compressors.graph import PolicyGraph, export_policy
-from compressors.ranges import Range
+from compressors.ranges import Range, check_inputs
 from compressors.revision import Revision
 from compressors.scheme import MethodText, Scheme
+from compressors.state import read_state
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +129,9 @@ class BoundReduction(ABC):
     def observe(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
         """Look at recent real inputs ([N, *shape] by name) and the policy's present numbers."""
 
+    def follow(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
+        """Like ``observe``, for what must keep up with the weights between choices; without it nothing is due."""
+
     def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
         """See ``Plan.train_step``."""
         return None
@@ -237,6 +241,16 @@ class PipelinePlan:
         drifted = revision.recalibrate_on_drift(inputs)
         self.adopt(revision)
         return drifted
+
+    def follow(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+        """See ``Plan.follow``."""
+        if not self._reductions:
+            return
+        check_inputs(self.graph.inputs, inputs)
+        state: State = read_state(module)
+        for reduction in self._reductions:
+            reduction.follow(state, inputs)
+            state = reduction.project(state)
 
     def rechoose(self, module: torch.nn.Module) -> None:
         """See ``Plan.rechoose``."""

@@ -2,10 +2,11 @@
 
 ``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` leaves the others whole.
 
-Channels are chosen when the scheme is bound and whenever ``rechoose`` is called, always the same number, so that the
-graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real inputs, it also adds a
-correction for what is gone, worked out anew at each ``calibrate`` and ``rechoose``. An LSTM's state keeps the policy's
-own shape for actor and learner: the pruned policy picks its units from it and leaves zeros where a unit is gone.
+Channels are chosen when the scheme is bound, at the first real inputs and whenever ``rechoose`` is called, always the
+same number, so that the graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real
+inputs, it also adds what the kept channels can tell about those that are gone; ``follow`` and ``calibrate`` measure
+that anew. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units from it
+and leaves zeros where a unit is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from compressors.base import Array, State
 from compressors.chain import BoundReduction, Reduction
 from compressors.channels import ChannelGroup, IndexArray, find_groups
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.importance import magnitude, taylor
+from compressors.importance import magnitude, residual, taylor
 from compressors.layerwise import check_layers, choice_for, is_named, parse_ratios, split_arguments
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.reconstruction import Reconstruction
@@ -34,7 +35,8 @@ from compressors.state import load_state, read_state, to_tensors
 
 _logger = logging.getLogger("compressors")
 
-Importance = Literal["magnitude", "taylor"]
+Importance = Literal["residual", "magnitude", "taylor"]
+_IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
 _CHECK_SEED = 7
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
@@ -45,20 +47,21 @@ class Prune(Reduction):
 
     Attributes:
         ratio: share of units and channels to remove, in [0, 1).
-        importance: ``magnitude``, or ``taylor``, which needs the gradients that the learner's last backward pass left,
-            and chooses by magnitude until there are some.
+        importance: ``residual``, by what the kept channels cannot tell about the others, once real inputs have been
+            seen; ``magnitude``; or ``taylor``, which needs the gradients that the learner's last backward pass left.
+            Magnitude stands in where what is needed is missing.
         layers: shares in [0, 1) by layer, in the place of ``ratio``.
     """
 
     ratio: float
-    importance: Importance = "magnitude"
+    importance: Importance = "residual"
     layers: tuple[tuple[str, float], ...] = ()
 
     @property
     def method(self) -> MethodText:
         """``prune`` with its arguments."""
         ratio = (f"{self.ratio:g}",) if self.ratio else ()
-        extra = () if self.importance == "magnitude" else (self.importance,)
+        extra = () if self.importance == "residual" else (self.importance,)
         return MethodText("prune", (*ratio, *extra, *(f"{layer}={share:g}" for layer, share in self.layers)))
 
     def kept(self, group: ChannelGroup) -> int:
@@ -110,7 +113,7 @@ class PrunedModule(BoundReduction):
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
-        corrections = self._reconstruction.corrections
+        corrections = self._reconstruction.corrections(state, self._indices)
         projected: dict[str, Array] = {}
         for name, array in state.items():
             for axis, index in self._indices.get(name, {}).items():
@@ -133,11 +136,7 @@ class PrunedModule(BoundReduction):
         """See ``BoundReduction.rechoose``."""
         masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
         for group in self._groups:
-            scores = taylor(group, state, gradients) if self._options.importance == "taylor" else None
-            if scores is None:
-                if self._options.importance == "taylor":
-                    _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
-                scores = magnitude(group, state)
+            scores = self._scores(group, state, gradients)
             keep = np.zeros(group.size, dtype=bool)
             keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True
             self.kept[group.name] = np.flatnonzero(keep)
@@ -147,14 +146,34 @@ class PrunedModule(BoundReduction):
         self._indices = {}
         for (parameter, axis), mask in masks.items():
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
-        self._reconstruction.fold(state, self.kept, self._indices)
+        self._reconstruction.solve(state, self.kept, self._indices)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
         """See ``BoundReduction.observe``."""
+        first = not self._reconstruction.seen
         load_state(self._whole, state)
-        rows = to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES)
-        self._reconstruction.observe(self._whole, rows)
-        self._reconstruction.fold(state, self.kept, self._indices)
+        self._reconstruction.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        if first and self._options.importance == "residual":
+            self.rechoose(state, {})
+        else:
+            self._reconstruction.solve(state, self.kept, self._indices)
+
+    def follow(self, state: State, inputs: Mapping[str, Array]) -> None:
+        """See ``BoundReduction.follow``."""
+        self.observe(state, inputs)
+
+    def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
+        loudness = magnitude(group, state)
+        if self._options.importance == "residual":
+            readers = self._reconstruction.what_is_read(group.name, state)
+            if readers:
+                return residual(self._options.kept(group), readers)
+        elif self._options.importance == "taylor":
+            scores = taylor(group, state, gradients)
+            if scores is not None:
+                return scores
+            _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
+        return loudness
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
         """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
@@ -225,11 +244,11 @@ def kept_count(size: int, ratio: float) -> int:
 
 
 def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
-    """The ``prune`` method: a ratio in (0, 1), optionally ``magnitude`` or ``taylor``, and ratios by layer."""
+    """The ``prune`` method: a ratio in (0, 1), optionally an importance, and ratios by layer."""
     plain, choices = split_arguments(arguments)
     layers = parse_ratios("prune", choices)
-    importance: Importance = "taylor" if "taylor" in plain else "magnitude"
-    rest = plain[:-1] if plain[-1:] in (("magnitude",), ("taylor",)) else plain
+    importance = next((name for name in _IMPORTANCES if plain[-1:] == (name,)), None)
+    rest = plain if importance is None else plain[:-1]
     ratio = 0.0
     if rest or not layers:
         try:
@@ -239,10 +258,10 @@ def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
     in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
     if not in_range or any(share == 1.0 for _, share in layers):
         raise SchemeError(
-            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then magnitude or taylor; "
-            "layer=share for single layers"
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then "
+            f"{', '.join(_IMPORTANCES[:-1])} or {_IMPORTANCES[-1]}; layer=share for single layers"
         )
-    return Prune(ratio, importance, layers)
+    return Prune(ratio, importance or "residual", layers)
 
 
 def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:

@@ -3,9 +3,11 @@
     W h + b ≈ (W_K + W_R P) h_K + (b + W_R (E[h_R] − P E[h_K]));   P = C_RK (C_KK + λ I)⁻¹
 
 K are the kept and R the removed inputs of a layer, C their covariance on recent real inputs: the best linear
-prediction. A flattened image counts each place as a sample with a mean of its own. A convolution's zero padding is not
-accounted for. Source: least-squares reconstruction of channel pruning, He et al. 2017, arXiv:1707.06168, section 3.1,
-here in closed form from the reading layer's inputs alone.
+prediction. P is of the features that the weights made when it was measured, and is worth little some tens of optimiser
+steps later: ``observe`` measures it anew, older measurements count less. A flattened image counts each place as a
+sample with a mean of its own. A convolution's zero padding is not accounted for. Source: least-squares reconstruction
+of channel pruning, He et al. 2017, arXiv:1707.06168, section 3.1, here in closed form from the reading layer's inputs
+alone.
 """
 
 from __future__ import annotations
@@ -22,73 +24,115 @@ from compressors.base import Array, FloatArray, State
 from compressors.channels import ChannelGroup, IndexArray
 from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
 
+LATE_FOLD = 2**22
+"""Up to so many multiplications W_R P is worked out at each refresh, for the weights of the moment; in wider layers
+only when P is measured or channels are chosen."""
 _TINY = 1e-6
 _BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """A layer's inputs so far: weight of the rows seen; [channels, S] means; [channels, channels] covariance about the
+    mean of each place."""
+
+    samples: float
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> _Moments:
+        """Of [N, channels, S]."""
+        mean = values.mean(0)
+        centred = (values - mean).transpose(1, 2).reshape(-1, values.shape[1])
+        return cls(len(values), mean, centred.t() @ centred / len(centred))
+
+    def with_newer(self, newer: _Moments) -> _Moments:
+        """Both together, these at the share ``KEEP`` of their weight."""
+        samples = KEEP * self.samples + newer.samples
+        share = newer.samples / samples
+        shift = newer.mean - self.mean
+        between = share * (1.0 - share) / shift.shape[1] * (shift @ shift.t())
+        within = self.covariance.lerp(newer.covariance, share)
+        return _Moments(samples, self.mean + share * shift, within + between)
+
+    def ridge(self, kept: int) -> float:
+        """λ: what few samples do not show."""
+        places = self.mean.shape[1]
+        return _TINY + RIDGE * float(self.covariance.diagonal().mean()) * kept / (self.samples * places)
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """Of removed channels from kept ones: [removed, kept] P and [removed, S] E[h_R] − P E[h_K]."""
+
+    kept: IndexArray
+    removed: IndexArray
+    matrix: Tensor
+    constant: Tensor
+
+    @classmethod
+    def solve(cls, moments: _Moments, kept: IndexArray) -> _Prediction:
+        """The best one."""
+        removed = np.setdiff1d(np.arange(len(moments.mean)), kept)
+        k, r = torch.from_numpy(kept), torch.from_numpy(removed)
+        among = moments.covariance[k].double()
+        regular = among[:, k] + moments.ridge(len(kept)) * torch.eye(len(kept), dtype=among.dtype)
+        matrix = torch.linalg.solve(regular, among[:, r]).t().float().contiguous()
+        return cls(kept, removed, matrix, moments.mean[r] - matrix @ moments.mean[k])
+
+
 @dataclass
 class _Reader:
-    """A group's channels among a layer's inputs, and their statistics.
+    """A group's channels among a layer's inputs.
 
     Attributes:
         group: the group's name.
         places: [channels, S] places along the weight's input axis; S > 1 behind a flattened image.
-        samples: weight of the observations so far.
-        total: [channels, S] weighted sum.
-        products: [channels, channels] weighted sum of products, over all places.
-        prediction: [removed, kept] P, None before anything was observed.
-        constant: [removed, S] E[h_R] − P E[h_K].
-        kept: the channels that P predicts from.
-        removed: the others.
+        moments: None before anything was observed.
+        prediction: likewise.
+        folded: what was worked out for weights of the past, of wide layers.
     """
 
     group: str
     places: IndexArray
-    samples: float = 0.0
-    total: Tensor | None = None
-    products: Tensor | None = None
-    prediction: Tensor | None = None
-    constant: Tensor | None = None
-    kept: IndexArray | None = None
-    removed: IndexArray | None = None
+    moments: _Moments | None = None
+    prediction: _Prediction | None = None
+    folded: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, inputs: Tensor) -> None:
-        """Take in [N, input axis] values."""
-        values = inputs[:, torch.from_numpy(self.places)].double()
-        total = values.sum(0)
-        flat = values.transpose(1, 2).reshape(-1, len(self.places))
-        products = flat.t() @ flat
-        if self.total is not None and self.products is not None:
-            total, products = total + KEEP * self.total, products + KEEP * self.products
-        self.samples = KEEP * self.samples + len(values)
-        self.total, self.products = total, products
+        """Take in [N, input axis] values; those that are not finite are left out, as they would stay for good."""
+        newer = _Moments.of(inputs[:, torch.from_numpy(self.places)].float())
+        if bool(torch.isfinite(newer.covariance).all()):
+            self.moments = newer if self.moments is None else self.moments.with_newer(newer)
 
-    def solve(self, kept: IndexArray) -> None:
-        """Predict the removed channels from the kept ones."""
-        if self.total is None or self.products is None:
-            return
-        mean = self.total / self.samples
-        places = mean.shape[1]
-        covariance = self.products / (self.samples * places) - mean @ mean.t() / places
-        self.kept, self.removed = kept, np.setdiff1d(np.arange(len(self.places)), kept)
-        k, r = torch.from_numpy(kept), torch.from_numpy(self.removed)
-        among = covariance[k][:, k]
-        ridge = _TINY + RIDGE * float(among.diagonal().mean()) * len(kept) / (self.samples * places)
-        eye = torch.eye(len(kept), dtype=among.dtype)
-        prediction = torch.linalg.solve(among + ridge * eye, covariance[k][:, r]).t()
-        self.constant = (mean[r] - prediction @ mean[k]).float()
-        self.prediction = prediction.float().contiguous()
+    def fold(self, rows: Array) -> tuple[FloatArray, FloatArray]:
+        """For a weight's kept rows [O, input axis, *taps], what comes to its columns and to its bias [O]."""
+        change: FloatArray = np.zeros(rows.shape, dtype=np.float32)
+        if self.prediction is None:
+            return change, np.zeros(len(rows), dtype=np.float32)
+        found = self.prediction
+        taps = int(np.prod(rows.shape[2:]))
+        gone = torch.from_numpy(rows[:, self.places[found.removed]]).reshape(len(rows), len(found.removed), -1)
+        if gone.shape[2] == 1:
+            folded = gone[:, :, 0] @ found.matrix
+        else:
+            folded = torch.einsum("orp,rk->okp", gone, found.matrix)
+        shape = (len(rows), len(found.kept), self.places.shape[1], *rows.shape[2:])
+        change[:, self.places[found.kept]] = folded.reshape(shape).numpy()
+        # a kernel's taps all see the same mean
+        constants: FloatArray = (gone.flatten(1) @ found.constant.repeat_interleave(taps, dim=1).flatten()).numpy()
+        return change, constants
+
+    def fold_cost(self, rows: int, taps: int) -> int:
+        """Multiplications of ``fold``."""
+        return 0 if self.prediction is None else rows * taps * self.places.shape[1] * self.prediction.matrix.numel()
 
 
 class Reconstruction:
-    """Corrects weights and biases of the layers that read prunable channels.
-
-    Attributes:
-        corrections: parameter to what is added to its kept rows and columns; empty before inputs were observed.
-    """
+    """Corrects weights and biases of the layers that read prunable channels."""
 
     def __init__(self, groups: Sequence[ChannelGroup]) -> None:
-        self.corrections: dict[str, FloatArray] = {}
         self._readers: dict[str, list[_Reader]] = {}
         for group in groups:
             for cut in group.cuts:
@@ -96,6 +140,11 @@ class Reconstruction:
                     order = np.lexsort((cut.index, cut.channel))
                     places = cut.index[order].reshape(group.size, -1)
                     self._readers.setdefault(cut.parameter, []).append(_Reader(group.name, places))
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was observed."""
+        return all(reader.moments is not None for readers in self._readers.values() for reader in readers)
 
     def observe(self, policy: nn.Module, inputs: Sequence[Tensor]) -> None:
         """Measure on a policy with the weights of the moment; inputs are its arguments, [N, *shape] each."""
@@ -105,44 +154,50 @@ class Reconstruction:
                 stack.enter_context(owner.register_forward_pre_hook(self._watch(parameter)))
             policy(*inputs)
 
-    def fold(
+    def what_is_read(self, group: str, state: State) -> list[tuple[Tensor, Tensor, float]]:
+        """For each reader of a group, [channels, channels] each: the covariance of what it reads, and WᵀW of the
+        weights that read it; then λ. Empty before anything was observed."""
+        found = []
+        for parameter, readers in self._readers.items():
+            for reader in readers:
+                if reader.group == group and reader.moments is not None:
+                    weight = torch.from_numpy(state[parameter][:, reader.places].astype(np.float64))
+                    columns = weight.movedim(1, -1).flatten(0, -2)
+                    moments = reader.moments
+                    lam = moments.ridge(len(moments.mean))
+                    found.append((moments.covariance.double(), columns.t() @ columns, lam))
+        return found
+
+    def solve(
         self, state: State, kept: Mapping[str, IndexArray], indices: Mapping[str, Mapping[int, IndexArray]]
     ) -> None:
-        """Work the corrections out for the weights of the moment; they are added as they are until the next time.
+        """Predict anew, after ``observe`` or when other channels are kept.
 
         Args:
             state: the whole policy's numbers.
             kept: the channels that are kept, by group.
             indices: parameter to axis to the places that are kept.
         """
-        self.corrections = {}
         for parameter, readers in self._readers.items():
+            rows = _kept_rows(state[parameter], indices[parameter])
             for reader in readers:
-                reader.solve(kept[reader.group])
-            solved = [reader for reader in readers if reader.prediction is not None]
-            if solved:
-                self._fold(parameter, state[parameter], solved, indices[parameter])
+                if reader.moments is not None:
+                    reader.prediction = _Prediction.solve(reader.moments, kept[reader.group])
+                is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > LATE_FOLD
+                reader.folded = reader.fold(rows) if is_wide else None
 
-    def _fold(
-        self, parameter: str, weight: Array, readers: Sequence[_Reader], indices: Mapping[int, IndexArray]
-    ) -> None:
-        rows = weight[indices[0]] if 0 in indices else weight
-        change: FloatArray = np.zeros(rows.shape, dtype=np.float32)
-        constants: FloatArray = np.zeros(len(rows), dtype=np.float32)
-        for reader in readers:
-            if reader.prediction is None or reader.constant is None or reader.kept is None:
+    def corrections(self, state: State, indices: Mapping[str, Mapping[int, IndexArray]]) -> dict[str, FloatArray]:
+        """Parameter to what is added to its kept rows and columns; empty before inputs were observed."""
+        corrections: dict[str, FloatArray] = {}
+        for parameter, readers in self._readers.items():
+            if all(reader.prediction is None for reader in readers):
                 continue
-            gone = torch.from_numpy(rows[:, reader.places[reader.removed]]).flatten(2)
-            taps = int(np.prod(weight.shape[2:]))
-            gone = gone.reshape(len(rows), -1, reader.places.shape[1] * taps)
-            folded = torch.einsum("orp,rk->okp", gone, reader.prediction)
-            shape = (len(rows), len(reader.kept), reader.places.shape[1], *weight.shape[2:])
-            change[:, reader.places[reader.kept]] = folded.reshape(shape).numpy()
-            # a kernel's taps all see the same mean
-            constants += torch.einsum("orp,rp->o", gone, reader.constant.repeat_interleave(taps, dim=1)).numpy()
-        self.corrections[parameter] = change[:, indices[1]]
-        owner, _, attribute = parameter.rpartition(".")
-        self.corrections[f"{owner}.{_BIASES[attribute]}".removeprefix(".")] = constants
+            rows = _kept_rows(state[parameter], indices[parameter])
+            change, constants = _sum([reader.folded or reader.fold(rows) for reader in readers])
+            corrections[parameter] = change[:, indices[parameter][1]]
+            owner, _, attribute = parameter.rpartition(".")
+            corrections[f"{owner}.{_BIASES[attribute]}".removeprefix(".")] = constants
+        return corrections
 
     def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
         recurrent = parameter.endswith("weight_hh_l0")
@@ -158,3 +213,14 @@ class Reconstruction:
                 reader.observe(rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)])
 
         return hook
+
+
+def _kept_rows(weight: Array, indices: Mapping[int, IndexArray]) -> Array:
+    return weight[indices[0]] if 0 in indices else weight
+
+
+def _sum(parts: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    change, constants = parts[0]
+    for more, further in parts[1:]:
+        change, constants = change + more, constants + further
+    return change, constants

@@ -27,7 +27,7 @@ class RecentInputs:
     def __init__(self, capacity: int, renewal_updates: int, seed: int) -> None:
         self._capacity = capacity
         self._interval = max(renewal_updates // REFILLS, 1)
-        self._portion = -(-capacity // REFILLS)
+        self._portion = -(-capacity * self._interval // renewal_updates)
         self._generator = np.random.default_rng(np.random.SeedSequence([seed, capacity]))
         self._arrays: dict[str, Array] = {}
         self._next = 0
@@ -60,8 +60,8 @@ class RecentInputs:
         self._store({name: values.cpu().numpy() for name, values in rows.items()})
 
     def every(self) -> dict[str, Array]:
-        """All rows kept, [rows, *shape] by name, as copies."""
-        return {name: array[: self.rows].copy() for name, array in self._arrays.items()}
+        """All rows kept, [rows, *shape] by name; views, which later updates overwrite."""
+        return {name: array[: self.rows] for name, array in self._arrays.items()}
 
     def newest(self, rows: int) -> dict[str, Array]:
         """The last rows taken, at most so many, newest last."""

@@ -33,6 +33,7 @@ SURROGATE = {"objective": "clipped-surrogate", "passes": 4, "minibatches": 4, "u
 
 CASES: dict[str, tuple[dict[str, object], float]] = {
     "CartPole, V-trace, int8": (CARTPOLE, 300.0),
+    "CartPole, half of each layer pruned": (CARTPOLE | {"compressor": "prune(0.5)+int8"}, 300.0),
     "CartPole, Retrace, int8": (CARTPOLE | {"corrector": "retrace"}, 200.0),
     "CartPole, surrogate, fp32": (CARTPOLE | SURROGATE | {"compressor": "fp32"}, 300.0),
     "CartPole, lstm": (
@@ -45,6 +46,15 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     ),
     "HalfCheetah, the preset's first steps": (
         {**load_preset("halfcheetah"), "stop_window": 32, "total_env_steps": 300_000}, 100.0,
+    ),
+    "HalfCheetah, its first steps with half of each layer pruned": (
+        {
+            **load_preset("halfcheetah"),
+            "compressor": "prune(0.5)+int8",
+            "stop_window": 32,
+            "total_env_steps": 300_000,
+        },
+        100.0,
     ),
     "several discrete actions": (TARGETS, 9.5),
     "box": (BOX, 8.5),

@@ -174,7 +174,7 @@ def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
 
 def test_a_student_follows_the_policy() -> None:
     level = "distill(32x2)"
-    config = config_for("mlp:64x2", level, distill_interval_updates=1, normalise_observations=True)
+    config = config_for("mlp:64x2", level, distill_interval_updates=1, normalise_observations=True, max_publish_kl=2.0)
     net = make_network(config)
     assert net.normaliser is not None
     publisher = Publisher(config, net)

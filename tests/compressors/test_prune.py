@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from compressors.channels import find_groups
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.importance import magnitude, taylor
+from compressors.importance import magnitude, residual, taylor
 from compressors.inspection import float_kernels, integer_kernels, operators
 from compressors.prune import kept_count
 from compressors.scheme import make_compressor
@@ -128,6 +128,61 @@ def test_copies_of_channels_are_pruned_without_loss(name: str) -> None:
     assert errors[0] > 0.3 and errors[1] < 0.03
 
 
+def _twins(case: Case) -> nn.Module:
+    """One hidden layer whose second half says what the first half says."""
+    module = randomise(type(case.make())(nn.ReLU, depth=1, gaussian=False), seed=0)
+    half = len(module.torso[0].weight) // 2
+    for tensor in (module.torso[0].weight, module.torso[0].bias):
+        tensor.data[half:] = tensor.data[:half]
+    return module
+
+
+def test_a_refresh_predicts_for_the_weights_of_the_moment() -> None:
+    """Readers that have moved since anything was measured or chosen."""
+    case = CASES["relu-mlp"]
+    module = _twins(case)
+    inputs = case.inputs(512, seed=1)
+    plan = case.bind("prune(0.5)", module, rows=512)
+    with torch.no_grad():
+        module.head.weight.copy_(torch.randn(module.head.weight.shape, generator=torch.Generator().manual_seed(5)))
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    assert relative_error(found, run_module(module, inputs)[0]) < 0.03
+
+
+def test_predictions_follow_features_that_move() -> None:
+    """Twins that become three times as loud: what was measured is wrong until it is measured anew."""
+    case = CASES["relu-mlp"]
+    module = _twins(case)
+    inputs = case.inputs(512, seed=1)
+    plan = case.bind("prune(0.5)", module, rows=512)
+    kept = plan._reductions[0].kept["torso.0"].tolist()
+    half = len(module.torso[0].weight) // 2
+    with torch.no_grad():
+        for tensor in (module.torso[0].weight, module.torso[0].bias):
+            tensor[half:] *= 3.0
+    wanted = run_module(module, inputs)[0]
+    errors = []
+    for follows in (0, 8):
+        for _ in range(follows):
+            plan.follow(module, inputs)
+        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
+    assert errors[0] > 0.2 and errors[1] < 0.05
+    assert plan._reductions[0].kept["torso.0"].tolist() == kept, "nothing was chosen"
+
+
+def test_features_that_are_not_finite_are_not_measured() -> None:
+    case = CASES["relu-mlp"]
+    module = _twins(case)
+    plan = case.bind("prune(0.5)", module, rows=512)
+    before = plan.refresh(module, version=1).model
+    bias = module.torso[0].bias
+    with torch.no_grad():
+        sound, bias[0] = bias.clone(), float("nan")
+        plan.follow(module, case.inputs(64))
+        bias.copy_(sound)
+    assert plan.refresh(module, version=1).model == before
+
+
 def test_the_mean_output_stays_behind_one_pruned_layer() -> None:
     """With one prunable layer in front, E[W h + b] does not change."""
     case = CASES["relu-mlp"]
@@ -156,8 +211,36 @@ def test_the_loudest_units_are_kept() -> None:
     loud = torch.arange(1, 32, 2)
     with torch.no_grad():
         module.torso[0].weight[loud] *= 10.0
-    plan = case.bind("prune(0.5)", module)
+    plan = case.bind("prune(0.5,magnitude)", module)
     assert plan._reductions[0].kept["torso.0"].tolist() == loud.tolist()
+
+
+def test_residual_importance_chooses_what_lowers_the_readers_error_most() -> None:
+    """Against least squares on the samples themselves, one channel at a time, for two readers at once."""
+    generator = torch.Generator().manual_seed(3)
+    draws = [
+        torch.randn(400, 4, generator=generator).double() @ torch.randn(4, 9, generator=generator).double()
+        for _ in "ab"
+    ]
+    samples = [torch.relu(draw + 0.3) - torch.relu(draw + 0.3).mean(0) for draw in draws]
+    weights = [torch.randn(rows, 9, generator=generator).double() for rows in (5, 2)]
+    readers = [(h.t() @ h / 400, w.t() @ w, 1e-12) for h, w in zip(samples, weights, strict=True)]
+
+    def error(kept: list[int]) -> float:
+        total = 0.0
+        for h, w in zip(samples, weights, strict=True):
+            wanted = h @ w.t()
+            total += float(
+                (wanted - h[:, kept] @ torch.linalg.lstsq(h[:, kept], wanted).solution).square().mean(0).sum()
+            )
+        return total
+
+    chosen: list[int] = []
+    for _ in range(5):
+        chosen.append(min(set(range(9)) - set(chosen), key=lambda channel: error([*chosen, channel])))
+    scores = residual(5, readers)
+    assert np.argsort(-scores, kind="stable")[:5].tolist() == chosen
+    assert (scores > 0).sum() == 5
 
 
 def _groups_of_torch_pruning(module: nn.Module, case: Case) -> Iterator[tuple[str, np.ndarray]]:
@@ -213,7 +296,7 @@ def test_taylor_waits_for_gradients_then_follows_them() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     plan = case.bind("prune(0.5,taylor)", module)
-    by_magnitude = case.bind("prune(0.5)", module)._reductions[0].kept
+    by_magnitude = case.bind("prune(0.5,magnitude)", module)._reductions[0].kept
     kept = plan._reductions[0].kept
     assert all((kept[name] == by_magnitude[name]).all() for name in kept)
     x = torch.from_numpy(case.inputs(64)["observations"])
