@@ -26,12 +26,15 @@ from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.figures import level_metrics
 from accel.publishing.inputs import REFILLS, RecentInputs
 from accel.publishing.level import FULL_PRECISION, Level
+from accel.publishing.upkeep import Twin
+from accel.publishing.worker import Worker
 from accel.torch_acting import serialise_module
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
 from compressors.qat import FakeQuantiser, trains_rounded
 from compressors.scheme import make_compressor, parse_scheme
 
+PATIENCE_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8
 
 logger = logging.getLogger("accel")
@@ -44,6 +47,10 @@ class Publisher:
     ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
     wrong. The first artifact of a level, and one every ``check_interval_updates``, is checked; a bad one is kept back,
     and ``fp32`` stands in for it until one is fit again. With the torch runtime the weights are published as they are.
+
+    Students' lessons, choices of channels and bases, and later calibrations are worked out in a thread beside the
+    learner's, on copies, and taken over between two publications. What falls due while that thread is busy is noted
+    once and done when it is free. With ``actors = 0`` all is done at once, so that equal seeds give equal bits.
 
     Args:
         config: the run's configuration.
@@ -76,6 +83,9 @@ class Publisher:
         self._check = ArtifactCheck(network.spec, network.state_shapes, self._recent, config.max_publish_kl)
         self._bound: dict[str, Level] = {}
         self._in_use: tuple[str, ...] = ()
+        self._worker, self._caller = Worker(inline=config.actors == 0), Worker(inline=True)
+        self._twin = Twin(self._module)
+        self._last_served = FULL_PRECISION
         self.scheme = FULL_PRECISION
         if config.actor_runtime == "onnxruntime":
             self._level(FULL_PRECISION)
@@ -101,6 +111,7 @@ class Publisher:
             if level not in self._in_use:
                 self._bound[level].resume(self._recent)
         self._in_use = wanted
+        self._work()
         self._round()
 
     def offers(self, level: str) -> bool:
@@ -109,14 +120,19 @@ class Publisher:
         return level in self._bound and self._bound[level].fit
 
     def observe(self, batch: Batch) -> None:
-        """After each learner update: keep a few of its batch's inputs, and do what is due at the levels in use."""
+        """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use.
+
+        Whatever went wrong in the work that was begun earlier is raised here, or by ``payloads``.
+        """
         if self._config.actor_runtime == "torch":
             return
         self._recent.observe(batch)
-        for scheme in self._in_use:
-            self._tend(self._bound[scheme])
+        self._settle()
+        for _, level in self._levels_in_use():
+            level.tend(self._recent)
         if FULL_PRECISION not in self._in_use:
             self._bound[FULL_PRECISION].tend(self._recent)
+        self._work()
 
     def payloads(self) -> Mapping[str, bytes]:
         """The network as it is now at each level in use, to be published together; empty when all is kept back.
@@ -127,7 +143,11 @@ class Publisher:
         if self._config.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
             return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
-        found = {scheme: level.payload() if level.ready else None for scheme, level in self._levels_in_use()}
+        self._settle()
+        found = {
+            scheme: level.payload() if level.ready and not level.awaited else None
+            for scheme, level in self._levels_in_use()
+        }
         offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
         self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
         if len(offered) < len(found):
@@ -161,6 +181,12 @@ class Publisher:
             metrics |= {f"{name}/{scheme}": value for name, value in level_metrics(level).items()}
         return metrics
 
+    def close(self) -> None:
+        """At the end of a run: nothing is worked on any more. What is in work is waited for only briefly."""
+        self._worker.close(PATIENCE_S)
+        for level in self._bound.values():
+            level.abandon()
+
     def _renewal_updates(self) -> int:
         """Ranges outlive a calibration interval; a student must learn from where the policy is now, and a pruned policy
         make up for what is gone there."""
@@ -173,11 +199,27 @@ class Publisher:
     def _levels_in_use(self) -> list[tuple[str, Level]]:
         return [(scheme, self._bound[scheme]) for scheme in self._in_use]
 
-    def _tend(self, level: Level) -> None:
-        was_ready = level.ready
-        level.tend(self._recent)
-        if level.ready and not was_ready:
-            self._round()
+    def _work(self) -> None:
+        """Begin what is due, at the level first whose turn it is."""
+        turn = self._in_use.index(self._last_served) + 1 if self._last_served in self._in_use else 0
+        for scheme in (*self._in_use[turn:], *self._in_use[:turn]):
+            level = self._bound[scheme]
+            if not level.has_work:
+                continue
+            if level.is_quick or self._worker.inline:
+                level.work(self._caller, self._twin, self._recent)
+            elif not self._worker.busy:
+                level.work(self._worker, self._twin, self._recent)
+                self._last_served = scheme
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take over what is done, at every level at once."""
+        for level in self._bound.values():
+            was_ready = level.ready
+            level.settle()
+            if level.ready and not was_ready:
+                self._round()
 
     def _round(self) -> None:
         """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""

@@ -60,8 +60,8 @@ class RecentInputs:
         self._store({name: values.cpu().numpy() for name, values in rows.items()})
 
     def every(self) -> dict[str, Array]:
-        """All rows kept, [rows, *shape] by name; views, which later updates overwrite."""
-        return {name: array[: self.rows] for name, array in self._arrays.items()}
+        """All rows kept, [rows, *shape] by name, as copies."""
+        return {name: array[: self.rows].copy() for name, array in self._arrays.items()}
 
     def newest(self, rows: int) -> dict[str, Array]:
         """The last rows taken, at most so many, newest last."""

@@ -1,11 +1,14 @@
-"""One compression scheme on a live run: bound once, refreshed at each publication, looked after in between."""
+"""One compression scheme on a live run: bound once, refreshed at each publication, kept up in between."""
 
 from __future__ import annotations
 
 import logging
 import re
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from typing import Literal
 
 import torch
 
@@ -13,6 +16,8 @@ from accel.config import TrainConfig
 from accel.publishing.check import ArtifactCheck
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.schedule import Schedule
+from accel.publishing.upkeep import Outcome, Stopped, Task, Twin, carry_out, is_finite
+from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy
 from compressors.base import Plan
 from compressors.differences import CodeDifferences, code_differences
@@ -29,6 +34,7 @@ _FIRST_RECHOICE_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
 _FOLLOW_STEPS = 16
 """Optimiser steps between measurements of what a pruned policy must make up for; at least one update."""
+Due = Literal["lesson", "choice", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 logger = logging.getLogger("accel")
@@ -43,6 +49,7 @@ class LevelFigures:
     serialise_s: float = 0.0
     payload_bytes: int = 0
     kept_back: int = 0
+    lessons: int = 0
     rechoices: int = 0
     rechoose_s: float = 0.0
     check_kl: float | None = None
@@ -54,6 +61,10 @@ class LevelFigures:
 class Level:
     """One scheme as actors may be given it.
 
+    What ``tend`` finds due is done by ``work``, in a worker's thread or at once, and taken over as a whole by
+    ``settle``, between two publications. Until then artifacts follow from the choices, ranges and student of the last
+    time.
+
     Args:
         scheme: its text.
         plan: bound to the module, not calibrated yet.
@@ -62,6 +73,7 @@ class Level:
         check: what an artifact must pass.
     Attributes:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, chosen, trained.
+        awaited: whether choices for a policy long gone are being renewed, until when the level is not published.
         quantiser: what the learner trains with at a ``qat`` level, once that is ready.
     """
 
@@ -72,6 +84,7 @@ class Level:
         self.plan = plan
         self.figures = LevelFigures()
         self.ready = scheme == FULL_PRECISION
+        self.awaited = False
         self.quantiser: FakeQuantiser | None = None
         self._module = module
         self._config = config
@@ -92,29 +105,10 @@ class Level:
         self._follows = Schedule(max(1, _FOLLOW_STEPS // steps))
         self._has_student = "distill" in names
         self._lessons = Schedule(config.distill_interval_updates)
+        self._due: set[Due] = set()
+        self._started = Task()
+        self._pending: Future[Outcome | None] | None = None
         self._causes: set[str] = set()
-
-    def begin(self, inputs: RecentInputs) -> None:
-        """Take the first real inputs: ranges, choices, a student's first lessons. Stays unready if they are unfit."""
-        started = perf_counter()
-        try:
-            if self._has_student:
-                for _ in range(FIRST_LESSONS):
-                    self._teach(inputs)
-            self.plan.rechoose(self._module)
-            self.plan.calibrate(inputs.every())
-            if self._rounds:
-                self.quantiser = FakeQuantiser(self.plan, self._module)
-                self.quantiser.prune(self._module)
-                self.plan.calibrate(inputs.every())
-        except CalibrationError as error:
-            self._complain(f"{self.scheme} cannot be calibrated", error)
-            return
-        self.ready = True
-        elapsed_ms = 1e3 * (perf_counter() - started)
-        logger.info(
-            "actors change to %s, calibrated on %d observations in %.0f ms", self.scheme, inputs.rows, elapsed_ms
-        )
 
     def artifact(self, version: int) -> CompressedPolicy:
         """The present policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
@@ -148,67 +142,131 @@ class Level:
         """Whether its artifacts are published: it has seen real inputs, and the last check passed."""
         return self.ready and not self._blocked
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something is due and nothing in work."""
+        return bool(self._due) and self._pending is None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether what is due is best done at once: ranges that nothing is published without, and whatever the
+        learner's own forward pass computes with."""
+        first = not self.ready or self.awaited
+        return self._rounds or (first and not (self._chooses or self._has_student))
+
     def resume(self, inputs: RecentInputs) -> None:
         """Before use, or after a time out of it: ranges and choices of channels and bases for the present policy."""
         if self.scheme == FULL_PRECISION or not inputs.full:
             return
-        if not self.ready:
-            self.begin(inputs)
-            return
-        try:
-            self._rechoose(inputs)
-        except CalibrationError as error:
-            self._complain(f"{self.scheme} keeps its ranges", error)
+        self._renew()
+        self.awaited = self.ready
         self._check_due = True
 
     def tend(self, inputs: RecentInputs) -> None:
-        """After each learner update: whatever is due."""
+        """After each learner update: find out what is due; what a pruned policy goes by is measured at once."""
         if self.quantiser is not None:
             self.quantiser.hold(self._module)
         check = self._checks.tick()
-        self._check_due |= check
+        if self.scheme == FULL_PRECISION or not self._blocked:
+            self._check_due |= check
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
             if inputs.full:
-                self.begin(inputs)
+                self._renew()
             return
-        lesson = self._has_student and self._lessons.tick()
-        choice = (self._chooses and self._choices.tick()) or (self._blocked and check)
-        calibration, drift = self._calibrations.tick(), self._drift.tick()
-        follow = self._prunes and self._follows.tick()
-        if not (lesson or choice or calibration or drift or follow) or not self.policy_is_finite():
-            return
-        try:
-            if lesson:
-                self._teach(inputs)
-            if choice:
-                self._rechoose(inputs)
-            elif calibration:
-                self.plan.calibrate(inputs.every())
-            elif drift:
-                self.plan.recalibrate_on_drift(inputs.newest(DRIFT_ROWS))
-            if follow and not (choice or calibration):
-                self.plan.follow(self._module, inputs.every())
-        except CalibrationError as error:
-            self._complain(f"{self.scheme} keeps its ranges", error)
+        if self._has_student and self._lessons.tick():
+            self._due.add("lesson")
+        if self._chooses and self._choices.tick():
+            self._due.add("choice")
+        if self._blocked and check:  # the check follows, on what comes of it
+            self._due.add("choice")
+        if self._calibrations.tick():
+            self._due.add("calibration")
+        if self._drift.tick() and self.plan.statistics.calibrations:
+            self._due.add("drift")
+        if self._prunes and self._follows.tick():
+            self._follow(inputs)
 
-    def _teach(self, inputs: RecentInputs) -> None:
-        lesson = inputs.draw(LESSON_ROWS, images=LESSON_IMAGES)
-        self.figures.student_kl = self.plan.train_step(self._module, lesson)
+    def work(self, worker: Worker, twin: Twin, inputs: RecentInputs) -> None:
+        """Give a worker what is due; it gets copies of the policy and of inputs."""
+        due, self._due = self._due, set()
+        calibrates = not due.isdisjoint({"choice", "calibration"})
+        lessons = 0 if "lesson" not in due else 1 if self.ready else FIRST_LESSONS
+        self._started = task = Task(
+            lessons=[inputs.draw(LESSON_ROWS, images=LESSON_IMAGES) for _ in range(lessons)],
+            # what is pruned from the learner's own network is gone
+            chooses="choice" in due and not (self._rounds and self.ready),
+            calibration=inputs.every() if calibrates else None,
+            recent=inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
+        )
+        module = self._module if worker.inline else twin.take(gradients=task.chooses)
+        self._pending = worker.start(partial(carry_out, task, self.plan, module, worker.stopping))
+
+    def settle(self) -> None:
+        """Take over what is done, all of it, so that the next artifact follows from it. Whatever went wrong in the
+        worker and is no matter of ranges is raised here."""
+        if self._pending is None or not self._pending.done():
+            return
+        pending, self._pending = self._pending, None
+        task = self._started
+        try:
+            outcome = pending.result()
+            if outcome is not None:
+                self._adopt(task, outcome)
+        except CalibrationError as error:
+            kept = f"{self.scheme} keeps its ranges" if self.ready else f"{self.scheme} cannot be calibrated"
+            self._complain(kept, error)
+        if task.calibration is not None:
+            self.awaited = False
+            self._check_due = True
+
+    def abandon(self) -> None:
+        """At the end of a run: forget what is in work. An error that nobody has seen yet is logged."""
+        pending, self._pending = self._pending, None
+        if pending is None or not pending.done() or pending.cancelled():
+            return
+        error = pending.exception()
+        if error is not None and not isinstance(error, CalibrationError | Stopped):
+            logger.error("the upkeep of %s failed as the run ended", self.scheme, exc_info=error)
 
     def policy_is_finite(self) -> bool:
-        """One number of a diverged policy would stay in running ranges and students for good."""
-        sums = torch.stack([parameter.detach().sum() for parameter in self._module.parameters()])
-        return bool(torch.isfinite(sums).all())
+        """Whether the learner's policy may be published at all."""
+        return is_finite(self._module)
 
-    def _rechoose(self, inputs: RecentInputs) -> None:
-        started = perf_counter()
-        if not self._rounds:  # what is pruned from the learner's own network is gone
-            self.plan.rechoose(self._module)
-        self.plan.calibrate(inputs.every())
-        self.figures.rechoices += self._chooses
-        self.figures.rechoose_s += perf_counter() - started
+    def _follow(self, inputs: RecentInputs) -> None:
+        """At once, as it is worth little later."""
+        if not self.policy_is_finite():
+            return
+        try:
+            self.plan.follow(self._module, inputs.every())
+        except CalibrationError as error:
+            self._complain(f"{self.scheme} keeps its predictions", error)
+
+    def _renew(self) -> None:
+        if self.ready:
+            self._due |= {"choice", "calibration"}
+        elif self._pending is None:
+            self._due = {"lesson", "choice", "calibration"} if self._has_student else {"choice", "calibration"}
+
+    def _adopt(self, task: Task, outcome: Outcome) -> None:
+        self.plan.adopt(outcome.revision)
+        self._check_due |= outcome.revision.changed
+        figures = self.figures
+        figures.lessons += len(task.lessons)
+        if outcome.student_kl is not None:
+            figures.student_kl = outcome.student_kl
+        if self.ready and task.chooses:
+            figures.rechoices += self._chooses
+            figures.rechoose_s += outcome.choice_s
+        if not self.ready and task.calibration is not None:
+            if self._rounds:
+                self.quantiser = FakeQuantiser(self.plan, self._module)
+                self.quantiser.prune(self._module)
+                self.plan.calibrate(task.calibration)
+            self.ready = True
+            rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
+            logger.info("actors change to %s, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
     def _run_check(self, artifact: CompressedPolicy) -> None:
         self._check_due = False
