@@ -23,7 +23,7 @@ from compressors.prune import PrunedModule
 from compressors.revision import Revision
 from tests.accel.live_policies import config_for, make_batch, make_network
 
-STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"
+STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5,magnitude)", "lowrank(0.25)+int8"
 NEVER = 100_000
 
 
