@@ -32,7 +32,6 @@ from monitor.tuner_rates import RateTable
 from monitor.tuner_returns import ReturnLedger
 
 LOOK_S = 0.25
-OPTIONS = TunerOptions()
 _LEARNER_LOOKS = 20
 _ALARM_SAMPLES = 4
 _ENV, _OWN, _SEND = (ACTOR_PHASES.index(name) for name in ("env", "own", "send"))
@@ -209,7 +208,7 @@ class TunedSteering:
     def _begin_window(self) -> None:
         tuner = self.tuner
         self._window = tuner.window
-        self._sampler.forget()
+        self._sampler.forget(preferred=None if tuner.compared is None else tuner.compared[0])
         if tuner.stage == "survey":
             self._rates.forget_reports()
         if tuner.compared is not None:
@@ -262,7 +261,6 @@ def make_steering(
         sampler,
         log,
         alone=config.actors == 0,
-        options=OPTIONS,
     )
 
 

@@ -95,6 +95,7 @@ class MismatchSampler:
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
+        self._preferred: str | None = None
         self._alarms: dict[str, str] = {}
         self._calm: dict[str, int] = {}
         self._told: set[str] = set()
@@ -140,10 +141,15 @@ class MismatchSampler:
         """How many samples of a scheme there were since ``forget``."""
         return self._counts.get(scheme, 0)
 
-    def forget(self) -> None:
-        """Start the recent samples anew, because actors were assigned otherwise."""
+    def forget(self, preferred: str | None = None) -> None:
+        """Start the recent samples anew, because actors were assigned otherwise.
+
+        Args:
+            preferred: the scheme that a decision waits for: it is sampled first, and twice as often as any other.
+        """
         self._recent.clear()
         self._counts.clear()
+        self._preferred = preferred
 
     @property
     def time_share(self) -> float:
@@ -168,6 +174,7 @@ class MismatchSampler:
         if (
             scheme_id in taken
             or not 0 <= scheme_id < len(self._schemes)
+            or self._gives_way(self._schemes[scheme_id])
             or not self._affords(min(self._sample_costs_s, default=0.0))
         ):
             return
@@ -185,6 +192,10 @@ class MismatchSampler:
         self._measured.append((scheme, sample))
         self._recent.setdefault(scheme, deque(maxlen=RECENT_SAMPLES)).append(sample)
         self._counts[scheme] = self._counts.get(scheme, 0) + 1
+
+    def _gives_way(self, scheme: str) -> bool:
+        preferred = self._preferred
+        return preferred not in {None, scheme} and self.count(str(preferred)) < 2 * (self.count(scheme) + 1)
 
     @torch.no_grad()
     def _measure(self, version: int, columns: Tensor, batch: Batch) -> FactoredMismatch | None:

@@ -118,9 +118,12 @@ class RateTable:
         env_us = total_us = 0.0
         for actor in actors:
             known = self._actors.get(actor)
-            if known is not None and known.level is not None and len(known.level_us) >= SETTLED_UNROLLS:
+            if known is None or known.level is None or not known.env_us:
+                continue
+            level_us = self._level_us(known, known.level)
+            if level_us is not None:
                 env_us += median(known.env_us)
-                total_us += median(known.outside_us) + median(known.level_us)
+                total_us += median(known.outside_us) + level_us
         return env_us / total_us if total_us > 0.0 else 0.0
 
     def _rate(self, known: _Actor, level: str) -> float | None:

@@ -130,7 +130,7 @@ def mismatch_table(analysis: Analysis) -> Table | None:
 
 
 def _typical(group: Group, name: str) -> str:
-    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often the quantity was out of all bounds."""
+    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often it was out of all bounds."""
     empty = np.array([])
     values = np.concatenate([run.series.columns.get(name, empty) for run in group.runs])
     known = values[~np.isnan(values)]
@@ -138,8 +138,11 @@ def _typical(group: Group, name: str) -> str:
         return "–"
     middle = float(np.median(known))
     share = float(np.mean(known > _HUGE))
-    typical = _ABOVE if middle > _HUGE else f"{middle:.3g}" if middle >= 10_000 else number(middle)
-    return f"{typical}; {_ABOVE} in {max(share, 0.01):.0%}" if share else typical
+    often = f"{_ABOVE} in {max(share, 0.01):.0%}" if share else ""
+    if middle > _HUGE:
+        return often
+    typical = f"{middle:.3g}" if middle >= 10_000 else number(middle)
+    return f"{typical}; {often}" if often else typical
 
 
 def options_table(analysis: Analysis) -> Table:

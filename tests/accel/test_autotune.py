@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +31,8 @@ from monitor.timers import PhaseTimes
 from tests.contracts.ranks import Job as RankJob
 
 RUINOUS = "prune(0.95)"
+USELESS = "distill(1x1)"
+"""A student of one unit, for a policy of six logits."""
 
 
 class Rig:
@@ -224,17 +228,83 @@ def test_a_ruinous_level_is_never_taken_in_one_process(tmp_path: Path) -> None:
     assert records[-1]["level"] == "fp32"
 
 
-@pytest.mark.mpi
-@pytest.mark.learning
-def test_a_ruinous_level_is_found_and_left_by_two_actors(tmp_path: Path) -> None:
-    config = _quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=2, learning_rate=5e-4, stop_at_return=200.0)
-    with RankJob(3, ["-m", "tests.accel.tuned_run", Job(config).to_text()], limit_s=110.0) as job:
+def _actor_bound(path: Path, name: str, compressor: str, **changes: object) -> TrainConfig:
+    """Actors that spend most of their time on a policy which costs the learner little; at most, a return of 10."""
+    values: dict[str, object] = {
+        "env": "tests.environments.learnable:Targets-v0",
+        "actors": 2,
+        "envs_per_actor": 1,
+        "unroll_length": 128,
+        "batch_unrolls": 2,
+        "network": "tests.accel.frozen_encoders:frozen_2048",
+        "calibration_size": 128,
+        "stop_at_return": None,
+        "total_env_steps": 25_000,
+        "max_seconds": 90.0,
+        "learning_rate": 3e-4,
+        "entropy_cost": 0.03,
+        **changes,
+    }
+    return _quick(path, name, compressor, **values)
+
+
+def _run_job(config: TrainConfig) -> None:
+    with RankJob(config.actors + 1, ["-m", "tests.accel.train_rank", Job(config).to_text()], limit_s=110.0) as job:
         outcome = job.outcome()
     assert outcome.code == 0, outcome.errors
-    (line,) = [line for line in outcome.output.splitlines() if line.startswith("RETURN")]
-    assert float(line.split()[1]) >= 200.0
-    decisions, _ = read_decisions(tmp_path / "run")
-    left = _left(decisions, RUINOUS)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.mpi
+@pytest.mark.learning
+@pytest.mark.timeout(240)
+def test_a_ruinous_level_is_tried_found_and_left_where_actors_are_the_bottleneck(tmp_path: Path) -> None:
+    """Nothing forces the trial: the level promises more steps, and default thresholds apply."""
+    for name, compressor in (("tuned", f"auto(fp32;{USELESS})"), ("plain", "fp32")):
+        _run_job(_actor_bound(tmp_path, name, compressor))
+    decisions, _ = read_decisions(tmp_path / "tuned")
+    tried = next(d for d in decisions if d.kind == "trial")
+    assert tried.figures["bottleneck"] == "policy" and "promises +" in tried.reason
+    left = _left(decisions, USELESS)
     assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
     # Whole actors were compared: one on the level, one beside it.
-    assert any(d.actor is not None and d.after == RUINOUS for d in decisions)
+    assert any(d.actor is not None and d.after == USELESS for d in decisions)
+    tuned, plain = (_records(tmp_path / name)[-1] for name in ("tuned", "plain"))
+    assert tuned["level"] == "fp32"
+    assert tuned["return_mean"] > plain["return_mean"] - 1.0 > 7.0
+
+
+@pytest.mark.mpi
+@pytest.mark.learning
+@pytest.mark.timeout(240)
+def test_int8_is_taken_and_kept_where_actors_are_the_bottleneck(tmp_path: Path) -> None:
+    _run_job(_actor_bound(tmp_path, "run", "auto(fp32;int8)", total_env_steps=45_000))
+    decisions, _ = read_decisions(tmp_path / "run")
+    taken = next(d for d in decisions if d.kind == "accept")
+    assert (taken.before, taken.after) == ("fp32", "int8")
+    assert "effective experience" in taken.reason and "concurrent" in taken.reason
+    records = _records(tmp_path / "run")
+    assert records[-1]["level"] == "int8"
+    assert records[-1]["return_mean"] > 9.0
+    # What is consumed since, against the most that actors in full precision could have sent.
+    since = [r["env_steps_per_s"] for r in records if r["level"] == "int8" and r["tuner_stage"] == "hold"]
+    assert median(since) > taken.figures["rate/fp32"]
+
+
+@pytest.mark.mpi
+def test_nothing_is_compressed_where_the_environment_is_the_bottleneck(tmp_path: Path) -> None:
+    laborious = "tests.environments.troubled:Laborious"
+    _run_job(
+        _actor_bound(
+            tmp_path, "run", "auto(fp32;int8)", network="mlp:256x2", wrapper=(laborious,), total_env_steps=3000
+        )
+    )
+    decisions, _ = read_decisions(tmp_path / "run")
+    held = next(d for d in decisions if d.kind == "hold")
+    assert held.after == "fp32" and held.figures["bottleneck"] == "environment"
+    assert "the environment is the bottleneck" in held.reason
+    assert all(d.kind in {"survey", "hold"} for d in decisions)
+    assert _records(tmp_path / "run")[-1]["level"] == "fp32"

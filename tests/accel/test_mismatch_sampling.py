@@ -225,6 +225,26 @@ def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None
     assert sampler.count("int8") >= 600 // (2 * lag + 2 * COPIES) * COPIES - 2 * COPIES
 
 
+def test_the_scheme_that_a_decision_waits_for_comes_first() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    sampler.forget(preferred="int8")
+    counts = []
+    for version in range(0, 60, 10):
+        unroll = _unroll(learner, version, scheme_ids=(0, 0, 1, 1))
+        sampler.published(version)
+        sampler.sample([unroll], _batch(learner, unroll))
+        counts.append((sampler.count("fp32"), sampler.count("int8")))
+    # fp32 comes first in every unroll, and yet waits until int8 has two samples for each of its own.
+    assert counts == [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]
+    sampler.forget()
+    sampler.published(60)
+    unroll = _unroll(learner, 60, scheme_ids=(0, 0, 1, 1))
+    sampler.sample([unroll], _batch(learner, unroll))
+    assert (sampler.count("fp32"), sampler.count("int8")) == (1, 1)
+
+
 def test_metrics_cover_the_time_since_the_last_record() -> None:
     config = _config()
     learner = Learner(config, VECTOR, torch.device("cpu"))

@@ -83,6 +83,14 @@ class Slow(_Counting):
         return super().step(action)
 
 
+class Laborious(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes its time everywhere, so that the environment is the bottleneck."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(SLOW_S)
+        return super().step(action)
+
+
 class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps this process's number of steps in ``steps-RANK``, and at the end writes what it imported."""
 

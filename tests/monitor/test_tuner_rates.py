@@ -116,6 +116,17 @@ def test_a_new_survey_replaces_old_reports_and_keeps_residuals() -> None:
     assert table.rate("int8", [0]) == pytest.approx(8 / (120 + 45 + 10 + 20) * 1e6)
 
 
+def test_the_environment_s_share_starts_from_the_quick_measurement() -> None:
+    table = RateTable()
+    _unrolls(table, 0, "fp32", policy_us=60.0, count=2)
+    assert table.env_share([0]) == 0.0
+    table.add_report(0, "fp32", policy_us=50.0, load_us=0.0)
+    quick = table.env_share([0])
+    assert quick > 0.0
+    _unrolls(table, 0, "fp32", policy_us=60.0, count=4)
+    assert table.env_share([0]) == pytest.approx(quick, rel=0.2)
+
+
 def test_memory_is_bounded() -> None:
     table = RateTable()
     _unrolls(table, 0, "fp32", policy_us=60.0, count=2000)

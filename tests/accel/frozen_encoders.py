@@ -1,0 +1,26 @@
+"""A network with a wide, frozen encoder, as a pre-trained one would be: dear to act with row by row, cheap to learn.
+
+On a few cores the actors are then the bottleneck, which with networks that learn as a whole the learner is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from accel.spaces import EnvSpec
+
+WIDTH = 2048
+
+
+def frozen_2048(spec: EnvSpec) -> nn.Module:
+    """Two tanh layers of fixed random features, on which only the heads learn."""
+    first = nn.Linear(math.prod(spec.observation_shape), WIDTH)
+    second = nn.Linear(WIDTH, WIDTH)
+    with torch.no_grad():
+        nn.init.normal_(first.weight, std=1.0)
+        nn.init.normal_(second.weight, std=1.0 / math.sqrt(WIDTH))
+    encoder = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+    return encoder.requires_grad_(False)
