@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,9 @@ from compressors.artifact import CompressedPolicy, Json, Optimisation
 from compressors.base import Array, Compressor, Plan, PlanStatistics, State
 from compressors.errors import SchemeError
 from compressors.graph import PolicyGraph, export_policy
-from compressors.ranges import Range, check_inputs
-from compressors.revision import Revision
+from compressors.ranges import Range
+from compressors.revision import Revision, follow
 from compressors.scheme import MethodText, Scheme
-from compressors.state import read_state
 
 if TYPE_CHECKING:
     import torch
@@ -182,6 +182,7 @@ class PipelinePlan:
     Attributes:
         graph: what was exported.
         encoder: the bound format.
+        copying: held while a revision copies reductions, or one changes in place.
     """
 
     def __init__(
@@ -199,6 +200,7 @@ class PipelinePlan:
         self._module = module
         self.graph = graph
         self.encoder = encoder
+        self.copying = threading.Lock()
 
     @property
     def scheme(self) -> str:
@@ -244,13 +246,8 @@ class PipelinePlan:
 
     def follow(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.follow``."""
-        if not self._reductions:
-            return
-        check_inputs(self.graph.inputs, inputs)
-        state: State = read_state(module)
-        for reduction in self._reductions:
-            reduction.follow(state, inputs)
-            state = reduction.project(state)
+        with self.copying:
+            follow(self, module, inputs)
 
     def rechoose(self, module: torch.nn.Module) -> None:
         """See ``Plan.rechoose``."""

@@ -31,7 +31,7 @@ class Revision:
     def __init__(self, plan: PipelinePlan, module: torch.nn.Module) -> None:
         self.changed = False
         self.ranges: list[Mapping[str, Range]] = []
-        self._graph, self._encoder = plan.graph, plan.encoder
+        self._graph, self._encoder, self._copying = plan.graph, plan.encoder, plan.copying
         self._module = module
         self._reductions = list(plan.reductions)
         self._copied: set[int] = set()
@@ -108,6 +108,17 @@ class Revision:
     def _own(self, index: int) -> BoundReduction:
         """A reduction as a copy, made when it is first needed."""
         if index not in self._copied:
-            self._reductions[index] = self._reductions[index].copy()
+            with self._copying:
+                self._reductions[index] = self._reductions[index].copy()
             self._copied.add(index)
         return self._reductions[index]
+
+
+def follow(plan: PipelinePlan, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+    """See ``Plan.follow``; the plan's reductions change in place."""
+    if plan.reductions:
+        check_inputs(plan.graph.inputs, inputs)
+        state: State = read_state(module)
+        for reduction in plan.reductions:
+            reduction.follow(state, inputs)
+            state = reduction.project(state)

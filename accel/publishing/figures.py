@@ -19,7 +19,31 @@ A number is absent where the scheme has no such thing, or there is none yet.
 
 from __future__ import annotations
 
-from accel.publishing.level import Level
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compressors.differences import CodeDifferences
+
+if TYPE_CHECKING:
+    from accel.publishing.level import Level
+
+
+@dataclass
+class LevelFigures:
+    """What happened at one level so far; see ``Publisher.metrics``."""
+
+    refreshes: int = 0
+    refresh_s: float = 0.0
+    serialise_s: float = 0.0
+    payload_bytes: int = 0
+    kept_back: int = 0
+    lessons: int = 0
+    rechoices: int = 0
+    rechoose_s: float = 0.0
+    check_kl: float | None = None
+    check_s: float = 0.0
+    student_kl: float | None = None
+    code_differences: CodeDifferences | None = None
 
 
 def level_metrics(level: Level) -> dict[str, float]:

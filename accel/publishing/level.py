@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -14,13 +13,14 @@ import torch
 
 from accel.config import TrainConfig
 from accel.publishing.check import ArtifactCheck
+from accel.publishing.figures import LevelFigures
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.schedule import Schedule
 from accel.publishing.upkeep import Outcome, Stopped, Task, Twin, carry_out, is_finite
 from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy
 from compressors.base import Plan
-from compressors.differences import CodeDifferences, code_differences
+from compressors.differences import code_differences
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
 from compressors.qat import FakeQuantiser, RoundedPolicy, trains_rounded
 from compressors.scheme import parse_scheme
@@ -38,24 +38,6 @@ Due = Literal["lesson", "choice", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 logger = logging.getLogger("accel")
-
-
-@dataclass
-class LevelFigures:
-    """What happened at one level so far; see ``Publisher.metrics``."""
-
-    refreshes: int = 0
-    refresh_s: float = 0.0
-    serialise_s: float = 0.0
-    payload_bytes: int = 0
-    kept_back: int = 0
-    lessons: int = 0
-    rechoices: int = 0
-    rechoose_s: float = 0.0
-    check_kl: float | None = None
-    check_s: float = 0.0
-    student_kl: float | None = None
-    code_differences: CodeDifferences | None = None
 
 
 class Level:

@@ -65,7 +65,7 @@ def carry_out(task: Task, plan: Plan, module: nn.Module, stopping: threading.Eve
         CalibrationError: the inputs lead to activations that are not finite.
         Stopped: on request, between two parts of the task.
     """
-    if not _is_finite(module):
+    if not is_finite(module):
         return None
     started = perf_counter()
     revision, student_kl = plan.revise(module), None
@@ -110,6 +110,7 @@ def _look(stopping: threading.Event) -> None:
         raise Stopped
 
 
-def _is_finite(module: nn.Module) -> bool:
+def is_finite(module: nn.Module) -> bool:
+    """Whether all parameters are; one pass, which only huge ones fool."""
     sums = torch.stack([parameter.detach().sum() for parameter in module.parameters()])
     return bool(torch.isfinite(sums).all())
