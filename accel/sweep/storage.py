@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.errors import MissingExtraError
+from accel.errors import AccelError, MissingExtraError
 from accel.extras import install_command, missing_distributions
 from accel.sweep.errors import SweepError, storage_errors
 from accel.sweep.recovery import GRACE_S, HEARTBEAT_S, queue_again
@@ -91,9 +91,12 @@ def connected(url: str) -> Iterator[BaseStorage]:
     storage = open_storage(url)
     try:
         yield storage
-    except storage_errors() as error:
+    except Exception as error:
+        cause = _storage_error(error)
+        if cause is None:
+            raise
         raise SweepError(
-            f"storage {public_url(url)} was lost: {_first_line(error)}. What is in it is kept: start the same command "
+            f"storage {public_url(url)} was lost: {_first_line(cause)}. What is in it is kept: start the same command "
             "again when it is back"
         ) from error
     finally:
@@ -102,8 +105,18 @@ def connected(url: str) -> Iterator[BaseStorage]:
             storage.engine.dispose()
 
 
+def _storage_error(error: BaseException | None) -> Exception | None:
+    """The storage's error that led to another: Optuna, which tries to note down a failure there, may raise its own."""
+    known = storage_errors()
+    while error is not None and not isinstance(error, AccelError):
+        if isinstance(error, known):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
 
 
 def sqlite_path(url: str) -> Path | None:

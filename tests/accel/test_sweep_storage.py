@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -232,6 +235,21 @@ def test_a_process_is_told_from_a_later_one() -> None:
     assert process_start(child.pid) is None
 
 
+def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+
+    def evaluate(trial: optuna.Trial) -> Outcome:
+        with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+            database.execute("DROP TABLE trials")
+        return Outcome({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+
+    with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*start the same command again"):
+        with connected(options.url) as storage:
+            work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
+    with pytest.raises(ZeroDivisionError), connected(options.url):
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
 def test_a_bad_storage_leaves_no_output_directory(storage: str, tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="storage"):
@@ -243,3 +261,19 @@ def test_a_directory_that_cannot_be_written_is_one_message(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(SweepError, match=r"cannot write to .*choose another --out"):
         run_sweep(None, options_for(tmp_path), tmp_path / "file" / "out", ())  # type: ignore[arg-type]
+
+
+def test_a_read_only_directory_is_one_message() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as directory:
+        locked = Path(directory) / "locked"
+        locked.mkdir(mode=0o555)
+        os.chmod(directory, 0o755)
+        if user == 0:
+            os.seteuid(65534)  # root may write everywhere
+        try:
+            with pytest.raises(SweepError, match=r"cannot write to .*: Permission denied; choose another --out"):
+                run_sweep(None, options_for(locked), locked / "new" / "out", ())  # type: ignore[arg-type]
+        finally:
+            os.seteuid(user)
+        assert not list(locked.iterdir())
