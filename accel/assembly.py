@@ -259,7 +259,6 @@ class Assembly:
             learner_s=times["learner_s"],
             actor_s=times["actor_s"],
             comparison=comparison,
-            compressor=config.compressor,
         )
         self.run.write_summary(summary.to_json())
         return summary
