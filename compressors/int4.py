@@ -1,9 +1,9 @@
 """``int4``: weights in 4 bits with a scale for each block: an eighth of the bytes, for slow links.
 
 Linear layers run in onnxruntime's MatMulNBits, which rounds activations to 8 bits at each call, a scale for each row
-and block, and multiplies integers on CPUs with AVX2, AVX-512 or ARM's dot products. Convolutions are compressed on their
-way only: a symmetric scale for each output channel, made single again when the model is loaded. The formulae are in
-``nibbles``.
+and block, and multiplies integers on CPUs with AVX2, AVX-512 or ARM's dot products. Convolutions are compressed on
+their way only: a symmetric scale for each output channel, made single again when the model is loaded. The formulae are
+in ``nibbles``.
 """
 
 from __future__ import annotations
