@@ -4,6 +4,8 @@ int8                                         fixed
 auto                                         tuned by the monitor over a ladder that suits the network
 auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
 anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on; qat too, never in auto
+
+Commas do as well as semicolons, which a shell wants quoted.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _call(text: str) -> tuple[str, str | None]:
 
 
 def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
-    levels = default_ladder(network) if inside is None else tuple(str(parse_scheme(part)) for part in inside.split(";"))
+    levels = default_ladder(network) if inside is None else tuple(str(parse_scheme(part)) for part in _parts(inside))
     rounded = [level for level in levels if parse_scheme(level).methods[-1].name == "qat"]
     if rounded:
         raise TunerError(
@@ -110,13 +112,25 @@ def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
 
 def _schedule(inside: str | None) -> AnnealingSchedule:
     levels, steps = [], []
-    for part in (inside or "").split(";"):
+    for part in _parts(inside or ""):
         scheme, at, step = part.rpartition("@")
         if not at:
             raise TunerError(f"'{part}' lacks its step: write scheme@step, such as int8@100000")
         levels.append(str(parse_scheme(scheme)))
         steps.append(_step(step))
     return AnnealingSchedule(tuple(levels), tuple(steps))
+
+
+def _parts(inside: str) -> list[str]:
+    """Split at semicolons, and at commas that are outside parentheses: schemes have commas of their own."""
+    parts, depth = [""], 0
+    for character in inside:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == ";" or (character == "," and depth == 0):
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _step(text: str) -> int:

@@ -8,6 +8,12 @@ What an actor is assigned is one text, which the transport carries as the scheme
 
 The payload of a shared assignment holds its artifacts one after the other, each behind its length. Sharing costs one
 more call a step, so it lasts only as long as a comparison does.
+
+A change of level takes effect between two unrolls, in the middle of episodes. A recurrent state then goes on as it is:
+all levels keep it in the full policy's own shape, a pruned one with zeros where its units are gone. What was recorded
+stays exact, as each unroll starts with the state that acted and holds the level's own log-probabilities; but until the
+episode ends the state is not one that the new level would have come to. So that this judges no level, an episode that
+saw two of them is left out of their returns.
 """
 
 from __future__ import annotations

@@ -70,3 +70,13 @@ def test_every_network_has_a_ladder_that_parses() -> None:
         ladder = default_ladder(network)
         assert ladder[0] == "fp32"
         assert parse_choice(f"auto({';'.join(ladder)})", network).levels == ladder
+
+
+def test_commas_separate_levels_but_not_what_a_scheme_says_of_its_layers() -> None:
+    text = "auto(fp32, int8, prune(0.5,torso.layers.0=0.25)+int8)"
+    levels = ("fp32", "int8", "prune(0.5,torso.layers.0=0.25)+int8")
+    choice = parse_choice(text, "mlp:64x2")
+    assert choice.levels == levels
+    assert parse_choice(str(choice), "mlp:64x2") == choice
+    schedule = parse_choice("anneal(fp32@0, int8@1e5)", "mlp:64x2").schedule
+    assert schedule is not None and schedule.env_steps == (0, 100_000)
