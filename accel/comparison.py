@@ -13,6 +13,7 @@ from accel.distributions import make_distribution
 from accel.spaces import ActionSpec
 from accel.summary import SchemeComparison
 from compressors.artifact import CompressedPolicy
+from compressors.inspection import weight_only_layers
 from compressors.runtime import PolicySession
 
 ROUNDS = 25
@@ -65,6 +66,7 @@ def compare_with_fp32(
         agreement=agreement,
         bytes=len(artifact.to_bytes()),
         fp32_bytes=len(fp32.to_bytes()),
+        weight_only=bool(weight_only_layers(artifact)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ class SchemeComparison:
         kl: mean KL(fp32 ‖ scheme) over recent observations, nats. agreement: share of equal greedy actions, None
             for Box actions.
         bytes, fp32_bytes: sizes of the artifacts.
+        weight_only: whether layers travel in fewer bits and multiply in floating point all the same.
     """
 
     scheme: str
@@ -34,18 +36,25 @@ class SchemeComparison:
     agreement: float | None
     bytes: int
     fp32_bytes: int
+    weight_only: bool = False
 
     def text(self) -> str:
         """One or two sentences with the figures and the advice they carry."""
         ratio = self.fp32_us / self.policy_us
         saved = (self.fp32_us - self.policy_us) / (self.env_us + self.fp32_us)
-        verdict = (
-            f"{self.scheme} is {ratio:.2f}x as fast as fp32 here and saves {saved:.0%} of an actor's step"
-            if ratio > 1.05
-            else f"{self.scheme} gains nothing here ({ratio:.2f}x fp32's speed): the call costs more than the layers"
-            if ratio > 0.95
-            else f"{self.scheme} loses here ({ratio:.2f}x fp32's speed): --compressor fp32 would be faster"
-        )
+        speed = f"{ratio:.2f}x fp32's speed"
+        if ratio > 1.05:
+            verdict = f"{self.scheme} is {ratio:.2f}x as fast as fp32 here and saves {saved:.0%} of an actor's step"
+        elif self.weight_only:
+            size = self.bytes / self.fp32_bytes
+            verdict = (
+                f"{self.scheme} gains no speed here ({speed}): its layers compute in floats, and only what travels is "
+                f"smaller, {size:.0%} of fp32's bytes"
+            )
+        elif ratio > 0.95:
+            verdict = f"{self.scheme} gains nothing here ({speed}): the call costs more than the layers"
+        else:
+            verdict = f"{self.scheme} loses here ({speed}): --compressor fp32 would be faster"
         agreement = "" if self.agreement is None else f", same greedy action {self.agreement:.1%}"
         return (
             f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy "
@@ -61,6 +70,7 @@ class Summary:
 
     Attributes:
         path: the run directory. reason: why it stopped.
+        scheme: of the last policy. compressor: what was asked for, which may choose schemes itself, as ``auto`` does.
         training_s: first unroll waited for until the last update. wall_s: from the user's command until then.
         env_steps_per_s: valid steps consumed by the learner per second of training_s.
         return_mean: mean return of the last finished training episodes, None before the first.
@@ -90,6 +100,7 @@ class Summary:
     learner_s: dict[str, float] = field(default_factory=dict)
     actor_s: dict[str, float] = field(default_factory=dict)
     comparison: SchemeComparison | None = None
+    compressor: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -110,13 +121,16 @@ class Summary:
     def suggestions(self) -> list[str]:
         """Commands that carry on from here."""
         where = Path(self.path)
-        path = where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where
+        path = shlex.quote(str(where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where))
         lines = [f"accel evaluate {path}    (plays the policy)"]
-        if self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us:
+        tuned = self.compressor.startswith("auto")
+        no_gain = self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us
+        if no_gain or (tuned and self.scheme == "fp32"):
             lines.append("accel bench policy --network mlp:512x3    (where compression pays)")
         elif self.scheme == "fp32":
             lines.append("accel train --compressor auto ...    (whether compression pays)")
-        lines.append(f"accel report {path}    (a page about the run; needs accel-rl[report])")
+        about = "a page about the run and why each level was chosen" if tuned else "a page about the run"
+        lines.append(f"accel report {path}    ({about}; needs accel-rl[report])")
         if ".venv" in Path(sys.executable).parts and shutil.which("accel") is None:
             lines.insert(0, "source .venv/bin/activate")
         return lines

@@ -18,6 +18,7 @@ from accel.networks import build_network
 from accel.publisher import Publisher
 from accel.spaces import ActionSpec, EnvSpec
 from accel.summary import SchemeComparison, Summary
+from compressors.scheme import make_compressor
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
 SUMMARY = Summary(
@@ -62,6 +63,20 @@ def test_gains_and_losses_are_told_alike(policy_us: float, verdict: str) -> None
     assert ("--compressor fp32" in text) == (policy_us > 30)
 
 
+def test_what_only_travels_in_fewer_bits_is_told_so() -> None:
+    text = replace(COMPARISON, scheme="fp16", policy_us=20.5, bytes=9500, weight_only=True).text()
+    assert "compute in floats" in text and "50% of fp32's bytes" in text and "costs more than the layers" not in text
+    assert "as fast as fp32" in replace(COMPARISON, weight_only=True).text()
+
+
+def test_hints_suit_the_run() -> None:
+    fixed = replace(SUMMARY, scheme="fp32", compressor="fp32", comparison=None)
+    assert "--compressor auto" in fixed.text()
+    tuned = replace(fixed, compressor="auto(fp32;int8)", path="results/x<script> y")
+    assert "--compressor auto" not in tuned.text() and "accel bench policy" in tuned.text()
+    assert "accel report 'results/x<script> y'" in tuned.text() and "why each level" in tuned.text()
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"path": "x"}'])
 def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Path) -> None:
     if content is not None:
@@ -83,6 +98,11 @@ def test_a_scheme_is_compared_on_the_inputs_it_is_given(action: ActionSpec) -> N
     inputs = {"observations": np.random.default_rng(0).normal(size=(21, 5)).astype(np.float32)}
     same = compare_with_fp32(fp32, fp32, inputs, action, batch=8, env_us=12.0)
     assert same.kl == pytest.approx(0, abs=1e-6) and same.agreement == (1.0 if action.kind == "categorical" else None)
+    assert not same.weight_only
+    module = network.acting_module()
+    plan = make_compressor("fp16").bind(module, {"observations": torch.zeros(1, 5)}, output_names=module.output_names)
+    half = plan.refresh(module, version=3)
+    assert compare_with_fp32(half, fp32, inputs, action, batch=8, env_us=12.0).weight_only
     assert 0.2 < same.fp32_us / same.policy_us < 5 and same.bytes == same.fp32_bytes == len(fp32.to_bytes())
     other = build_network("mlp:16x1", spec)
     changed = Publisher(TrainConfig.create(compressor="fp32", network="mlp:16x1"), other).full_precision(3)
