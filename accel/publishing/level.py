@@ -248,7 +248,7 @@ class Level:
                 self.plan.calibrate(task.calibration)
             self.ready = True
             rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
-            logger.info("actors change to %s, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
+            logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
     def _run_check(self, artifact: CompressedPolicy) -> None:
         self._check_due = False
