@@ -54,14 +54,15 @@ def guarded(action: Callable[[], int]) -> int:
     """Run a command; an error that a user can cause becomes one message and its exit status."""
     from compressors.errors import CompressorError
     from monitor.errors import MonitorError
+    from monitor.plain_text import without_controls
 
     try:
         return action()
     except AccelError as error:
-        print(f"accel: {error}", file=sys.stderr)
+        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
         return error.exit_code
     except (CompressorError, MonitorError) as error:
-        print(f"accel: {error}", file=sys.stderr)
+        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         sys.stdout = None  # its reader is gone: nothing is left to be flushed at exit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,13 +16,16 @@ from typing import TextIO
 from accel.errors import AccelError, CheckpointError, ReportError
 from accel.progress import LineProgress, Progress, open_progress
 from accel.progress_snapshot import ProgressSnapshot
-from accel.progress_text import duration
-from accel.rundir import RunDirectory
+from accel.progress_text import duration, printable
+from accel.rundir import STARTS, RunDirectory
 from accel.summary import Summary
+from monitor.metrics_line import is_blank, parse_metrics_line
+from monitor.plain_text import one_line, without_controls
 
 FIRST_READ_BYTES = 1 << 20
 """Of a long run only the last records are shown, so only the end of its file is read."""
 SILENCE_S = 60.0
+DEATH_S = 2.0
 Record = dict[str, object]
 
 
@@ -30,11 +35,15 @@ class MetricsTail:
 
     Attributes:
         path: of the file, which need not exist yet.
-        damaged: lines that were no record.
+        damaged: lines that were no record, as a report counts them.
+        torn: whether the file ends in the middle of a line: one that is being written, or was left so.
+        skipped_bytes: of a long file's beginning, which are not read.
     """
 
     path: Path
     damaged: int = 0
+    torn: bool = False
+    skipped_bytes: int = 0
     _offset: int | None = field(default=None, init=False)
     _inode: int = field(default=0, init=False)
 
@@ -45,27 +54,22 @@ class MetricsTail:
                 status = os.fstat(file.fileno())
                 if self._offset is None or status.st_ino != self._inode or status.st_size < self._offset:
                     self._offset = max(status.st_size - FIRST_READ_BYTES, 0)
-                    self._inode = status.st_ino
+                    self._inode, self.damaged = status.st_ino, 0
                     file.seek(self._offset)
                     if self._offset:
                         self._offset += len(file.readline())
+                    self.skipped_bytes = self._offset
                 file.seek(self._offset)
                 content = file.read()
         except OSError:
             return []
         whole = content.rfind(b"\n") + 1
         self._offset += whole
-        return [record for line in content[:whole].splitlines() if (record := self._parse(line)) is not None]
-
-    def _parse(self, line: bytes) -> Record | None:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            return record
-        self.damaged += 1
-        return None
+        self.torn = whole < len(content)
+        lines = [line for line in content[:whole].split(b"\n") if not is_blank(line)]
+        records = [parse_metrics_line(line + b"\n") for line in lines]
+        self.damaged += records.count(None)
+        return [record for record in records if record is not None]
 
 
 def watch(
@@ -87,7 +91,7 @@ def watch(
         stream: standard output by default; a live display on a terminal, lines elsewhere.
         stopped: polled between looks; True ends watching.
     Returns:
-        0 when the run has ended in order or, with ``once``, has a record; 1 otherwise.
+        0 when the run has ended in order or, with ``once``, has a record; 1 otherwise, also for a run that has died.
     Raises:
         ReportError: the path cannot be a run directory, or the interval is not above 0.
     """
@@ -109,6 +113,7 @@ class _Watcher:
         self._tail = MetricsTail(path / "metrics.jsonl")
         self._config: Mapping[str, object] = {}
         self._silent_since = time.monotonic()
+        self._gone_since: float | None = None
         self._warned = False
 
     def show_once(self) -> int:
@@ -119,15 +124,17 @@ class _Watcher:
         progress = LineProgress(self._title(), self._stream)
         progress.update(snapshot)
         progress.close()
-        if self._tail.damaged:
-            self._say(f"{self._tail.damaged} damaged lines were skipped")
-        self._say(self._outcome() if self._ended() else "running, or ended without a summary")
+        if damaged := self._tail.damaged + self._tail.torn:
+            where = f" in its last {FIRST_READ_BYTES >> 20} MiB" if self._tail.skipped_bytes else ""
+            self._say(f"{damaged} damaged or half-written metrics lines were skipped{where}")
+        self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
         return 0
 
     def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
         if not self._path.exists():
             self._say(f"waiting for {self._path}")
         progress: Progress | None = None
+        died = ""
         try:
             while True:
                 # Looked for before the records: what is written until the summary is there is shown.
@@ -136,15 +143,16 @@ class _Watcher:
                 if snapshot is not None:
                     progress = progress or open_progress(self._title(), self._stream)
                     progress.update(snapshot)
-                if ended or stopped():
+                died = "" if ended or snapshot is not None else self._dead_for_long()
+                if ended or died or stopped():
                     break
                 self._warn_of_silence(snapshot is not None, progress)
                 time.sleep(interval_s)
         finally:
             if progress is not None:
                 progress.close()
-        if ended:
-            self._say(self._outcome())
+        if ended or died:
+            self._say(died or self._outcome())
         return 0 if ended else 1
 
     def _look(self) -> ProgressSnapshot | None:
@@ -156,13 +164,13 @@ class _Watcher:
         for record in reversed(self._tail.read()):
             try:
                 return ProgressSnapshot.from_record(
-                    record,
+                    {name: one_line(value) if isinstance(value, str) else value for name, value in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=self._target(),
                     actors=max(int(str(self._config.get("actors", 1))), 1),
                 )
-            except (KeyError, TypeError, ValueError):
-                self._tail.damaged += 1
+            except (KeyError, TypeError, ValueError, OverflowError):
+                continue  # A record of other metrics: the one before it says more.
         return None
 
     def _read_config(self) -> Mapping[str, object]:
@@ -186,7 +194,31 @@ class _Watcher:
         return float(value) if isinstance(value, int | float) else None
 
     def _title(self) -> str:
-        return str(self._config.get("env", self._path.name))
+        return one_line(str(self._config.get("env", self._path.name)))
+
+    def _dead_for_long(self) -> str:
+        """``_death``, once the process has been gone for ``DEATH_S``: long enough for its last files to be seen."""
+        now = time.monotonic()
+        found = self._death()
+        if not found:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        return found if self._gone_since is not None and now - self._gone_since >= DEATH_S else ""
+
+    def _death(self) -> str:
+        """That the run's process is gone and left no summary; empty while it lives, or works on another host."""
+        try:
+            last = json.loads((self._path / STARTS).read_bytes().splitlines()[-1])
+            host, pid = last["host"], int(last["pid"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+        if host != socket.gethostname() or pid <= 0 or _exists(pid) or self._ended():
+            return ""
+        return (
+            f"{self._path} has died: its process {pid} is gone and left no summary; go on with it by\n"
+            f"  accel train --resume {shlex.quote(str(self._path))}"
+        )
 
     def _warn_of_silence(self, moved: bool, progress: Progress | None) -> None:
         now = time.monotonic()
@@ -200,6 +232,16 @@ class _Watcher:
 
     def _say(self, text: str) -> None:
         try:
-            print(text, file=self._stream, flush=True)
+            print(printable(without_controls(text), self._stream.encoding), file=self._stream, flush=True)
         except OSError:
             pass
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.errors import ReportError
+from monitor.metrics_line import is_blank, parse_metrics_line
 from monitor.recorder import STEP_KEY
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ class Series:
         columns: [n] float64 by metric name; NaN where a record lacks the metric. ``elapsed_s`` goes on growing across
             resumes, unlike in the file.
         records: how many whole records the file holds; n is at most twice ``MAX_POINTS``, means of neighbours beyond.
-        damaged: lines that are no record, and were skipped.
+        damaged: lines that are no record, and were skipped; blank ones are not counted.
     """
 
     columns: Mapping[str, Floats] = field(default_factory=dict)
@@ -65,10 +65,13 @@ def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
     try:
         with path.open("rb") as lines:
             for line in lines:
-                record = _parse(line)
-                if record is None:
+                if is_blank(line):
+                    continue
+                value = parse_metrics_line(line)
+                if value is None:
                     damaged += 1
                     continue
+                record = dict(_numbers(value))
                 records += 1
                 if math.isfinite(record.get(ELAPSED, math.nan)):
                     if record[ELAPSED] < previous_s:
@@ -145,23 +148,6 @@ def _with_clock(columns: dict[str, Floats]) -> dict[str, Floats]:
     if ELAPSED not in columns and "wall_time_s" in columns:
         columns[ELAPSED] = columns["wall_time_s"] - columns["wall_time_s"][0]
     return columns
-
-
-def _parse(line: bytes) -> dict[str, float] | None:
-    """The numbers of one record; None when the line is damaged or half written."""
-    value = _decode(line)
-    record = {} if value is None else dict(_numbers(value))
-    return record if math.isfinite(record.get(STEP_KEY, math.nan)) else None
-
-
-def _decode(line: bytes) -> dict[str, object] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 import accel
 from accel.errors import ReportError
+from accel.reporting import load_run_record
 from accel.watching import FIRST_READ_BYTES, MetricsTail
 from tests.monitor.recorded_run import write_run
 
@@ -25,7 +27,7 @@ def test_the_tail_gives_every_whole_line_once(tmp_path: Path) -> None:
     path.write_text('{"env_steps": 1}\n{"env_st')
     assert tail.read() == [{"env_steps": 1}]
     with path.open("a") as file:
-        file.write('eps": 2}\nbroken\n{"env_steps": 3}\n')
+        file.write('eps": 2}\nbroken\n\n{"env_steps": 3}\n')
     assert tail.read() == [{"env_steps": 2}, {"env_steps": 3}]
     assert tail.damaged == 1
     assert tail.read() == []
@@ -72,13 +74,51 @@ def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
     out = io.StringIO()
     path = write_run(tmp_path, "running", records=5, ended=False)
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"env_steps": 7}\n')
+        file.write('{"env_steps": 7}\n{"x": 7}\n')
     assert accel.watch(path, once=True, stream=out) == 0
     assert "50.0k/1.00M steps" in out.getvalue()
     assert "1 damaged" in out.getvalue()
     assert "running, or ended without a summary" in out.getvalue()
     assert accel.watch(tmp_path / "never", once=True, stream=out) == 1
     assert "not started yet" in out.getvalue()
+
+
+def test_damage_is_counted_as_in_a_report(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "spoilt", records=5)
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\n[]\n\n  \n{"x": 1}\n{"env_steps": NaN}\n{"env_steps": true}\n{"env_steps": 9}\n{"env_ste')
+    out = io.StringIO()
+    assert accel.watch(path, once=True, stream=out) == 0
+    assert "6 damaged or half-written metrics lines were skipped\n" in out.getvalue()
+    assert load_run_record(path).series.damaged == 6
+
+
+def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "it's dead", records=3, ended=False)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    start = {"unix_time_s": 1.0, "host": socket.gethostname(), "pid": process.pid}
+    (path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    out = io.StringIO()
+    accel.watch(path, once=True, stream=out)
+    assert "running, or ended" in out.getvalue()
+    process.kill()
+    process.communicate()
+    assert accel.watch(path, interval_s=0.01, stream=out) == 1
+    assert f"has died: its process {process.pid} is gone" in out.getvalue()
+    assert f"accel train --resume '{tmp_path}/it'\"'\"'s dead'" in out.getvalue()
+    out.truncate(0)
+    (path / "starts.jsonl").write_text(json.dumps(start | {"host": "elsewhere"}) + "\n")
+    accel.watch(path, once=True, stream=out)
+    assert "has died" not in out.getvalue() and "running, or ended" in out.getvalue()
+
+
+def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "evil", records=2, env="Env\x1b[31m-v1", compressor="int8\x1b]0;x\x07")
+    out = io.StringIO()
+    assert accel.watch(path, once=True, stream=out) == 0
+    assert accel.watch(path, stream=out) == 0
+    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
+    assert "Env[31m-v1" in out.getvalue()
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
