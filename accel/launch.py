@@ -101,10 +101,11 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
                     f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
                     f"learner: start {job.config.actors + 1} ranks, or leave --actors out"
                 )
-            cores = free_cores(all_cores(), local_size(os.environ))
+            allowed = all_cores()  # Before pinning: the machine is what all ranks share.
+            cores = free_cores(allowed, local_size(os.environ))
             if job.config.pin_cores:
                 pin_rank(info)
-            summary = run_session(job, transport, stop, cores=cores)
+            summary = run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
             if transport.alive():
                 # Its actors never said goodbye, and the launcher waits for them: but the caller has a summary to show.
                 atexit.register(endpoint.abort_job, EXIT_ABORTED)

@@ -63,11 +63,12 @@ class Machine:
         return {**asdict(self), "int8_flags": list(self.int8_flags), "gpus": [asdict(gpu) for gpu in self.gpus]}
 
 
-def read_machine(root: Path = Path("/")) -> Machine:
+def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) -> Machine:
     """This node.
 
     Args:
         root: where ``proc`` and ``sys`` are mounted.
+        allowed_cores: how many cores this process might use before it was pinned to fewer; None: as many as now.
     """
     cpuinfo = _fields(_read(root / "proc/cpuinfo"))
     memory = _fields(_read(root / "proc/meminfo"))
@@ -82,7 +83,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         architecture=platform.machine(),
         int8_flags=tuple(flag for flag in _INT8_FLAGS if flag in flags),
         cores=os.cpu_count() or 1,
-        usable_cores=_usable_cores(root),
+        usable_cores=_usable_cores(root, allowed_cores),
         memory_bytes=min(total, limit),
         available_memory_bytes=None if available is None else min(available, limit),
         gpus=read_gpus(),
@@ -116,8 +117,10 @@ def describe_machine(machine: Machine | None = None) -> Json:
     return {**(machine or read_machine()).to_json(), "versions": read_versions(), **read_source()}
 
 
-def _usable_cores(root: Path) -> float:
-    cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
+def _usable_cores(root: Path, allowed: int | None) -> float:
+    if allowed is None:
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = float(allowed)
     for limit in _control_group_limits(root, "cpu.max"):
         quota, _, period = limit.partition(" ")
         if quota.isdigit() and period.isdigit():

@@ -13,7 +13,7 @@ from accel.compression_choice import FULL_PRECISION, parse_choice
 from accel.config import TrainConfig
 from accel.errors import ConfigError, LaunchError, TransportError
 from accel.job import Job, error_of_kind
-from accel.machine import describe_machine
+from accel.machine import describe_machine, read_machine
 from accel.rundir import RunDirectory
 from accel.spaces import EnvSpec, Json
 from accel.summary import Summary
@@ -72,6 +72,7 @@ def run_session(
     stop: Stop,
     *,
     cores: tuple[int, ...] = (),
+    allowed_cores: int | None = None,
     local: LocalActor | None = None,
 ) -> Summary:
     """Train on a connected transport until done. The actors make their environments while this process imports torch.
@@ -81,6 +82,7 @@ def run_session(
         transport: the learner's end.
         stop: polled between updates.
         cores: those this process runs on; they decide torch's threads where the configuration does not.
+        allowed_cores: how many this process might use before it was pinned, for ``machine.json``; None: as many as now.
         local: the actor, where learner and actor share one process.
     Raises:
         AccelError: whatever keeps the run from starting or going on; a checkpoint was written if any update was made.
@@ -89,7 +91,7 @@ def run_session(
     run = RunDirectory.create(config.results_dir, job.name) if job.resume is None else RunDirectory.open(job.resume)
     with run:
         try:
-            assembly = _prepare(job, run, transport, stop, cores, local)
+            assembly = _prepare(job, run, transport, stop, cores, allowed_cores, local)
         except BaseException:
             if job.resume is None:
                 run.abandon()
@@ -103,6 +105,7 @@ def _prepare(
     transport: LearnerTransport,
     stop: Stop,
     cores: tuple[int, ...],
+    allowed_cores: int | None,
     local: LocalActor | None,
 ) -> Assembly:
     config = job.config
@@ -110,7 +113,7 @@ def _prepare(
     transport.welcome(welcome(config, restart))
     importing = _Import("accel.assembly")
     if job.resume is None:
-        _write_facts(job, run)
+        _write_facts(job, run, allowed_cores)
     if local is not None:
         local.join()
     crew = wait_for_crew(transport, config.peer_timeout_s, stop)
@@ -129,7 +132,8 @@ def _prepare(
             raise ConfigError(
                 f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, or --stop-at-return, to go on"
             )
-        _write_facts(job, run)  # Options that do not go with the checkpoint must not replace those that do.
+        # Only now: options that do not go with the checkpoint must not replace those that do.
+        _write_facts(job, run, allowed_cores)
     return assembly
 
 
@@ -212,10 +216,10 @@ class _Import:
             self._error = error
 
 
-def _write_facts(job: Job, run: RunDirectory) -> None:
+def _write_facts(job: Job, run: RunDirectory, allowed_cores: int | None) -> None:
     comments = {name: field.description or "" for name, field in type(job.config).model_fields.items()}
     run.write_config(job.config.to_toml_values(), comments)
-    run.write_machine(describe_machine() | {"command": list(job.command)})
+    run.write_machine(describe_machine(read_machine(allowed_cores=allowed_cores)) | {"command": list(job.command)})
     run.summary.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.errors import AccelError, JobError, LaunchError
+from accel.launch import all_cores
+from accel.machine import read_machine
 from accel.summary import Summary
 from tests.contracts.ranks import ROOT, need_mpirun
 
@@ -34,6 +37,19 @@ def test_training_from_a_thread_returns_the_summary(tmp_path: Path) -> None:
     (summary,) = found
     assert summary == Summary.read(tmp_path / "run")
     assert summary.env_steps >= 3000 and summary.actors == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(len(all_cores()) < 2, reason="needs two cores, or no rank is pinned")
+def test_a_machine_is_the_same_whatever_its_ranks_are_pinned_to(tmp_path: Path) -> None:
+    need_mpirun()
+    found = {}
+    for actors in (1, len(all_cores())):  # A core for each rank, and more ranks than cores, which are not pinned.
+        options = SMALL | {"results_dir": tmp_path, "name": f"a{actors}", "batch_unrolls": 1}
+        accel.train(TrainConfig.create(actors=actors, total_env_steps=500, **options))
+        machine = json.loads((tmp_path / f"a{actors}" / "machine.json").read_text())
+        found[actors] = machine["usable_cores"]
+    assert set(found.values()) == {read_machine().usable_cores}
 
 
 @pytest.mark.mpi
