@@ -161,7 +161,9 @@ class TrainConfig(BaseModel):
     name: str | None = Field(None, description="the run's directory name; default: environment, time and seed")
     checkpoint_interval_s: float = Field(60.0, gt=0, description="seconds between checkpoints")
     keep_checkpoints: Count = Field(2, description="checkpoints kept")
-    log_interval_s: float = Field(1.0, gt=0, description="seconds between metric records")
+    log_interval_s: float = Field(
+        1.0, gt=0, description="most seconds between metric records; a run's first ones are closer together"
+    )
     peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other at start and stop")
 
     @field_validator(

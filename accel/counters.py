@@ -1,4 +1,4 @@
-"""What the learner counts while it trains: policy lag, unrolls and episodes."""
+"""What the learner counts while it trains: policy lag, unrolls and episodes; and when it records them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from accel.state_tree import Tree
 from accel.trajectory import Unroll
+
+FIRST_INTERVAL_S, INTERVAL_GROWTH = 0.05, 0.1
 
 
 @dataclass
@@ -76,3 +78,11 @@ class Counters:
                 value.extend(values[name])  # type: ignore[arg-type]
             else:
                 setattr(self, name, int(values[name]))  # type: ignore[arg-type]
+
+
+def record_interval_s(elapsed_s: float, log_interval_s: float) -> float:
+    """Seconds between records: a tenth of the time since the start, at least 0.05 and at most ``log_interval_s``.
+
+    So a run of a second has a curve too, and a long one some 40 records more than without.
+    """
+    return min(log_interval_s, max(FIRST_INTERVAL_S, INTERVAL_GROWTH * elapsed_s))

@@ -12,7 +12,7 @@ import torch
 
 from accel.batch import Batch, Batcher
 from accel.config import TrainConfig
-from accel.counters import Counters, LagStatistics
+from accel.counters import Counters, LagStatistics, record_interval_s
 from accel.errors import DivergenceError, TransportError
 from accel.learner import Learner, UpdateStatistics
 from accel.mismatch_sampling import MismatchSampler
@@ -239,7 +239,7 @@ class Trainer:
 
     def _keep_records(self, statistics: UpdateStatistics) -> None:
         now = perf_counter()
-        if now - self._last_record >= self.config.log_interval_s:
+        if now - self._last_record >= record_interval_s(now - self._started, self.config.log_interval_s):
             self._check_actors()
             self._write_record(statistics, now)
         if now - self._last_checkpoint >= self.config.checkpoint_interval_s:

@@ -1,0 +1,41 @@
+"""When the learner records: often at the start, and never much more often than asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from accel.counters import record_interval_s
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "log_interval_s", "interval_s"),
+    [(0.0, 1.0, 0.05), (0.4, 1.0, 0.05), (3.0, 1.0, 0.3), (100.0, 1.0, 1.0), (100.0, 5.0, 5.0), (100.0, 0.02, 0.02)],
+)
+def test_the_interval_grows_to_what_was_asked_for(elapsed_s: float, log_interval_s: float, interval_s: float) -> None:
+    assert record_interval_s(elapsed_s, log_interval_s) == pytest.approx(interval_s)
+
+
+def test_the_records_that_this_adds_are_few() -> None:
+    elapsed_s, records = 0.0, 0
+    while elapsed_s < 3600:
+        elapsed_s += record_interval_s(elapsed_s, 1.0)
+        records += 1
+    assert 3600 < records < 3600 + 45
+
+
+def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path) -> None:
+    options = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1}
+    accel.train(
+        TrainConfig.create(
+            actors=0, total_env_steps=10**9, max_seconds=1.0, log_interval_s=1000.0, compressor="fp32",
+            results_dir=tmp_path, name="run", **options,
+        )
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) >= 4
+    assert [row["elapsed_s"] for row in rows] == sorted({row["elapsed_s"] for row in rows})
