@@ -17,10 +17,10 @@ Metrics, each the mean over the samples since the last record, weighted by valid
     quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
                 clipped (share of weights above clip_rho) · mean_weight
 
-Alarms: ess < 0.3, |kl| > 0.1 nats, |mean log weight| > 0.1 nats, mean weight outside [0.5, 2] (``monitor.mismatch``),
-of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS`` records in a row were
-without. What compression alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag,
-and compressing less would not bring it.
+Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
+(``monitor.mismatch``), of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS``
+records in a row were without. What compression alone causes makes the tuner fall back to full precision; staleness asks
+for a smaller lag, and compressing less would not bring it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ from accel.distributions import make_distribution
 from accel.mismatch_copies import PolicyCopies
 from accel.networks import PolicyNetwork
 from accel.trajectory import Unroll
-from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
+from monitor.mismatch import (
+    KL_ALARM,
+    STALENESS_KL_ALARM,
+    FactoredMismatch,
+    Mismatch,
+    effective_horizon,
+    factor_mismatch,
+)
 
 COPIES = 4
 MAX_ROWS = 512
@@ -241,8 +248,9 @@ class MismatchSampler:
     def _check(self, scheme: str, samples: Sequence[FactoredMismatch]) -> None:
         begun: list[str] = []
         for factor in FACTORS:
-            found = {a.quantity: a for a in average([getattr(sample, factor) for sample in samples]).alarms()}
-            for quantity in ("ess", "kl", "mean_log_weight", "mean_weight"):
+            level = KL_ALARM if factor == "compression" else STALENESS_KL_ALARM
+            found = {a.quantity: a for a in average([getattr(sample, factor) for sample in samples]).alarms(level)}
+            for quantity in ("ess", "kl", "mean_weight"):
                 key = f"{factor}_{quantity}/{scheme}"
                 if quantity in found:
                     sentence = f"{factor} of {scheme}: {found[quantity]}"
