@@ -35,11 +35,14 @@ class CompareOptions(ReportChoices):
     ] = 0.05
     force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
 
+    margin_return: Annotated[
+        float | None, tyro.conf.arg(help="the same in units of return, such as 25; replaces the share")
+    ] = None
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, write, say where."""
     options = tyro.cli(CompareOptions, prog="accel compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    choices = options.choices(margin=options.margin, force=options.force)
+    choices = options.choices(margin=options.margin, margin_return=options.margin_return, force=options.force)
     written = compare(options.baseline, options.runs, out=options.out, choices=choices, overwrite=options.overwrite)
     print(f"{written.headline}\n{written.page}")
     return 0

@@ -20,7 +20,7 @@ class ReportChoices:
 
     threshold: Annotated[
         float | None,
-        tyro.conf.arg(help="return for time to threshold; default: the runs' stop-at-return, or 90 % of the way up"),
+        tyro.conf.arg(help="return for time to threshold; default: the runs' stop-at-return, or 90 % of the gain"),
     ] = None
     group: Annotated[
         tuple[str, ...],
@@ -29,12 +29,12 @@ class ReportChoices:
     confidence: Annotated[float, tyro.conf.arg(help="of the intervals, in (0, 1)")] = 0.95
     overwrite: Annotated[bool, tyro.conf.arg(help="replace a report that is there")] = False
 
-    def choices(self, *, margin: float = 0.05, force: bool = False) -> Choices:
+    def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
         """For the analysis. Raises ReportError for a value out of range."""
         from monitor.report.analysis import Choices
 
         group = tuple(key.replace("-", "_") for key in self.group)
         try:
-            return Choices(self.threshold, margin, group, force, self.confidence)
+            return Choices(self.threshold, margin, group, force, self.confidence, margin_return=margin_return)
         except MonitorError as error:
             raise ReportError(str(error)) from None

@@ -9,20 +9,28 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from monitor.errors import ReportError
+from monitor.report.bounds import Bound, bound_of
+from monitor.report.comparability import caveats, differences, obstacles
 from monitor.report.comparison import (
+    CENSORED,
+    FEW_SEEDS,
+    LEAST_SEEDS,
     QUANTITIES,
+    Outcome,
     Speedup,
+    SpeedupBound,
     Verdict,
     difference_of_means,
+    few_seeds,
     same_return,
     speedup,
+    speedup_bound,
     values_of,
 )
-from monitor.report.curves import Curve, aggregate, curve_range, seconds, steps
-from monitor.report.runs import Group, Run, caveats, group_runs, obstacles
+from monitor.report.curves import Curve, aggregate, seconds, steps
+from monitor.report.gain import Level, margin_of, threshold_of
+from monitor.report.runs import Group, Run, group_runs
 from monitor.statistics import Interval, bootstrap_interval
-
-THRESHOLD_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,10 @@ class Choices:
 
     Attributes:
         threshold: return for "time to threshold"; None: the runs' own ``stop_at_return``, or else 90 % of the way from
-            the lowest to the last point of the reference group's curve.
-        margin: how much worse a final return still counts as the same, as a share of the baseline's gain, that is the
-            range of its learning curve.
+            the first known return to the final return of the reference group.
+        margin: how much worse a final return still counts as the same, as a share of the baseline's gain, from its
+            first known return to its final return.
+        margin_return: the same in units of return, instead of a share; None: the share.
         group_by: the options by which runs are put together; empty: all but seed, name and results_dir.
         force: compare what should not be compared, and mark it.
         confidence: of every interval. alpha: level of the non-inferiority test. seed: of the bootstrap.
@@ -46,10 +55,13 @@ class Choices:
     confidence: float = 0.95
     alpha: float = 0.05
     seed: int = 0
+    margin_return: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin > 0):
             raise ReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
+        if self.margin_return is not None and not (math.isfinite(self.margin_return) and self.margin_return > 0):
+            raise ReportError(f"margin_return = {self.margin_return}; needs a difference in return above 0, such as 25")
         if not (0 < self.confidence < 1 and 0 < self.alpha < 0.5):
             raise ReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
         if self.threshold is not None and not math.isfinite(self.threshold):
@@ -61,11 +73,12 @@ class GroupResult:
     """A group's numbers.
 
     Attributes:
-        final_return: interquartile mean over seeds with its bootstrap interval, whose ends are NaN for one seed.
+        final_return: interquartile mean over seeds with its bootstrap interval; its ends are NaN below ``LEAST_SEEDS``.
         by_quantity: the seeds' values of each of ``QUANTITIES``.
         reached: seeds that reached the threshold.
         against_time, against_steps: return curves; None without a finished episode.
         actor_us, learner_us: microseconds per environment step by phase, over all seeds.
+        bound: what bounds its speed; None where its times are unknown.
     """
 
     group: Group
@@ -76,27 +89,30 @@ class GroupResult:
     against_steps: Curve | None
     actor_us: Mapping[str, float]
     learner_us: Mapping[str, float]
+    bound: Bound | None
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One group against the baseline; ``marks`` says why it should not have been compared."""
+    """One group against the baseline.
+
+    Attributes:
+        speedups: by quantity; to the threshold only where all seeds of both sides got there.
+        bounds: what can be said instead where they did not.
+        marks: why it should not have been compared.
+    """
 
     group: Group
     speedups: Mapping[str, Speedup]
+    bounds: Mapping[str, SpeedupBound]
     verdict: Verdict
     marks: tuple[str, ...] = ()
 
     @property
     def main(self) -> Speedup | None:
         """The speedup that the headline quotes: to the threshold where all seeds got there, else what there is."""
-        threshold = self.speedups.get("time_to_threshold_s")
-        if threshold is not None and threshold.missing == 0:
-            return threshold
-        for name in ("env_steps_per_s", "actor_us_per_step", "training_s"):
-            if name in self.speedups:
-                return self.speedups[name]
-        return threshold
+        order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")
+        return next((self.speedups[name] for name in order if name in self.speedups), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +126,7 @@ class Analysis:
     threshold: float
     threshold_source: str
     margin: float
+    margin_source: str
     caveats: tuple[str, ...] = field(default=())
 
     @property
@@ -141,18 +158,26 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
         _check_comparable(groups, choices.force)
     generator = np.random.default_rng(choices.seed)
     curves = [_curves(group, choices, generator) for group in groups]
-    threshold, source = _threshold(groups, curves, choices)
+    threshold = threshold_of(groups, choices.threshold)
     results = tuple(
-        _measure(group, pair, threshold, choices, generator) for group, pair in zip(groups, curves, strict=True)
+        _measure(group, pair, threshold.value, choices, generator) for group, pair in zip(groups, curves, strict=True)
     )
-    gain = curve_range([curves[0][1]])
-    margin = choices.margin * (gain if gain > 0 else abs(_centre(results[0])))
-    comparisons = (
-        () if baseline is None else tuple(_compare(groups[0], g, threshold, margin, choices) for g in groups[1:])
-    )
-    notes = tuple(note for group in groups for note in caveats(group))
+    margin = margin_of(groups[0], choices.margin, choices.margin_return)
+    notes = [note for group in groups for note in caveats(group)]
+    comparisons: tuple[Comparison, ...] = ()
+    if baseline is not None:
+        comparisons = tuple(_compare(groups[0], group, threshold.value, margin, choices) for group in groups[1:])
+        notes += [note for group in groups[1:] for note in differences(groups[0], group)]
     return Analysis(
-        choices, results, None if baseline is None else groups[0], comparisons, threshold, source, margin, notes
+        choices,
+        results,
+        None if baseline is None else groups[0],
+        comparisons,
+        threshold.value,
+        threshold.source,
+        margin.value,
+        margin.source,
+        tuple(notes),
     )
 
 
@@ -181,24 +206,6 @@ def _curves(group: Group, choices: Choices, generator: np.random.Generator) -> t
     return time, step
 
 
-def _threshold(
-    groups: Sequence[Group], curves: Sequence[tuple[Curve | None, Curve | None]], choices: Choices
-) -> tuple[float, str]:
-    """The return for "time to threshold" and where it comes from; NaN when no episode ever finished."""
-    if choices.threshold is not None:
-        return choices.threshold, "as asked for"
-    targets = {group.config.get("stop_at_return") for group in groups}
-    (target,) = targets if len(targets) == 1 else (None,)
-    if isinstance(target, int | float):
-        return float(target), "the return at which the runs stop"
-    curve = curves[0][1]
-    if curve is None:
-        return math.nan, "no episode finished"
-    low = float(curve.centre.min())
-    share = f"{THRESHOLD_SHARE:.0%} of the way from the lowest to the last point of the curve of {groups[0].label}"
-    return low + THRESHOLD_SHARE * (float(curve.centre[-1]) - low), share
-
-
 def _measure(
     group: Group,
     curves: tuple[Curve | None, Curve | None],
@@ -208,48 +215,59 @@ def _measure(
 ) -> GroupResult:
     returns = _finals(group)
     final: Interval | None = None
-    if len(returns) > 1:
+    if len(returns) >= LEAST_SEEDS:
         final = bootstrap_interval(returns, generator=generator, confidence=choices.confidence)
     elif returns:
-        final = Interval(returns[0], math.nan, math.nan, choices.confidence, 1)
+        final = Interval(float(np.mean(returns)), math.nan, math.nan, choices.confidence, len(returns))
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
-    return GroupResult(
-        group, final, by_quantity, reached, *curves, _us_per_step(group, "actor"), _us_per_step(group, "learner")
-    )
+    times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
+    return GroupResult(group, final, by_quantity, reached, *curves, *times, bound_of(group))
 
 
-def _compare(baseline: Group, group: Group, threshold: float, margin: float, choices: Choices) -> Comparison:
+def _compare(baseline: Group, group: Group, threshold: float, margin: Level, choices: Choices) -> Comparison:
     found = {name: speedup(baseline, group, name, threshold, choices.confidence) for name in QUANTITIES}
-    if baseline.config.get("stop_at_return") is not None:
+    bounds = {name: speedup_bound(baseline, group, name, threshold) for name in CENSORED}
+    target = baseline.config.get("stop_at_return")
+    if target is not None:
         # A run that stops early for being good has not trained less well: its whole time says nothing by itself.
         found.pop("training_s")
+        if not _all_stopped(baseline, group, float(str(target))):
+            found.pop("wall_s")
     return Comparison(
         group,
         {name: value for name, value in found.items() if value is not None},
-        _verdict(baseline, group, threshold, margin, choices),
+        {name: bound for name, bound in bounds.items() if bound is not None},
+        _verdict(baseline, group, margin, choices),
         obstacles(baseline, group) if choices.force else (),
     )
 
 
-def _verdict(baseline: Group, group: Group, threshold: float, margin: float, choices: Choices) -> Verdict:
+def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> Verdict:
     """By construction where every run stopped at the same target, else by test."""
     ours, theirs = _finals(baseline), _finals(group)
     targets = {side.config.get("stop_at_return") for side in (baseline, group)}
     if None not in targets and len(targets) == 1:
         target = float(str(targets.pop()))
-        if all(run.crossing(target) is not None for side in (baseline, group) for run in side.runs):
+        if _all_stopped(baseline, group, target):
             difference = difference_of_means(np.array(theirs), np.array(ours), 1 - 2 * choices.alpha)
-            text = f"same return by construction: every run stopped at {target:g}"
-            return Verdict("same", difference, margin, text)
-    if not ours or not theirs or not margin > 0:
-        nothing = Interval(math.nan, math.nan, math.nan, choices.confidence, 0)
-        return Verdict(
-            "untested", nothing, margin, "not tested: no finished episode, or a baseline that learned nothing"
-        )
-    return same_return(
-        ours, theirs, margin, alpha=choices.alpha, unit=f" ({choices.margin:.0%} of the baseline's gain)"
-    )
+            outcome: Outcome = "same"
+            said = "same return by construction"
+            if min(len(ours), len(theirs)) < FEW_SEEDS:
+                outcome, said = few_seeds(len(theirs), len(ours))
+            return Verdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
+    nothing = Interval(math.nan, math.nan, math.nan, choices.confidence, 0)
+    if not ours or not theirs:
+        return Verdict("untested", nothing, margin.value, "not tested: no finished episode")
+    if math.isnan(margin.value):
+        text = f"untested: {margin.source}; --margin-return gives a margin in return"
+        return Verdict("untested", nothing, margin.value, text)
+    share = "" if choices.margin_return is not None else f" ({choices.margin:.0%} of the baseline's gain)"
+    return same_return(ours, theirs, margin.value, alpha=choices.alpha, unit=share)
+
+
+def _all_stopped(baseline: Group, group: Group, target: float) -> bool:
+    return all(run.crossing(target) is not None for side in (baseline, group) for run in side.runs)
 
 
 def _finals(group: Group) -> list[float]:
@@ -263,7 +281,3 @@ def _us_per_step(group: Group, side: str) -> dict[str, float]:
             totals[phase] = totals.get(phase, 0.0) + value
     done = sum(run.timed_steps() for run in group.runs)
     return {phase: value / done * 1e6 for phase, value in totals.items()} if done > 0 else {}
-
-
-def _centre(result: GroupResult) -> float:
-    return math.nan if result.final_return is None else result.final_return.estimate

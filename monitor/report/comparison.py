@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -14,8 +15,12 @@ from monitor.report.runs import Group, Run
 from monitor.report.series import Floats
 from monitor.statistics import Interval, student_t_quantile
 
-Outcome = Literal["same", "higher", "lower", "undecided", "untested"]
+Outcome = Literal["same", "higher", "lower", "few", "undecided", "untested"]
+Shown = Literal["better", "worse", "nothing", "unknown"]
 FEW_SEEDS = 5
+"""With fewer on either side nothing is claimed about the return, but that it is lower."""
+LEAST_SEEDS = 3
+"""With fewer on either side there is no interval: one of a single degree of freedom says nothing."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,9 @@ class Speedup:
 
     Attributes:
         quantity: a key of ``QUANTITIES``.
-        ratio: of geometric means, with Welch's interval on the logarithms; its ends are NaN with a single seed.
+        ratio: of geometric means, with Welch's interval on the logarithms; its ends are NaN below ``LEAST_SEEDS``.
         baseline, group: the seeds' values; those of seeds without one are left out.
-        missing: seeds of either side without a value, which makes the ratio optimistic or impossible.
+        missing: seeds of either side without a value, such as the command's time of resumed runs.
     """
 
     quantity: str
@@ -37,13 +42,37 @@ class Speedup:
 
     @property
     def has_interval(self) -> bool:
-        """Whether both sides have at least two seeds."""
+        """Whether both sides have at least ``LEAST_SEEDS`` seeds."""
         return math.isfinite(self.ratio.low)
+
+    @property
+    def shown(self) -> Shown:
+        """What the interval shows: ``nothing`` where 1 lies in it, ``unknown`` where there is none."""
+        if not self.has_interval:
+            return "unknown"
+        return "better" if self.ratio.low > 1 else "worse" if self.ratio.high < 1 else "nothing"
 
     @property
     def time_saved(self) -> float:
         """Share of the baseline's time that is saved, in (−∞, 1)."""
         return 1 - 1 / self.ratio.estimate
+
+
+@dataclass(frozen=True)
+class SpeedupBound:
+    """A bound in place of a speedup, where seeds of one side never reached the threshold and count at their budget.
+
+    Attributes:
+        quantity: a key of ``CENSORED``.
+        side: ``at most`` where seeds of the group failed, ``at least`` where those of the baseline did.
+        ratio: of geometric means, what failed seeds spent in place of what they would have needed.
+        failed: how many seeds.
+    """
+
+    quantity: str
+    side: Literal["at most", "at least"]
+    ratio: float
+    failed: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +126,11 @@ QUANTITIES = {
     ),
 }
 
+CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
+    {"time_to_threshold_s": lambda run: run.training_s, "steps_to_threshold": lambda run: run.steps}
+)
+"""Quantities that a failed seed lacks, and what it spent instead: there is no speedup among the seeds that remain."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -104,10 +138,11 @@ class Verdict:
 
     Attributes:
         outcome: ``same``: not worse than the baseline by the margin; ``higher``: that, and significantly higher;
-            ``lower``: significantly lower and not shown to be within the margin; ``undecided``: too few seeds for
-            either; ``untested``: a single seed.
+            ``lower``: significantly lower and not shown to be within the margin; ``few``: not worse than the baseline
+            by the margin, but with fewer than ``FEW_SEEDS``; ``undecided``: neither shown; ``untested``: no margin, or
+            fewer than ``LEAST_SEEDS``.
         difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α.
-        margin: how much worse still counts as the same, in return.
+        margin: how much worse still counts as the same, in return; NaN where there is none.
         text: the sentence that says so, with the test.
     """
 
@@ -124,15 +159,36 @@ def values_of(group: Group, quantity: str, threshold: float) -> tuple[float, ...
 
 
 def speedup(baseline: Group, group: Group, quantity: str, threshold: float, confidence: float = 0.95) -> Speedup | None:
-    """How many times better ``group`` is; None when one side has no value at all."""
+    """How many times better ``group`` is; None when a side has no value, or failed seeds make a ratio too good."""
     ours, theirs = (values_of(side, quantity, threshold) for side in (baseline, group))
-    if not ours or not theirs:
+    missing = len(baseline.runs) + len(group.runs) - len(ours) - len(theirs)
+    if not ours or not theirs or (missing and quantity in CENSORED):
         return None
     ratio = ratio_of_means(theirs, ours, confidence)
     if not QUANTITIES[quantity].higher_is_better:
         ratio = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low, confidence, ratio.count)
-    missing = len(baseline.runs) + len(group.runs) - len(ours) - len(theirs)
     return Speedup(quantity, ratio, ours, theirs, missing)
+
+
+def speedup_bound(baseline: Group, group: Group, quantity: str, threshold: float) -> SpeedupBound | None:
+    """The bound that failed seeds leave; None when none failed, or some on both sides, or nothing is known.
+
+    Args:
+        quantity: one of ``CENSORED``.
+    """
+    sides = [len(side.runs) - len(values_of(side, quantity, threshold)) for side in (baseline, group)]
+    if not math.isfinite(threshold) or not any(sides) or all(sides):
+        return None
+
+    def spent(run: Run) -> float:
+        value = QUANTITIES[quantity].measure(run, threshold)
+        return CENSORED[quantity](run) if value is None else value
+
+    ours, theirs = ([spent(run) for run in side.runs] for side in (baseline, group))
+    if not all(math.isfinite(value) and value > 0 for value in (*ours, *theirs)):
+        return None
+    ratio = ratio_of_means(ours, theirs).estimate
+    return SpeedupBound(quantity, "at most" if sides[1] else "at least", ratio, sum(sides))
 
 
 def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike, confidence: float = 0.95) -> Interval:
@@ -149,12 +205,12 @@ def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike, confidence: flo
 
 
 def difference_of_means(x: Floats, y: Floats, confidence: float) -> Interval:
-    """Mean of ``x`` minus mean of ``y`` with Welch's t interval; its ends are NaN when a side has a single value.
+    """Mean of ``x`` minus mean of ``y`` with Welch's t interval; its ends are NaN below ``LEAST_SEEDS`` on a side.
 
     Source: Welch 1947, doi:10.2307/2332510. Deviations: degrees of freedom rounded down, which widens the interval.
     """
     centre, count = float(x.mean() - y.mean()), x.size + y.size
-    if min(x.size, y.size) < 2:
+    if min(x.size, y.size) < LEAST_SEEDS:
         return Interval(centre, math.nan, math.nan, confidence, count)
     parts = x.var(ddof=1) / x.size, y.var(ddof=1) / y.size
     total = float(sum(parts))
@@ -177,18 +233,25 @@ def same_return(
     """
     x, y = np.asarray(group, np.float64), np.asarray(baseline, np.float64)
     difference = difference_of_means(x, y, 1 - 2 * alpha)
+    seeds = f"{x.size} and {y.size} seeds"
+    if math.isnan(difference.low):
+        text = f"not tested: {seeds} are too few, needs {LEAST_SEEDS} on either side; difference "
+        return Verdict("untested", difference, margin, f"{text}{difference.estimate:+.4g}")
     shown = f"{difference.estimate:+.4g} [{difference.low:.4g}, {difference.high:.4g}]"
     stated = f"margin {margin:.4g}{unit}, one-sided Welch test at {alpha:.0%}"
-    if math.isnan(difference.low):
-        text = f"not tested: needs two seeds on either side, there are {x.size} and {y.size}"
-        return Verdict("untested", difference, margin, text)
-    few = "" if min(x.size, y.size) >= FEW_SEEDS else f"; {x.size} and {y.size} seeds are few for a claim"
     outcome: Outcome
     if difference.low > -margin:
         outcome = "higher" if difference.low > 0 else "same"
-        said = "higher return" if outcome == "higher" else "same return"
+        said = f"{outcome} return"
+        if min(x.size, y.size) < FEW_SEEDS:
+            outcome, said = few_seeds(x.size, y.size)
     elif difference.high < 0:
         outcome, said = "lower", "lower return"
     else:
         outcome, said = "undecided", "undecided: these seeds neither show the same return nor a lower one"
-    return Verdict(outcome, difference, margin, f"{said}: difference {shown}, {stated}{few}")
+    return Verdict(outcome, difference, margin, f"{said}: difference {shown}, {stated}")
+
+
+def few_seeds(group: int, baseline: int) -> tuple[Outcome, str]:
+    """Outcome and words where a return looks the same or higher, but the seeds are too few to say so."""
+    return "few", f"no claim about the return: {group} and {baseline} seeds, needs {FEW_SEEDS} on either side"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,16 +55,24 @@ def aggregate(
 ) -> Curve | None:
     """One group's curve; None when no run has the metric.
 
-    Starts where every seed has a value. A seed that has ended keeps its last value until the last one ends.
+    Starts where half of the seeds have a value, and is of those that have one at each point. A seed that has ended
+    keeps its last value until the last one ends.
     """
     points = [known for run in group.runs if len((known := _known(axis(run), metric(run)))[0])]
     if not points:
         return None
-    start, end = max(float(x[0]) for x, _ in points), max(float(x[-1]) for x, _ in points)
-    grid = np.linspace(start, max(end, start), GRID_POINTS if end > start else 1)
-    table = np.stack([np.interp(grid, x, y) for x, y in points])
-    centre = interquartile_mean(table.T)
-    low, high = _band(table, confidence, generator) if len(points) > 1 else (centre, centre)
+    starts = sorted(float(x[0]) for x, _ in points)
+    start, end = starts[(len(starts) - 1) // 2], max(float(x[-1]) for x, _ in points)
+    grid = np.linspace(start, end, GRID_POINTS if end > start else 1)
+    table = np.stack([np.interp(grid, x, y, left=math.nan) for x, y in points])
+    present = np.isfinite(table).sum(axis=0)
+    parts = []
+    for count in np.unique(present):  # Seeds join from left to right, so each part has a fixed set of them.
+        columns = table[:, present == count]
+        rows = columns[np.isfinite(columns).all(axis=1)]
+        centre = interquartile_mean(rows.T)
+        parts.append((centre, *(_band(rows, confidence, generator) if len(rows) > 1 else (centre, centre))))
+    centre, low, high = (np.concatenate(values) for values in zip(*parts, strict=True))
     return Curve(grid, centre, low, high, tuple(thin(x, y) for x, y in points))
 
 
@@ -87,9 +95,3 @@ def _band(table: Floats, confidence: float, generator: np.random.Generator) -> t
     estimates = np.stack([interquartile_mean(table[rows].T) for rows in draws])
     low, high = np.quantile(estimates, ((1 - confidence) / 2, (1 + confidence) / 2), axis=0)
     return low, high
-
-
-def curve_range(curves: Sequence[Curve | None]) -> float:
-    """Largest minus smallest centre over all curves; NaN when there is none."""
-    values = np.concatenate([curve.centre for curve in curves if curve is not None] or [np.array([math.nan])])
-    return float(np.max(values) - np.min(values))

@@ -15,6 +15,7 @@ OUTCOMES = {
     "same": "Same return",
     "higher": "Higher return",
     "lower": "Lower return",
+    "few": "Too few seeds",
     "undecided": "Undecided",
     "untested": "Not tested",
 }
@@ -90,7 +91,7 @@ def _verdicts(analysis: Analysis) -> Html:
         for name in _TILES:
             value = analysis.comparisons[0].speedups.get(name)
             if value is not None:
-                ends = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}" if value.has_interval else "single seed"
+                ends = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}" if value.has_interval else "too few seeds"
                 shown = f"{value.ratio.estimate:.3g}×"
                 tiles.append(
                     element(
@@ -137,6 +138,7 @@ def _tables(analysis: Analysis) -> Html:
         _table(tables.results_table(analysis)),
         None if speedups is None else _table(speedups),
         _table(tables.runs_table(analysis)),
+        *(element("p", text) for text in wording.bounds(analysis)),
         None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),
         None if decisions is None else join(element("h2", "Decisions"), _table(decisions)),
         element("h2", "Machines and commands"),

@@ -1,22 +1,19 @@
-"""Runs and groups of runs: what a training left behind, which are seeds of one another, which may be compared."""
+"""Runs and groups of runs: what a training left behind, and which are seeds of one another."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from monitor.decisions import Decision
 from monitor.errors import ReportError
-from monitor.report.series import ALARMS, ELAPSED, Floats, Series
+from monitor.report.series import ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
 """Options in which seeds of one configuration differ."""
-ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
-BUDGET = ("total_env_steps", "max_seconds", "stop_at_return", "stop_window")
-MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
 FINAL_SHARE = 0.1
 """A run's final return is the mean over this last part of its environment steps."""
 
@@ -92,6 +89,12 @@ class Run:
         late = returns[(self.env_steps >= (1 - FINAL_SHARE) * self.steps) & np.isfinite(returns)]
         return float(late.mean()) if late.size else _last(returns)
 
+    @property
+    def first_return(self) -> float:
+        """The first mean return that is known; NaN when no episode finished."""
+        known = self.returns[np.isfinite(self.returns)]
+        return float(known[0]) if known.size else math.nan
+
     def crossing(self, threshold: float) -> tuple[float, float] | None:
         """Training seconds and environment steps when the mean return first reached ``threshold``.
 
@@ -143,6 +146,12 @@ class Run:
         steps = self.timed_steps()
         return busy / steps * 1e6 if steps > 0 and busy > 0 else math.nan
 
+    @property
+    def environment_us_per_step(self) -> float:
+        """Microseconds that the environment itself took per environment step; NaN if unknown."""
+        seconds, steps = self.seconds_by_phase("actor").get("env", 0.0), self.timed_steps()
+        return seconds / steps * 1e6 if steps > 0 and seconds > 0 else math.nan
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -152,13 +161,11 @@ class Group:
         label: what sets it apart from the other groups, short.
         runs: at least one, by seed.
         options: the options in which it differs from the other groups.
-        marks: why it must not be compared with the baseline, where that was forced.
     """
 
     label: str
     runs: tuple[Run, ...]
     options: Mapping[str, object] = field(default_factory=dict)
-    marks: tuple[str, ...] = ()
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -195,53 +202,6 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
     )
 
 
-def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
-    """Why two groups must not be compared, in sentences; empty when they may."""
-    found: list[str] = []
-    for kind, keys in (("environment", ENVIRONMENT), ("budget", BUDGET)):
-        for key in keys:
-            ours, theirs = baseline.config.get(key), group.config.get(key)
-            if ours != theirs:
-                found.append(f"another {kind}: {key} is {theirs!r}, the baseline's is {ours!r}")
-    ours_on, theirs_on = ({_machine(run) for run in side.runs} for side in (baseline, group))
-    if ours_on != theirs_on:
-        found.append(f"another machine: {_machines(theirs_on)}; the baseline ran on {_machines(ours_on)}")
-    found += [f"{run.name} has not ended in order (no summary.json)" for run in group.runs if run.summary is None]
-    return tuple(found)
-
-
-def caveats(group: Group) -> tuple[str, ...]:
-    """What a reader must know about a group's runs."""
-    found = [f"{run.name}: {note}" for run in group.runs for note in run.notes]
-    for run in group.runs:
-        if run.series.damaged:
-            found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
-        if run.summary is None:
-            found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
-        alarms = run.series.column(ALARMS)
-        if np.nansum(alarms) > 0:
-            found.append(f"{run.name}: a mismatch alarm held in {np.nanmean(alarms):.0%} of its records")
-    if dirty := sum(bool(run.machine.get("dirty")) for run in group.runs):
-        found.append(f"{group.label}: {dirty} of {len(group.runs)} runs are of a checkout with uncommitted changes")
-    seeds = [run.seed for run in group.runs]
-    found += [f"{group.label}: seed {seed} occurs twice, so its runs are not independent" for seed in _repeated(seeds)]
-    if len({run.machine.get("commit") for run in group.runs}) > 1:
-        found.append(f"{group.label}: its runs are of different commits")
-    if len({_machine(run) for run in group.runs}) > 1:
-        found.append(f"{group.label}: its runs were made on different machines")
-    return tuple(found)
-
-
-def _repeated(values: Iterable[object]) -> list[object]:
-    seen: set[str] = set()
-    repeated = []
-    for value in values:
-        if repr(value) in seen:
-            repeated.append(value)
-        seen.add(repr(value))
-    return repeated
-
-
 def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
     keys = {key for config in configs for key in config} - NOT_CONFIGURATION
     return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
@@ -261,18 +221,6 @@ def _distinct(labels: list[str]) -> list[str]:
     """Labels cut to a readable length, numbered where that makes them equal."""
     cut = [label if len(label) <= 60 else f"{label[:57]}…" for label in labels]
     return [label if cut.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(cut)]
-
-
-def _machine(run: Run) -> str:
-    """What decides a machine's speed, as one text; the host's name does not."""
-    gpus = run.machine.get("gpus") or []
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
-    parts = [str(run.machine.get(key, "unknown")) for key in MACHINE if key != "gpus"]
-    return f"{parts[0]} ({parts[1]}, {parts[2]} cores{', ' + ', '.join(names) if names else ''})"
-
-
-def _machines(names: Iterable[str]) -> str:
-    return " and ".join(sorted(names))
 
 
 def _last(values: Floats) -> float:

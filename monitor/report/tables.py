@@ -41,7 +41,7 @@ class Table:
 
 def results_table(analysis: Analysis) -> Table:
     """One row a group: what it reached and how fast; medians over seeds."""
-    titles = ("configuration", "seeds", "final return (IQM)", "threshold reached")
+    titles = ("configuration", "seeds", "final return (IQM)", "threshold reached", "bound by")
     names = [name for name in QUANTITIES if any(result.by_quantity[name] for result in analysis.results)]
     rows = tuple(
         (
@@ -50,11 +50,12 @@ def results_table(analysis: Analysis) -> Table:
             "–" if result.final_return is None else interval(result.final_return),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
             *(_spread(result.by_quantity[name]) for name in names),
+            "–" if result.bound is None else result.bound.by,
         )
         for result in analysis.results
     )
     columns = tuple(f"{QUANTITIES[name].title}, {QUANTITIES[name].unit}" for name in names)
-    return Table("Medians over seeds, with the least and the greatest.", titles + columns, rows)
+    return Table("Medians over the seeds that have a value, with the least and the greatest.", titles + columns, rows)
 
 
 def speedup_table(analysis: Analysis) -> Table | None:
@@ -68,16 +69,13 @@ def speedup_table(analysis: Analysis) -> Table | None:
             if value is not None:
                 sides = (len(value.baseline), len(value.group))
                 note = f"{value.missing} without a value" if value.missing else ""
-                rows.append(
-                    (
-                        quantity.title,
-                        comparison.group.label,
-                        times(value),
-                        _saved(value),
-                        f"{sides[1]} / {sides[0]}",
-                        note,
-                    )
-                )
+                row = (times(value), _saved(value), f"{sides[1]} / {sides[0]}", note)
+                rows.append((quantity.title, comparison.group.label, *row))
+            if (bound := comparison.bounds.get(name)) is not None:
+                all_seeds = f"{len(comparison.group.runs)} / {len(analysis.baseline.runs)}"
+                note = f"nothing, but {bound.failed} failed {'seeds' if bound.failed > 1 else 'seed'} counted at budget"
+                row = (f"{bound.side} {bound.ratio:.3g}×", "–", all_seeds, note)
+                rows.append((quantity.title, comparison.group.label, *row))
     columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "left out")
     return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows))
 
@@ -99,10 +97,12 @@ def runs_table(analysis: Analysis) -> Table:
                     number(run.training_s),
                     "–" if crossing is None else number(crossing[0]),
                     ending,
+                    number(run.environment_us_per_step),
                 )
             )
-    columns = ("run", "configuration", "seed", "final return", "env steps", "training, s", "to threshold, s", "ended")
-    return Table("Every run.", columns, tuple(rows))
+    counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
+    caption = "Every run. No scheme changes what the environment takes: where that differs, the machine was busy."
+    return Table(caption, ("run", "configuration", "seed", *counted, "ended"), tuple(rows))
 
 
 def mismatch_table(analysis: Analysis) -> Table | None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from monitor.errors import ReportError
 from monitor.report.analysis import Choices, analyse
-from monitor.report.runs import Run, caveats, group_runs, obstacles
+from monitor.report.comparability import caveats, obstacles
+from monitor.report.runs import Run, group_runs
 from monitor.report.series import Series
 
 BASE: dict[str, object] = {"env": "E", "compressor": "int8", "actor_runtime": "onnxruntime", "total_env_steps": 100}
 
 
-def run(name: str, *, damaged: int = 0, ended: bool = True, cpu: str = "A", **config: object) -> Run:
+def run(
+    name: str,
+    *,
+    damaged: int = 0,
+    ended: bool = True,
+    cpu: str = "A",
+    machine: Mapping[str, object] | None = None,
+    **config: object,
+) -> Run:
     series = Series({"elapsed_s": np.array([1.0]), "env_steps": np.array([100.0])}, 1, damaged)
-    machine = {"cpu": cpu, "usable_cores": 2}
+    machine = {"cpu": cpu, "usable_cores": 2} if machine is None else machine
     return Run(name, f"/{name}", BASE | {"name": name} | config, machine, {"reason": "x"} if ended else None, series)
 
 
@@ -58,8 +70,13 @@ def test_long_and_equal_labels_stay_apart() -> None:
         (run("b", total_env_steps=200), "another budget: total_env_steps"),
         (run("b", cpu="B"), "another machine: B"),
         (run("b", compressor="fp32", ended=False), "has not ended in order"),
+        (run("b", compressor="fp32", machine={}), "unknown machine: b without a readable machine.json"),
+        (
+            run("b", compressor="fp32", machine={"cpu": "A", "usable_cores": 2, "versions": {"onnxruntime": "1.30"}}),
+            "another version: torch unknown, onnxruntime 1.30; the baseline ran with torch unknown, onnxruntime unkn",
+        ),
     ],
-    ids=["environment", "budget", "machine", "unfinished"],
+    ids=["environment", "budget", "machine", "unfinished", "unknown", "version"],
 )
 def test_what_cannot_be_compared_is_refused_or_marked(other: Run, reason: str) -> None:
     first = run("a")
@@ -76,6 +93,39 @@ def test_equal_runs_have_no_obstacle() -> None:
     baseline, group = group_runs([run("a"), run("b", compressor="fp32")])
     assert obstacles(baseline, group) == ()
     assert caveats(baseline) == ()
+
+
+def test_two_unknown_machines_are_not_the_same_one() -> None:
+    baseline, group = group_runs([run("a", machine={}), run("b", compressor="fp32", machine={})])
+    assert obstacles(baseline, group) == ("unknown machine: a and b without a readable machine.json",)
+
+
+def test_another_commit_is_told() -> None:
+    ours, theirs = ({"cpu": "A", "usable_cores": 2, "commit": commit} for commit in ("abc", "def"))
+    first, other = run("a", machine=ours), run("b", compressor="fp32", machine=theirs)
+    assert analyse([first, other], Choices(), first).caveats == ("fp32 and int8 are of different commits: def and abc",)
+    alike = run("b", compressor="fp32", machine=ours)
+    assert analyse([first, alike], Choices(), first).caveats == ()
+
+
+def test_alarms_are_one_line_for_a_configuration_split_by_cause() -> None:
+    def with_kl(name: str, seed: int, staleness: float, compression: float) -> Run:
+        columns = {
+            "elapsed_s": np.arange(4.0),
+            "env_steps": np.arange(4.0),
+            "staleness_kl": np.array([0.0, 0.2, staleness, np.nan]),
+            "compression_kl": np.array([0.0, 0.0, compression, np.nan]),
+            "compression_ess": np.array([1.0, 1.0, 1.0, np.nan]),
+        }
+        return replace(run(name, seed=seed), series=Series(columns, 4))
+
+    (group,) = group_runs([with_kl("a", 0, 0.6, 0.2), with_kl("b", 1, 0.4, 0.2)])
+    assert caveats(group) == (
+        "int8: mismatch was beyond alarm levels by staleness (KL above 0.5 in 17%) and compression (KL above 0.1 in "
+        "33%) of records",
+    )
+    (calm,) = group_runs([with_kl("a", 0, 0.4, 0.05)])
+    assert caveats(calm) == ()
 
 
 def test_readers_are_told() -> None:

@@ -1,0 +1,156 @@
+"""Which groups of runs may be compared, and what a reader must know about them before believing a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from monitor.report.bounds import environment_us
+from monitor.report.runs import Group, Run
+
+ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
+BUDGET = ("total_env_steps", "max_seconds", "stop_at_return", "stop_window")
+MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
+LIBRARIES = ("torch", "onnxruntime")
+"""Another version of these is another speed and may be another return."""
+ENVIRONMENT_OPTIONS = ("actors", "envs_per_actor")
+"""Options that change what a step of the environment costs; no scheme does."""
+UNEQUAL_LOAD = 0.1
+"""Environments whose costs per step differ by more than this share ran on a machine that was not equally busy."""
+_CAUSES = {"staleness": STALENESS_KL_ALARM, "compression": KL_ALARM}
+
+
+def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
+    """Why two groups must not be compared, in sentences; empty when they may."""
+    found: list[str] = []
+    for kind, keys in (("environment", ENVIRONMENT), ("budget", BUDGET)):
+        for key in keys:
+            ours, theirs = baseline.config.get(key), group.config.get(key)
+            if ours != theirs:
+                found.append(f"another {kind}: {key} is {theirs!r}, the baseline's is {ours!r}")
+    if unknown := [run.name for run in (*baseline.runs, *group.runs) if not run.machine]:
+        found.append(f"unknown machine: {_listed(unknown)} without a readable machine.json")
+    else:
+        found += _elsewhere(baseline, group)
+    found += [f"{run.name} has not ended in order (no summary.json)" for run in group.runs if run.summary is None]
+    return tuple(found)
+
+
+def differences(baseline: Group, group: Group) -> tuple[str, ...]:
+    """What differs between two groups without forbidding a comparison, in sentences: commits, the machine's load."""
+    found = []
+    ours, theirs = ({_commit(run) for run in side.runs} for side in (baseline, group))
+    if ours != theirs:
+        found.append(
+            f"{group.label} and {baseline.label} are of different commits: {_listed(theirs)} and {_listed(ours)}"
+        )
+    before, after = environment_us(baseline.runs), environment_us(group.runs)
+    same_work = all(baseline.config.get(key) == group.config.get(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
+    if same_work and math.isfinite(before) and math.isfinite(after):
+        more = max(before, after) / min(before, after) - 1
+        if more > UNEQUAL_LOAD:
+            found.append(
+                f"the machine was not equally busy: an environment step took {after:.3g} µs beside {group.label} and "
+                f"{before:.3g} µs beside {baseline.label}, {more:.0%} apart, though no scheme changes it; do not "
+                "believe differences in speed of that size"
+            )
+    return tuple(found)
+
+
+def caveats(group: Group) -> tuple[str, ...]:
+    """What a reader must know about a group's runs."""
+    found = [f"{run.name}: {note}" for run in group.runs for note in run.notes]
+    for run in group.runs:
+        if run.series.damaged:
+            found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
+        if run.summary is None:
+            found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
+    if alarms := _alarms(group):
+        found.append(alarms)
+    if dirty := sum(bool(run.machine.get("dirty")) for run in group.runs):
+        found.append(f"{group.label}: {dirty} of {len(group.runs)} runs are of a checkout with uncommitted changes")
+    seeds = [run.seed for run in group.runs]
+    found += [f"{group.label}: seed {seed} occurs twice, so its runs are not independent" for seed in _repeated(seeds)]
+    for what, values in (
+        ("of different commits", {_commit(run) for run in group.runs}),
+        (f"with different versions of {' or '.join(LIBRARIES)}", {_versions(run) for run in group.runs}),
+        ("made on different machines", {_machine(run) for run in group.runs}),
+    ):
+        if len(values) > 1:
+            found.append(f"{group.label}: its runs are {what}")
+    return tuple(found)
+
+
+def alarm_shares(group: Group, cause: str) -> dict[str, float]:
+    """Share of a group's records with samples of mismatch in which each quantity of a cause was beyond its level.
+
+    Args:
+        cause: ``staleness`` or ``compression``.
+    """
+    levels = {"kl": ("above", _CAUSES[cause]), "ess": ("below", ESS_ALARM)}
+    found = {}
+    for quantity, (side, level) in levels.items():
+        name = f"{cause}_{quantity}"
+        values = np.concatenate([run.series.column(name) for run in group.runs])
+        known = values[~np.isnan(values)]
+        if known.size:
+            title = {"kl": "KL", "ess": "ESS"}[quantity]
+            beyond = known > level if side == "above" else known < level
+            found[f"{title} {side} {level:g}"] = float(np.mean(beyond))
+    return found
+
+
+def _alarms(group: Group) -> str:
+    """One line: how often mismatch was beyond its levels, by cause; empty when it never was."""
+    parts = []
+    for cause in _CAUSES:
+        shares = {text: share for text, share in alarm_shares(group, cause).items() if share > 0}
+        if shares:
+            parts.append(f"{cause} ({', '.join(f'{text} in {max(s, 0.01):.0%}' for text, s in shares.items())})")
+    return f"{group.label}: mismatch was beyond alarm levels by {' and '.join(parts)} of records" if parts else ""
+
+
+def _elsewhere(baseline: Group, group: Group) -> list[str]:
+    found = []
+    ours_on, theirs_on = ({_machine(run) for run in side.runs} for side in (baseline, group))
+    if ours_on != theirs_on:
+        found.append(f"another machine: {_listed(theirs_on)}; the baseline ran on {_listed(ours_on)}")
+    ours_with, theirs_with = ({_versions(run) for run in side.runs} for side in (baseline, group))
+    if ours_with != theirs_with:
+        found.append(f"another version: {_listed(theirs_with)}; the baseline ran with {_listed(ours_with)}")
+    return found
+
+
+def _machine(run: Run) -> str:
+    """What decides a machine's speed, as one text; the host's name does not."""
+    gpus = run.machine.get("gpus") or []
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
+    parts = [str(run.machine.get(key, "unknown")) for key in MACHINE if key != "gpus"]
+    return f"{parts[0]} ({parts[1]}, {parts[2]} cores{', ' + ', '.join(names) if names else ''})"
+
+
+def _versions(run: Run) -> str:
+    versions = run.machine.get("versions")
+    known = versions if isinstance(versions, Mapping) else {}
+    return ", ".join(f"{name} {known.get(name) or 'unknown'}" for name in LIBRARIES)
+
+
+def _commit(run: Run) -> str:
+    return str(run.machine.get("commit") or "unknown")[:12]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
+
+
+def _repeated(values: Sequence[object]) -> list[object]:
+    seen: set[str] = set()
+    repeated = []
+    for value in values:
+        if repr(value) in seen:
+            repeated.append(value)
+        seen.add(repr(value))
+    return repeated

@@ -1,0 +1,97 @@
+"""Which bound a configuration has: the documented rule, on shares as runs have them, and where reports say it."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from monitor.report.analysis import Choices, analyse
+from monitor.report.bounds import Shares, bound_by, bound_of, environment_us, shares_of
+from monitor.report.document import to_json
+from monitor.report.markdown import render_markdown
+from monitor.report.page import render_page
+from monitor.report.runs import Group, Run
+from monitor.report.series import Series
+from monitor.report.tables import results_table
+
+
+def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **config: object) -> Run:
+    columns = {"elapsed_s": np.array([1.0, 2.0]), "env_steps": np.array([1e6, 2e6])}
+    columns["return_mean"] = np.array([1.0, 2.0])
+    summary = {"env_steps_per_s": 1e6, "training_s": 2.0, "actor_s": actor_s, "learner_s": learner_s}
+    values = {"env": "E", "compressor": "int8", "actors": 1, "seed": seed} | config
+    return Run(f"{values['compressor']}-{seed}", "/r", values, {"cpu": "A"}, summary, Series(columns, 2))
+
+
+@pytest.mark.parametrize(
+    ("actor_wait", "learner_wait", "environment", "bound"),
+    [
+        (0.38, 0.02, 0.91, "learner"),
+        (0.0, 0.25, 0.94, "environment"),
+        (0.02, 0.27, 0.35, "policy"),
+        (0.13, 0.07, 0.44, "balanced"),
+        (0.1, 0.0, 0.9, "learner"),
+        (0.3, 0.3, 0.1, "balanced"),
+        (0.0, 0.1, 0.5, "environment"),
+        (0.0, 0.1, 0.49, "policy"),
+    ],
+)
+def test_the_rule(actor_wait: float, learner_wait: float, environment: float, bound: str) -> None:
+    assert bound_by(Shares(actor_wait, learner_wait, environment, 1 - environment)) == bound
+
+
+def test_shares_are_of_each_sides_own_time() -> None:
+    actor_s = {"env": 6.0, "policy": 2.0, "wait": 2.0}
+    assert shares_of(actor_s, {"wait": 1.0, "forward": 4.0}) == Shares(0.2, 0.2, 0.75, 0.25)
+    # In turns the actor waits for as long as the learner works.
+    assert shares_of(actor_s, {"wait": 1.0, "forward": 3.0}, turns=True) == Shares(0.75, 0.25, 0.75, 0.25)
+    assert shares_of({}, {"wait": 1.0}) is None
+    assert shares_of({"wait": 1.0}, {"wait": 1.0}) is None
+
+
+def test_a_group_has_the_bound_of_its_median_seed() -> None:
+    waiting = {"env": 6.0, "wait": 4.0}, {"wait": 0.1, "backward": 9.9}
+    working = {"env": 9.0, "policy": 1.0}, {"wait": 5.0, "backward": 5.0}
+    found = bound_of(Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))))
+    assert found is not None
+    assert (found.by, found.shares.actor_wait) == ("learner", 0.4)
+    alone = bound_of(Group("g", (run(0, *working, actors=0),)))
+    assert alone is not None
+    assert alone.by == "balanced"
+    assert environment_us([run(0, *waiting), run(1, *working), run(2, *waiting)]) == pytest.approx(3.0)
+
+
+def test_every_form_of_the_report_says_it() -> None:
+    busy = {"env": 1.0, "policy": 8.0, "own": 1.0, "wait": 0.0}, {"wait": 5.0, "backward": 5.0}
+    idle = {"env": 5.0, "wait": 5.0}, {"wait": 0.0, "backward": 10.0}
+    analysis = analyse([run(0, *busy), run(1, *busy), run(0, *idle, compressor="fp32")], Choices())
+    table = results_table(analysis)
+    assert [row[table.columns.index("bound by")] for row in table.rows] == ["policy", "learner"]
+    sentence = (
+        "int8 is bound by the actors' policy: actors wait 0% of their time and the learner 50% of its own; while "
+        "actors do not wait, the environment takes 10% and the policy 80%."
+    )
+    value = to_json(analysis)
+    assert value["bounds"][0] == sentence  # type: ignore[index]
+    assert value["groups"][0]["bound"]["by"] == "policy"  # type: ignore[index]
+    assert sentence in html.unescape(render_page(analysis, (), written="now"))
+    assert sentence in render_markdown(analysis, (), written="now")
+
+
+def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
+    learner_s = {"wait": 1.0, "backward": 1.0}
+    ours = [run(s, {"env": 2.0, "policy": 1.0}, learner_s, compressor="fp32") for s in range(2)]
+
+    def told(*others: Run) -> str:
+        return "; ".join(analyse([*ours, *others], Choices(), ours[0]).caveats)
+
+    both = "the machine was not equally busy"
+    assert both in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
+    assert "15% apart" in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
+    assert both in told(run(0, {"env": 1.6}, learner_s))
+    assert both not in told(run(0, {"env": 2.1}, learner_s))
+    assert both not in told(run(0, {"env": 4.0}, learner_s, actors=2))
+    assert both not in told(replace(run(0, {"env": 4.0}, learner_s), summary={"reason": "done"}))

@@ -1,0 +1,62 @@
+"""The default threshold and the margin follow from what a group learned; there are none where it learned nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from monitor.errors import ReportError
+from monitor.report.analysis import Choices, analyse
+from monitor.report.gain import gain_of, margin_of, threshold_of
+from monitor.report.runs import Group, Run
+from monitor.report.series import Series
+
+
+def run(returns: Sequence[float], seed: int = 0, **config: object) -> Run:
+    steps = np.arange(1.0, len(returns) + 1)
+    columns = {"elapsed_s": steps, "env_steps": 1000 * steps, "return_mean": np.array(returns, np.float64)}
+    values = {"env": "E", "compressor": "fp32", "seed": seed} | config
+    series = Series(columns, len(returns))
+    return Run(f"{values['compressor']}-{seed}", "/r", values, {"cpu": "A"}, {"reason": "done"}, series)
+
+
+LEARNING = Group("fp32", tuple(run([math.nan, 10.0, *[50.0] * 15, 90.0, 105.0, 115.0], seed) for seed in range(3)))
+NOT_LEARNING = Group("fp32", tuple(run([20.0, *[20.0 + 10 * seed] * 10], seed) for seed in range(3)))
+
+
+def test_a_gain_goes_from_the_first_known_return_to_the_mean_over_the_last_tenth() -> None:
+    gain = gain_of(LEARNING)
+    assert (gain.first, gain.spread) == (10.0, 0.0)
+    assert gain.final == pytest.approx((90 + 105 + 115) / 3)
+    assert threshold_of([LEARNING], None).value == pytest.approx(10 + 0.9 * gain.size)
+    assert margin_of(LEARNING, 0.05, None).value == pytest.approx(0.05 * gain.size)
+    assert (threshold_of([LEARNING], 7.0).value, margin_of(LEARNING, 0.05, 25.0).value) == (7.0, 25.0)
+
+
+def test_a_gain_within_the_seeds_spread_is_none() -> None:
+    """Finals of 20, 30 and 40 differ by 10 in the standard deviation, and are 10 above the start in the mean."""
+    assert math.isnan(margin_of(NOT_LEARNING, 0.05, None).value)
+    assert math.isnan(threshold_of([NOT_LEARNING], None).value)
+    assert "learned nothing" in margin_of(NOT_LEARNING, 0.05, None).source
+    assert margin_of(NOT_LEARNING, 0.05, 25.0).value == 25.0
+    single = Group("a", (run([5.0]),))
+    assert "learned nothing" in margin_of(single, 0.05, None).source
+    silent = Group("a", (run([math.nan, math.nan]),))
+    assert threshold_of([silent], None).source == "no episode finished"
+
+
+def test_the_verdict_says_that_a_baseline_learned_nothing_and_takes_a_margin_in_return() -> None:
+    others = [run([20.0, *[31.0 + seed] * 10], seed, compressor="int8") for seed in range(3)]
+    runs = [*NOT_LEARNING.runs, *others]
+    (comparison,) = analyse(runs, Choices(), runs[0]).comparisons
+    assert comparison.verdict.outcome == "untested"
+    assert comparison.verdict.text.startswith("untested: the baseline learned nothing")
+    assert "--margin-return" in comparison.verdict.text
+    (comparison,) = analyse(runs, Choices(margin_return=1000.0), runs[0]).comparisons
+    assert comparison.verdict.outcome == "few"
+    assert "margin 1000," in comparison.verdict.text
+    with pytest.raises(ReportError, match="margin_return = 0"):
+        Choices(margin_return=0.0)
