@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+from monitor.report.runs import Run
+from monitor.report.series import Series
 
 PROJECT = Path(__file__).parents[1]
 TABLE = """
@@ -21,6 +27,29 @@ fp32 = ["--compressor", "fp32"]
 broken = ["--env", "NoSuchEnv-v0"]
 elsewhere = { needs = ["module:no_such_module"] }
 """
+
+
+def conditions() -> ModuleType:
+    """``scripts/evidence/training_conditions.py``, which is no package's module."""
+    name = "training_conditions"
+    spec = importlib.util.spec_from_file_location(name, PROJECT / f"scripts/evidence/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def made(*order: tuple[str, float], wall_s: float = 8.0, **machine: object) -> list[Any]:
+    """Runs of these variants, ended at these Unix times."""
+    module = conditions()
+    found = []
+    for i, (variant, ended_s) in enumerate(order):
+        summary = {"wall_s": wall_s, "actor_s": {"env": 2.0}, "env_steps_per_s": 1e6, "training_s": 1.0}
+        run = Run(f"{variant}-{i}", "/r", {}, {"commit": "abc", **machine}, summary, Series({}, 0))
+        load = [{"unix_time_s": ended_s, "load_average_before": 1.0 + i}]
+        found.append(module.conditions_of(variant, run, load))
+    return found
 
 
 def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -43,12 +72,52 @@ def test_a_table_is_run_once_and_its_gaps_are_told(tmp_path: Path) -> None:
     assert "Tiny &lt;b&gt;" in summary
     assert "this machine lacks module:no\\_such\\_module" in summary
     assert "failed with status" in summary
+    assert "All runs are of one variant; one at a time." in summary
+    assert "load average before | environment, µs/step" in summary
+    assert "fp32 is " in summary and "actors wait" in summary
     assert "NoSuchEnv" in summary
     assert (results / "report" / "index.html").is_file()
     shutil.rmtree(tmp_path / "runs")
     again = call(runner, *options, "--collect-only", cwd=tmp_path)
     assert again.returncode == 3
     assert "fp32-s0:" not in again.stdout
+
+
+def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
+    text = conditions().conditions_text
+    interleaved = made(("a", 10.0), ("b", 20.0), ("a", 30.0), ("b", 40.0))
+    assert text(interleaved).startswith("Variants were run interleaved: no run followed one of its own variant; one at")
+    assert "was 1.00 to 4.00, 2.50 in the median" in text(interleaved)
+    assert text(interleaved).endswith("The runs are of one commit, none with uncommitted changes.")
+    in_blocks = made(("a", 10.0), ("b", 30.0), ("a", 20.0), ("b", 40.0), dirty=True)
+    assert "not run strictly interleaved: 2 of 4 runs followed one of their own; one at a time." in text(in_blocks)
+    assert text(in_blocks).endswith("4 of 4 with uncommitted changes.")
+    at_once = made(("a", 10.0), ("b", 12.0))
+    assert "1 of them began before another had ended" in text(at_once)
+    two = interleaved[:1] + made(("b", 20.0), commit="def")
+    assert "of 2 commits" in text(two)
+    unknown = [conditions().conditions_of("a", interleaved[0].run, [])]
+    assert text(unknown).startswith("When 1 of 1 runs were made is not known")
+    assert "load was not noted" in text(unknown)
+    table = conditions().conditions_table(in_blocks)
+    assert [row[1] for row in table.rows] == ["a", "a", "b", "b"]
+    assert table.rows[0][3:5] == ("1.00", "2")
+
+
+def test_a_scripts_own_start_up_is_in_no_comparison(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nfrom accel.cli import main\nsys.exit(main(sys.argv[1:]))\n")
+    (tmp_path / "table.toml").write_text(
+        TABLE.split("broken")[0] + f'scripted = {{ arguments = ["--compressor", "fp32"], program = ["{script}"] }}\n'
+    )
+    runner = PROJECT / "scripts/evidence/training_runs.py"
+    options = ("--table", "table.toml", "--runs-dir", "runs", "--results-dir", "results")
+    done = call(runner, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = (tmp_path / "results" / "tiny" / "README.md").read_text()
+    assert "| Throughput | scripted |" in summary
+    assert "| Whole command | scripted |" not in summary
+    assert "The time of the whole command is left out for scripted" in summary
 
 
 @pytest.mark.parametrize("variant", ["importance-weights", "full-precision"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from training_cases import Case, Variant
+from training_conditions import conditions_of, conditions_table, conditions_text
 
 from accel.atomic import write_atomically
 from accel.errors import AccelError
@@ -19,7 +21,7 @@ from monitor.report.markdown import escaped, table_text
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.tables import Table, machines_table, mismatch_table, results_table, runs_table, speedup_table
-from monitor.report.wording import headline, method, verdicts
+from monitor.report.wording import bounds, headline, method, verdicts
 
 SAMPLES = "runs.json"
 MAX_POINTS = 200
@@ -76,7 +78,8 @@ def is_complete(path: Path) -> bool:
 
 def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapping[str, str], results: Path) -> str:
     parts = [f"# {escaped(case.title)}"]
-    runs = [_restore(sample, results) for sample in samples.values()]
+    programs = {variant.name for variant in case.variants if variant.program}
+    runs = [_restore(sample, results, programs) for sample in samples.values()]
     if runs:
         baseline = next((run for run in runs if run.config["variant"] == case.baseline), None)
         several = len({run.config["variant"] for run in runs}) > 1
@@ -88,21 +91,41 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
             f"**{escaped(label)}**: {escaped(text)}" + "".join(f" **Not comparable:** {escaped(m)}" for m in marks)
             for _, label, text, marks in verdicts(analysis)
         ]
+        parts.append("\n".join(f"- {escaped(text)}" for text in bounds(analysis)))
+        if analysis.caveats:
+            parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
         tables = (speedup_table, results_table, mismatch_table, runs_table, machines_table)
         parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
         parts += list(map(escaped, method(analysis)))
+        made = [
+            conditions_of(str(sample["variant"]), run, sample.get("load", ()))  # type: ignore[arg-type]
+            for run, sample in zip(runs, samples.values(), strict=True)
+        ]
+        parts += [escaped(conditions_text(made)), table_text(conditions_table(made))]
     if gaps:
         rows = tuple((name, reason) for name, reason in gaps.items())
         parts += ["## Not measured", table_text(Table("Runs of the table without a result.", ("run", "why"), rows))]
-    words = [shlex.join(["accel", "train", *case.arguments, *v.arguments]) for v in case.variants]
+    words = [
+        shlex.join([*(("python", *v.program) if v.program else ("accel",)), "train", *case.arguments, *v.arguments])
+        for v in case.variants
+    ]
     parts += ["## Commands", "\n".join(f"    {word}" for word in words)]
-    parts.append("Seeds count from 0; variants were run interleaved, one run at a time. Raw samples: `runs.json`.")
+    parts.append("Seeds count from 0. Raw samples: `runs.json`.")
+    if programs:
+        parts.append(
+            f"The time of the whole command is left out for {escaped(', '.join(sorted(programs)))}: a script trains "
+            "these, whose own start-up would be counted, while the others are started by `accel train`."
+        )
     return "\n\n".join(parts) + "\n"
 
 
-def _restore(sample: Mapping[str, object], results: Path) -> Run:
+def _restore(sample: Mapping[str, object], results: Path, programs: Collection[str]) -> Run:
+    """A kept run; without the whole command's time where a script of its own was the command."""
     config = {**sample["config"], "variant": sample["variant"]}  # type: ignore[dict-item]
-    return run_from_json({**sample, "config": config}, str(results / SAMPLES))
+    run = run_from_json({**sample, "config": config}, str(results / SAMPLES))
+    if sample["variant"] in programs and run.summary is not None:
+        run = replace(run, summary={key: value for key, value in run.summary.items() if key != "wall_s"})
+    return run
 
 
 def _lines(path: Path) -> list[object]:
