@@ -33,11 +33,11 @@ class CompareOptions(ReportChoices):
     margin: Annotated[
         float, tyro.conf.arg(help="how much lower a return still counts as the same, as a share of the baseline's gain")
     ] = 0.05
-    force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
-
     margin_return: Annotated[
         float | None, tyro.conf.arg(help="the same in units of return, such as 25; replaces the share")
     ] = None
+    force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
+
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, write, say where."""

@@ -120,13 +120,13 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "threshold": analysis.threshold,
         "threshold_source": analysis.threshold_source,
         "margin": analysis.margin,
+        "margin_source": analysis.margin_source,
         "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
-        "margin_source": analysis.margin_source,
         "caveats": list(analysis.caveats),
+        "bounds": list(wording.bounds(analysis)),
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
-        "bounds": list(wording.bounds(analysis)),
         },
         "groups": [_group(result, analysis.threshold) for result in analysis.results],
         "comparisons": [_comparison(comparison) for comparison in analysis.comparisons],
@@ -142,9 +142,9 @@ def _group(result: GroupResult, threshold: float) -> dict[str, object]:
         "final_return": None if result.final_return is None else asdict(result.final_return),
         "quantities": {name: list(values) for name, values in result.by_quantity.items()},
         "reached": result.reached,
+        "bound": None if result.bound is None else asdict(result.bound),
         "actor_us_per_step": dict(result.actor_us),
         "learner_us_per_step": dict(result.learner_us),
-        "bound": None if result.bound is None else asdict(result.bound),
         "return_against_seconds": _curve(result.against_time),
         "return_against_steps": _curve(result.against_steps),
         "runs": [_run(run, threshold) for run in result.group.runs],
@@ -160,9 +160,9 @@ def _run(run: Run, threshold: float) -> dict[str, object]:
         "env_steps": run.steps,
         "training_s": run.training_s,
         "final_return": run.final_return,
+        "environment_us_per_step": run.environment_us_per_step,
         "time_to_threshold_s": None if crossing is None else crossing[0],
         "steps_to_threshold": None if crossing is None else crossing[1],
-        "environment_us_per_step": run.environment_us_per_step,
         "records": run.series.records,
         "damaged_lines": run.series.damaged,
         "machine": dict(run.machine),
@@ -176,9 +176,9 @@ def _comparison(comparison: Comparison) -> dict[str, object]:
         "group": comparison.group.label,
         "verdict": asdict(comparison.verdict),
         "speedups": {name: asdict(value) for name, value in comparison.speedups.items()},
+        "speedup_bounds": {name: asdict(value) for name, value in comparison.bounds.items()},
         "marks": list(comparison.marks),
     }
-        "speedup_bounds": {name: asdict(value) for name, value in comparison.bounds.items()},
 
 
 def _curve(curve: Curve | None) -> dict[str, list[float]] | None:

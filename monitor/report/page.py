@@ -136,9 +136,9 @@ def _tables(analysis: Analysis) -> Html:
     return join(
         element("h2", "Results"),
         _table(tables.results_table(analysis)),
+        *(element("p", text) for text in wording.bounds(analysis)),
         None if speedups is None else _table(speedups),
         _table(tables.runs_table(analysis)),
-        *(element("p", text) for text in wording.bounds(analysis)),
         None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),
         None if decisions is None else join(element("h2", "Decisions"), _table(decisions)),
         element("h2", "Machines and commands"),

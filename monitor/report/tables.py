@@ -49,8 +49,8 @@ def results_table(analysis: Analysis) -> Table:
             str(len(result.group.runs)),
             "–" if result.final_return is None else interval(result.final_return),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            *(_spread(result.by_quantity[name]) for name in names),
             "–" if result.bound is None else result.bound.by,
+            *(_spread(result.by_quantity[name]) for name in names),
         )
         for result in analysis.results
     )
@@ -96,8 +96,8 @@ def runs_table(analysis: Analysis) -> Table:
                     number(run.steps),
                     number(run.training_s),
                     "–" if crossing is None else number(crossing[0]),
-                    ending,
                     number(run.environment_us_per_step),
+                    ending,
                 )
             )
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
