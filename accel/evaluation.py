@@ -64,6 +64,8 @@ class Evaluation:
             f"steps; {len(self.episodes.returns)} episodes, {how}, seed {self.seed}",
             _figures(self.scheme, self.episodes),
         ]
+        if self.episodes.caveat is not None:
+            lines.append(self.episodes.caveat)
         if self.baseline is not None:
             lines.append(_figures(FULL_PRECISION, self.baseline))
             difference = self.difference
@@ -224,4 +226,5 @@ def _episodes_json(episodes: Episodes) -> Json:
         "lengths": episodes.lengths.tolist(),
         "seconds": episodes.seconds,
         "env_steps": episodes.env_steps,
+        "distinct": episodes.distinct,
     }

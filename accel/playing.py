@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,12 +35,24 @@ class Episodes:
         lengths: [n] steps.
         seconds: wall-clock time, environments included.
         env_steps: steps in all, those of environments that waited for others included.
+        distinct: how many different games there are among them, told apart by return, length and last observation.
     """
 
     returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
     seconds: float
     env_steps: int
+    distinct: int
+
+    @property
+    def caveat(self) -> str | None:
+        """What to say of games that repeat each other: their interval is narrower than chance would have it."""
+        if self.distinct == len(self.returns):
+            return None
+        return (
+            f"only {self.distinct} of {len(self.returns)} games differ, as policy and environment leave little to "
+            "chance: intervals are too narrow; sample actions"
+        )
 
 
 def play(
@@ -82,6 +95,7 @@ def play(
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     player = make_player(policy, run.network.state_shapes, width)
     environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
+    games: set[object] = set()
     env_steps, start = 0, time.perf_counter()
     try:
         for number, begin in enumerate(range(0, episodes, width)):
@@ -90,9 +104,10 @@ def play(
             env_steps += width * game.play(max_episode_steps, run.config.env)
             returns[begin : begin + count] = game.returns[:count]
             lengths[begin : begin + count] = game.lengths[:count]
+            games |= game.endings
     finally:
         environment.close()
-    return Episodes(returns, lengths, time.perf_counter() - start, env_steps)
+    return Episodes(returns, lengths, time.perf_counter() - start, env_steps, len(games))
 
 
 class _Round:
@@ -111,6 +126,7 @@ class _Round:
         self._greedy, self._frame = greedy, frame
         self.returns = np.zeros(environment.num_envs)
         self.lengths = np.zeros(environment.num_envs, np.int64)
+        self.endings: set[object] = set()
         self._running = np.arange(environment.num_envs) < count
 
     def play(self, max_episode_steps: int, name: str) -> int:
@@ -136,13 +152,23 @@ class _Round:
             observations, rewards, terminated, truncated = environment.step(env_actions)
             self.returns[running] += rewards[running]
             self.lengths[running] += 1
-            running &= ~(terminated | truncated)
+            ended = running & (terminated | truncated)
+            if ended.any():
+                self._note_endings(np.flatnonzero(ended), observations)
+            running ^= ended
             if not running.any():
                 return step + 1
         raise EnvError(
             f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with max_episode_steps "
             "among the environment's arguments"
         )
+
+    def _note_endings(self, ended: npt.NDArray[np.intp], observations: Array) -> None:
+        environment = self._environment
+        last = environment.final_observations if environment.spec.autoreset == "same_step" else observations
+        for env in ended:
+            digest = hashlib.blake2b(np.ascontiguousarray(last[env]).tobytes()).digest()
+            self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
 
 
 def collect_inputs(

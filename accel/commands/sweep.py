@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from accel.sweep import CandidateOptions, SearchOptions, SweepResult
 
 _SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
-_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "max_kl", "no_sensitivity")
+_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class SweepOptions:
     rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch")] = None
     batch: Annotated[int | None, tyro.conf.arg(help="rows of a timed policy call; default: the run's envs")] = None
     episodes: Annotated[int | None, tyro.conf.arg(help="seeded episodes of candidates that deserve them")] = None
+    sample: Annotated[bool, tyro.conf.arg(help="sample their actions instead of taking the likeliest")] = False
     max_kl: Annotated[float | None, tyro.conf.arg(help="nats; candidates further from fp32 are not played")] = None
     no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure every layer alone first")] = False
 
@@ -107,7 +108,7 @@ def _candidates(options: SweepOptions) -> CandidateOptions:
     )
     given = {name: getattr(options, name) for name in ("rows", "batch", "episodes", "max_kl")}
     changes = {name: value for name, value in given.items() if value is not None}
-    return replace(CandidateOptions(choices, sensitivity=not options.no_sensitivity), **changes)
+    return replace(CandidateOptions(choices, sample=options.sample, sensitivity=not options.no_sensitivity), **changes)
 
 
 def _words(text: str) -> tuple[str, ...]:

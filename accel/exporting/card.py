@@ -95,6 +95,8 @@ def _returns(returns: Facts | None) -> str:
         f"{returns['seed']}), the compressed policy on {returns['engine']}. Difference by seed: "
         f"{_interval(returns['difference'])}: **{returns['verdict']}**.",
     ]
+    if returns["model"]["caveat"] is not None:
+        lines.append(f"Of the compressed policy's, {returns['model']['caveat']}.")
     return "\n".join(lines)
 
 

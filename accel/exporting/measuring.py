@@ -157,4 +157,5 @@ def _played(episodes: Episodes) -> Json:
         "interval": interval_json(interval),
         "returns": returns.tolist(),
         "lengths": episodes.lengths.tolist(),
+        "caveat": episodes.caveat,
     }

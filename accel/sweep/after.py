@@ -23,7 +23,7 @@ from accel.sweep.measure import MeasureOptions, Workbench
 from accel.sweep.quantities import AFTER_TRAINING, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
-from accel.sweep.study import MEASURED, SAME_AS, SKIPPED, Outcome, StudyOptions, is_done
+from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, Outcome, StudyOptions, is_done
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.inventory import policy_layers
 
@@ -102,6 +102,7 @@ class AfterTraining:
             "batch": options.measure.batch,
             "episodes": options.measure.episodes,
             "episode_seed": options.measure.seed,
+            "acted": "sampled" if options.measure.sample else "greedy",
             "max_kl": options.max_kl,
         }
 
@@ -118,6 +119,9 @@ class AfterTraining:
                 returns = bench.play(bench.fp32)
                 known["return"] = sum(returns) / len(returns)
                 study.set_user_attr(_RETURNS, returns)
+                if bench.caveat is not None:
+                    logger.warning("%s (--sample)", bench.caveat)
+                    study.set_user_attr(CAVEAT, bench.caveat)
             study.set_user_attr(_REFERENCES, known)
         self._references = dict(known)
         table = directory / "sensitivity.json"

@@ -97,6 +97,7 @@ class CandidateOptions:
         rows: real observations for calibration, and as many others for the mismatch.
         batch: rows of a policy call whose latency is measured; None: the run's environments per actor.
         episodes: seeded episodes for the return.
+        sample: whether those episodes sample actions instead of taking the most likely ones.
         max_kl: candidates further than this from fp32 are not played, mean KL in nats.
         sensitivity: whether to measure every layer alone first.
     """
@@ -105,6 +106,7 @@ class CandidateOptions:
     rows: int = 1024
     batch: int | None = None
     episodes: int = 16
+    sample: bool = False
     max_kl: float = 1.0
     sensitivity: bool = True
 
@@ -150,7 +152,7 @@ def sweep_run(
             "mismatch before they play; leave --pruner out"
         )
     batch = candidates.batch or trained.config.envs_per_actor
-    measure = MeasureOptions(candidates.rows, batch, candidates.episodes, options.seed)
+    measure = MeasureOptions(candidates.rows, batch, candidates.episodes, options.seed, candidates.sample)
     after = AfterOptions(candidates.choices, measure, candidates.max_kl, candidates.sensitivity)
     return run_sweep(AfterTraining(trained, after, options), options, directory, command)
 

@@ -28,12 +28,14 @@ class MeasureOptions:
         batch: rows of one policy call whose latency is measured.
         episodes: seeded episodes for the return.
         seed: of episodes and observations.
+        sample: whether those episodes sample actions instead of taking the most likely ones.
     """
 
     rows: int
     batch: int
     episodes: int
     seed: int
+    sample: bool = False
 
 
 class Workbench:
@@ -41,12 +43,14 @@ class Workbench:
 
     Attributes:
         fp32: the uncompressed artifact.
+        caveat: what is to be said of the episodes played last, None for nothing.
     """
 
     def __init__(self, run: TrainedRun, options: MeasureOptions) -> None:
         """Plays for real observations. Raises what ``collect_inputs`` raises."""
         self._run = run
         self._options = options
+        self.caveat: str | None = None
         self.fp32 = run.compress("fp32")
         self._calibration = collect_inputs(run, options.rows, options.seed, policy=self.fp32)
         self._inputs = collect_inputs(run, options.rows, options.seed + 1, policy=self.fp32)
@@ -69,8 +73,10 @@ class Workbench:
         return measured
 
     def play(self, artifact: CompressedPolicy) -> list[float]:
-        """Returns of the seeded episodes, greedy, the same seeds for every artifact."""
-        episodes = play(artifact, self._run, episodes=self._options.episodes, seed=self._options.seed)
+        """Returns of the seeded episodes, the same seeds for every artifact."""
+        options = self._options
+        episodes = play(artifact, self._run, episodes=options.episodes, seed=options.seed, greedy=not options.sample)
+        self.caveat = episodes.caveat
         return [float(value) for value in episodes.returns]
 
     def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[float]:

@@ -21,7 +21,7 @@ from accel.sweep.importance import importances
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
-from accel.sweep.study import MEASURED, SAME_AS, SKIPPED, StudyOptions, counts
+from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, StudyOptions, counts
 from accel.toml import to_toml
 from monitor.statistics import Interval, mean_interval
 
@@ -171,6 +171,7 @@ def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[
         + ", ".join(f"{q.name} ({q.direction})" for q in options.objectives)
         + f". Constraints: {constraints}.",
         "",
+        *_how_played(study),
     ]
     extra = ["return − fp32, same seeds [95 %]"] if differences else []
     if not findings.front:
@@ -190,6 +191,16 @@ def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[
         mark = " **balanced**" if row is findings.balanced else ""
         lines.append(f"| {row.number}{mark} | " + " | ".join(figures) + f" | `{row.label}` | best/{path.name} |")
     return "\n".join([*lines, ""])
+
+
+def _how_played(study: Study) -> list[str]:
+    """After training: how many episodes a return stands for, and what is to be said of them."""
+    subject = study.user_attrs.get("sweep", {})
+    if "acted" not in subject or "returns" not in study.user_attrs:
+        return []
+    caveat = study.user_attrs.get(CAVEAT)
+    ends = "." if caveat is None else f"; in full precision {caveat}."
+    return [f"A return is the mean of {subject['episodes']} {subject['acted']} episodes on the same seeds{ends}", ""]
 
 
 def _state(trial: Mapping[str, object]) -> str:

@@ -49,7 +49,7 @@ def _table(*quantities: Quantity) -> dict[str, Quantity]:
 
 
 AFTER_TRAINING = _table(
-    Quantity("return", "maximise", "", "mean return of seeded episodes with the most likely actions"),
+    Quantity("return", "maximise", "", "mean return of seeded episodes, greedy unless asked to sample"),
     Quantity("latency", "minimise", "us", "median time of a policy call, measured in turns with fp32"),
     Quantity("bytes", "minimise", "B", "size of the artifact"),
     Quantity("kl", "minimise", "nats", "mean KL(fp32 || compressed) over real observations"),

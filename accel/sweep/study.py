@@ -26,6 +26,7 @@ from accel.transport.launcher import detect_launch
 from compressors.errors import CompressorError
 
 MEASURED, SKIPPED, SAME_AS, SUBJECT, OWN_BOUNDS = "measured", "skipped", "same_as", "sweep", "own_bounds"
+CAVEAT = "caveat"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2

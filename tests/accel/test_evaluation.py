@@ -35,13 +35,24 @@ def test_returns_and_lengths_are_those_of_the_first_episodes_started(tmp_path: P
     run = load_run(make_run(tmp_path, env=env, network="mlp:8x1"))
     constant = ConstantPolicy(run)
     episodes = play(constant, run, episodes=11, seed=3, envs=4)
+    streams = set()
     for i, (total, length) in enumerate(zip(episodes.returns, episodes.lengths, strict=True)):
         number, row = divmod(i, 4)
         seeds = env_seeds((3, 1_000_000, number), 4)
         stream = (seeds[row] if env == CLOSED_FORM else seeds[0] + row) % len(SCRIPT)
+        streams.add(stream)
         assert length == SCRIPT[stream][0]
         assert total == episode_return(0, length, length * constant.action)
     assert len(set(episodes.lengths)) > 2
+    assert episodes.distinct == len(streams) <= 5
+    assert episodes.caveat is not None and f"only {len(streams)} of 11 games differ" in episodes.caveat
+
+
+def test_games_of_one_length_and_return_differ_where_they_end_differently(tmp_path: Path) -> None:
+    run = cartpole(tmp_path)
+    episodes = play(ConstantPolicy(run), run, episodes=20)
+    assert len(set(zip(episodes.returns, episodes.lengths, strict=True))) < 10
+    assert episodes.distinct == 20 and episodes.caveat is None
 
 
 class ConstantPolicy(torch.nn.Module):

@@ -212,7 +212,7 @@ def test_the_gate_on_mismatch_refuses_and_leaves_nothing(cartpole: Path, tmp_pat
 )
 def test_the_gate_on_returns_counts_shares_of_the_magnitude(full: float, compressed: float, loss: float) -> None:
     def played(mean: float) -> Episodes:
-        return Episodes(np.array([mean - 1, mean + 1]), np.ones(2, np.int64), 1.0, 2)
+        return Episodes(np.array([mean - 1, mean + 1]), np.ones(2, np.int64), 1.0, 2, 2)
 
     returns = Returns(played(compressed), played(full), seed=0, greedy=True, engine="onnx")
     mismatch = Agreement("torch -> onnx", "real", 1, 8, relative=0.5, greatest=1.0, kl=0.1, greedy_agreement=0.5)

@@ -18,6 +18,7 @@ from accel.errors import CheckpointError, ConfigError
 from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepError, SweepResult, sweep_run
 from accel.sweep.storage import default_url
 from tests.accel.sweeping import make_run, trials_of, worker
+from tests.accel.trained_runs import make_run as make_trained_run
 
 _FEW = CandidateOptions(rows=64, episodes=3, batch=4)
 
@@ -53,6 +54,18 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
     repeated = sum("same_as" in trial for trial in document["trials"])
     assert (f"{repeated} repeated" in table) == (repeated > 0)
     assert all(f"`{row.label}`" in table for row in swept.front)
+
+
+def test_the_table_says_how_candidates_were_played_and_which_games_repeat(tmp_path: Path) -> None:
+    run = make_trained_run(tmp_path, env="tests.environments:ClosedForm-v0", network="mlp:8x1")
+    for sample, how in ((False, "greedy"), (True, "sampled")):
+        search = SearchOptions(trials=1, out=tmp_path / how, objectives=("return", "bytes"))
+        few = CandidateOptions(rows=16, episodes=6, batch=4, sample=sample, sensitivity=False)
+        sweep_run(run, search, few)
+        (line,) = (line for line in (tmp_path / how / "pareto.md").read_text().splitlines() if "A return is" in line)
+        assert f"the mean of 6 {how} episodes" in line
+        # the environment plays one of five scripts, so that six greedy episodes cannot all differ
+        assert sample or "of 6 games differ" in line
 
 
 def test_every_measured_trial_was_screened_before_it_was_played(swept: SweepResult) -> None:
