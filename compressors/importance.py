@@ -29,29 +29,31 @@ def residual(count: int, readers: Sequence[tuple[Tensor, Tensor, float]]) -> NDA
 
     Args:
         count: how many to choose, in at most 64 rounds.
-        readers: for each [channels, channels] covariance of what it reads and WᵀW, float64, and λ.
+        readers: for each [channels, channels] covariance of what it reads and WᵀW, and λ.
     """
     size = len(readers[0][0])
     scores = np.zeros(size)
-    left = [(covariance, products @ covariance, ridge) for covariance, products, ridge in readers]
+    left = [(covariance.clone(), products @ covariance, ridge) for covariance, products, ridge in readers]
     chosen = 0
     while chosen < count:
         gains = torch.zeros(size, dtype=torch.float64)
         for given, read, ridge in left:
-            gains += (given * read).sum(0) / (given.diagonal().clamp_min(0.0) + ridge)
+            gains += torch.linalg.vecdot(given, read, dim=0) / (given.diagonal().clamp_min(0.0) + ridge)
         gains[torch.from_numpy(scores > 0.0)] = -torch.inf
         best = torch.argsort(gains, descending=True, stable=True)[: min(-(-count // _ROUNDS), count - chosen)]
         scores[best.numpy()] = count - chosen - np.arange(len(best))
         chosen += len(best)
-        left = [(*_given(given, read, best, ridge), ridge) for given, read, ridge in left]
+        for given, read, ridge in left:
+            _know(given, read, best, ridge)
     return scores
 
 
-def _given(given: Tensor, read: Tensor, best: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """S and WᵀW S once the channels ``best`` are known as well."""
+def _know(given: Tensor, read: Tensor, best: Tensor, ridge: float) -> None:
+    """Make of S and WᵀW S what they are once the channels ``best`` are known as well, in place."""
     among = given[best][:, best] + ridge * torch.eye(len(best), dtype=given.dtype)
     told = torch.linalg.solve(among, given[best])
-    return given - given[:, best] @ told, read - read[:, best] @ told
+    read.addmm_(read[:, best], told, alpha=-1.0)
+    given.addmm_(given[:, best], told, alpha=-1.0)
 
 
 def magnitude(group: ChannelGroup, state: State) -> NDArray[np.float64]:

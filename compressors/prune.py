@@ -38,6 +38,7 @@ _logger = logging.getLogger("compressors")
 Importance = Literal["residual", "magnitude", "taylor"]
 _IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
 _CHECK_SEED = 7
+_FOLLOWED_UNITS = 1024
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
@@ -159,8 +160,9 @@ class PrunedModule(BoundReduction):
             self._reconstruction.solve(state, self.kept, self._indices)
 
     def follow(self, state: State, inputs: Mapping[str, Array]) -> None:
-        """See ``BoundReduction.follow``."""
-        self.observe(state, inputs)
+        """See ``BoundReduction.follow``; layers of more than 1024 units, which take seconds, wait for ``observe``."""
+        if max(group.size for group in self._groups) <= _FOLLOWED_UNITS:
+            self.observe(state, inputs)
 
     def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
         loudness = magnitude(group, state)

@@ -161,11 +161,11 @@ class Reconstruction:
         for parameter, readers in self._readers.items():
             for reader in readers:
                 if reader.group == group and reader.moments is not None:
-                    weight = torch.from_numpy(state[parameter][:, reader.places].astype(np.float64))
+                    weight = torch.from_numpy(state[parameter][:, reader.places])
                     columns = weight.movedim(1, -1).flatten(0, -2)
                     moments = reader.moments
                     lam = moments.ridge(len(moments.mean))
-                    found.append((moments.covariance.double(), columns.t() @ columns, lam))
+                    found.append((moments.covariance, columns.t() @ columns, lam))
         return found
 
     def solve(
