@@ -47,8 +47,8 @@ WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
 
 
 def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
-    """(scale, zero point) of a range; scale 1 and zero point 0 for a range of nothing but zero."""
-    low, high = min(float(low), 0.0), max(float(high), 0.0)
+    """(scale, zero point) of a range in single precision; scale 1 and zero point 0 for one of nothing but zero."""
+    low, high = min(float(np.float32(low)), 0.0), max(float(np.float32(high)), 0.0)
     scale = (high - low) / codes.levels
     if scale < SMALLEST_SCALE:
         return np.float32(1.0), 0

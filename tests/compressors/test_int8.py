@@ -1,7 +1,8 @@
-"""Static int8: codes equal to onnxruntime's quantizer's, outputs to integer arithmetic, kernels really used."""
+"""Static int8: outputs equal to integer arithmetic, kernels really used. Codes are compared in test_oracle."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from compressors.errors import CalibrationError, UnsupportedLayerError
 from compressors.inspection import float_kernels, integer_kernels, operators
-from tests.compressors.oracle import float_model, initializers, quantised_by_onnxruntime
+from tests.compressors.oracle import float_model, initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 KERNELS = {
@@ -68,50 +69,8 @@ def test_pooling_runs_channels_last() -> None:
     assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
 
 
-def _compare_with_oracle(case: Case, module: nn.Module) -> int:
-    """Compare every scale, zero point and code; returns how many layers were compared."""
-    plan = case.bind("int8(u8s8)", module)
-    found = initializers(plan.refresh(module, version=1).model)
-    encoder = plan.encoder
-    wanted = quantised_by_onnxruntime(case, module, encoder)
-    for layer in encoder.layers:
-        stem, weight = layer.stem, layer.weight
-        np.testing.assert_array_equal(found[f"{stem}:codes"], wanted[f"{weight}_quantized"])
-        np.testing.assert_array_equal(found[f"{stem}:scale"], wanted[f"{weight}_scale"])
-        assert found[f"{stem}:zero"] == wanted[f"{weight}_zero_point"] == 0
-        np.testing.assert_array_equal(found[layer.bias_codes], wanted[f"{layer.bias}_quantized"])
-    for name in encoder.ranges:
-        np.testing.assert_array_equal(found[f"{name}:scale"], wanted[f"{name}_scale"])
-        np.testing.assert_array_equal(found[f"{name}:zero"], wanted[f"{name}_zero_point"])
-    return len(encoder.layers)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp"])
-def test_codes_are_those_of_onnxruntimes_quantizer(name: str, seed: int) -> None:
-    assert _compare_with_oracle(CASES[name], randomise(CASES[name].make(), seed)) == 3
-
-
-def test_codes_of_trained_weights_are_those_of_onnxruntimes_quantizer() -> None:
-    """Weights after a few steps of regression: heavy tails, biases far from zero."""
-    module = MLP(nn.ReLU, gaussian=False)
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.03)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
-        x = torch.randn(64, 11, generator=generator)
-        loss = (module(x) - torch.stack([x[:, 0] ** 2, 5 * x[:, 1].sign(), x.sum(1)], 1)).square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert _compare_with_oracle(CASES["relu-mlp"], module) == 3
-
-
 def _zero_layer(module: MLP) -> None:
     module.torso[2].weight.data.zero_()
-
-
-def _zero_bias(module: MLP) -> None:
-    module.torso[0].bias.data.zero_()
 
 
 def _huge_bias(module: MLP) -> None:
@@ -135,28 +94,16 @@ def _dead_units(module: MLP) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [_zero_layer, _zero_bias, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
+    "spoil", [_zero_layer, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
 )
-def test_corner_cases_are_those_of_onnxruntimes_quantizer(spoil) -> None:
+def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None]) -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     spoil(module)
-    _compare_with_oracle(case, module)
     inputs = case.inputs(16)
     found = run_artifact(case.bind("int8(u8s8)", module).refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
     assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
-
-
-def test_the_comparison_with_the_oracle_can_fail() -> None:
-    case = CASES["relu-mlp"]
-    module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
-    found = initializers(plan.refresh(module, version=1).model)
-    module.torso[0].weight.data[0, 0] += 0.1
-    wanted = quantised_by_onnxruntime(case, module, plan.encoder)
-    layer = plan.encoder.layers[0]
-    assert (found[f"{layer.stem}:codes"] != wanted[f"{layer.weight}_quantized"]).any()
 
 
 def test_outputs_are_those_of_integer_arithmetic() -> None:
@@ -253,10 +200,10 @@ def test_a_policy_loses_no_more_than_by_quantize_static(name: str, tmp_path: Pat
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(64, seed=1)
     whole, quantised = tmp_path / "whole.onnx", tmp_path / "quantised.onnx"
-    onnx.save(float_model(case, module), whole)
+    plan = case.bind("int8(u8s8)", module, rows=0)
+    onnx.save(float_model(plan, module), whole)
     quantize_static(whole, quantised, _OneBatch(inputs), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
     theirs = ort.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
-    plan = case.bind("int8(u8s8)", module, rows=0)
     plan.calibrate(inputs)
     ours = run_artifact(plan.refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
