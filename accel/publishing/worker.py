@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import torch
 
-NICENESS = 10
+NICENESS = 5
+"""Of the thread: behind the learner and actors, but not starved by them, as a student that learns late is of no use."""
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _step_back() -> None:
-    """One core for this thread's own operators, and a low priority where a thread can have one."""
+    """One core for this thread's own operators, and a lower priority where a thread can have one."""
     torch.get_num_threads()  # a thread takes over the number of all when it first asks; only then does its own count
     torch.set_num_threads(1)
     if sys.platform == "linux":

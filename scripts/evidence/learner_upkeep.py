@@ -1,0 +1,101 @@
+"""What the upkeep of compressed policies costs the learner: its time from update to update, by scheme.
+
+    python scripts/evidence/learner_upkeep.py [--network mlp:512x3] [--updates 160] [--busy 0]      (some 10 s a scheme)
+
+Update, upkeep and publication of the learner on made-up batches of 16 × 32 steps; ``--busy`` processes that compute all
+the time stand for actors on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import time
+
+import numpy as np
+import torch
+
+from accel.batch import Batch
+from accel.config import TrainConfig
+from accel.learner import Learner
+from accel.publisher import Publisher
+from accel.spaces import ActionSpec, EnvSpec
+
+SCHEMES = ("fp32", "int8", "distill(64x2)", "lowrank(0.25)+int8", "prune(0.5)+int8")
+LENGTH, ENVS, INPUTS, ACTIONS = 16, 32, 17, 6
+
+
+def main() -> None:
+    """Measure every scheme, print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", default="mlp:512x3")
+    parser.add_argument("--updates", type=int, default=160)
+    parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--schemes", nargs="*", default=SCHEMES)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    others = [multiprocessing.Process(target=_compute, daemon=True) for _ in range(options.busy)]
+    for other in others:
+        other.start()
+    for scheme in options.schemes:
+        print(json.dumps({"scheme": scheme, **measure(options.network, scheme, options.updates)}), flush=True)
+    for other in others:
+        other.terminate()
+
+
+def measure(network: str, scheme: str, updates: int) -> dict[str, float | None]:
+    """Milliseconds of whole rounds, and of the upkeep and the publication in them."""
+    config = TrainConfig.create(
+        network=network, compressor=scheme, actors=1, calibration_size=512, device="cpu", max_publish_kl=None
+    )
+    action = ActionSpec("gaussian", (ACTIONS,), low=(-1.0,) * ACTIONS, high=(1.0,) * ACTIONS)
+    spec = EnvSpec((INPUTS,), "float32", action)
+    learner = Learner(config, spec, torch.device("cpu"))
+    publisher = Publisher(config, learner.network)
+    batches = [_batch(spec, seed) for seed in range(8)]
+    rounds, observes, payloads = (np.empty(updates) for _ in range(3))
+    published_at: int | None = None
+    cpu_s = time.process_time()
+    for update in range(updates):
+        batch, started = batches[update % 8], time.perf_counter()
+        learner.update(batch, batch.rewards, LENGTH * ENVS, lambda phase: None)
+        updated = time.perf_counter()
+        publisher.observe(batch)
+        observed = time.perf_counter()
+        publisher.payloads()
+        ended = time.perf_counter()
+        rounds[update], observes[update], payloads[update] = ended - started, observed - updated, ended - observed
+        if published_at is None and publisher.scheme == scheme:
+            published_at = update
+    cpu_s = time.process_time() - cpu_s
+    found: dict[str, float | None] = {"published_at": published_at, "cpu_per_update_ms": 1e3 * cpu_s / updates}
+    for name, seconds in (("round", rounds), ("upkeep", observes), ("publication", payloads)):
+        found[f"{name}_median_ms"], found[f"{name}_mean_ms"] = 1e3 * float(np.median(seconds)), 1e3 * seconds.mean()
+        found[f"{name}_p99_ms"], found[f"{name}_max_ms"] = 1e3 * float(np.percentile(seconds, 99)), 1e3 * seconds.max()
+    publisher.close()
+    return found | {name: value for name, value in publisher.metrics().items() if not name.startswith("payload")}
+
+
+def _batch(spec: EnvSpec, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    flags, first = torch.zeros(LENGTH, ENVS, dtype=torch.bool), torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool)
+    actions = torch.randn(LENGTH, ENVS, ACTIONS, generator=generator)
+    params = torch.zeros(LENGTH, ENVS, spec.action.param_size)
+    log_prob = -0.5 * (actions.square() + math.log(2.0 * math.pi)).sum(-1)
+    return Batch(
+        torch.randn(LENGTH + 1, ENVS, INPUTS, generator=generator), None, first, ~flags, actions,
+        torch.randn(LENGTH, ENVS, generator=generator), flags, flags, log_prob, params, (),
+    )  # fmt: skip
+
+
+def _compute() -> None:
+    x = 0
+    while True:
+        x += 1
+
+
+if __name__ == "__main__":
+    main()
