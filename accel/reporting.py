@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.errors import MissingExtraError, ReportError
+from accel.errors import AccelError, MissingExtraError, ReportError
 from accel.extras import install_command, missing_distributions
+from accel.kept_runs import KEPT_RUNS, is_kept_run, kept_run_paths, load_kept_run
 from accel.rundir import RunDirectory
 from monitor.errors import MonitorError
+from monitor.plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from monitor.report.analysis import Choices
     from monitor.report.document import WrittenReport
     from monitor.report.runs import Run
+
+logger = logging.getLogger("accel")
 
 
 def report(
@@ -33,17 +39,19 @@ def report(
         print(written.headline, written.page)
 
     Args:
-        runs: run directories, or directories of runs. Runs that differ in seed, name and results_dir only are one
-            configuration.
+        runs: run directories, directories of runs, or results that keep the samples of runs in a ``runs.json``, whose
+            runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
+            only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
         out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
         choices: threshold, grouping, confidence; see ``monitor.report.analysis.Choices``.
         overwrite: replace a report that is there.
     Raises:
-        ReportError, RunDirectoryError: not a run, no metrics yet, or ``out`` exists or cannot be written.
+        ReportError, RunDirectoryError: not a run, no metrics yet, runs of several environments, or ``out`` exists or
+            cannot be written.
         MissingExtraError: the report extra is not installed.
     """
     paths = find_runs(runs)
-    target = out or (paths[0] / "report" if len(paths) == 1 else Path("report"))
+    target = out or (paths[0] / "report" if len(paths) == 1 and paths[0].is_dir() else Path("report"))
     return _write(paths, None, target, choices, overwrite)
 
 
@@ -82,6 +90,8 @@ def compare(
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Absolute paths of the runs named, or found one level below a directory of runs; each once, in order.
 
+    A run of which only samples are kept, in the ``runs.json`` of a directory, is found there as if it were a directory.
+
     Raises: ReportError: nothing was named, or a directory neither is a run nor holds one.
     """
     if not paths:
@@ -89,11 +99,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         path = path.resolve()
-        if not path.is_dir():
+        path = path.parent if path.name == KEPT_RUNS and path.is_file() else path
+        if not path.is_dir() and not is_kept_run(path):
             raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
-        below = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        below = [path]
+        if path.is_dir() and not _is_run(path):
+            below = sorted(child for child in path.iterdir() if _is_run(child)) or kept_run_paths(path)
         if not below:
-            raise ReportError(f"{path} is neither a run (it holds no config.toml) nor a directory of runs")
+            raise ReportError(
+                f"{path} is neither a run (it holds no config.toml) nor a directory of runs, and keeps no {KEPT_RUNS}"
+            )
         found |= dict.fromkeys(below)
     return list(found)
 
@@ -104,8 +119,10 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     Args:
         path: the run directory.
         max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
-    Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics.
+    Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, or no record among them.
     """
+    if is_kept_run(path):
+        return load_kept_run(path)
     from monitor.decisions import read_decisions
     from monitor.report.runs import Run
     from monitor.report.series import MAX_POINTS, read_series
@@ -118,6 +135,9 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     machine = _read_object(directory.machine, notes)
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
     series = read_series(directory.metrics, max_points or MAX_POINTS)
+    if not series.records:
+        spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
+        raise ReportError(f"{path} holds no metrics yet{spoilt}: wait for its first record")
     decisions, damaged = read_decisions(path)
     if damaged:
         notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")
@@ -133,15 +153,52 @@ def _write(
     with _translated():
         from monitor.report.analysis import Choices, analyse
         from monitor.report.document import check_target, write_report
+        from monitor.report.runs import group_runs
 
         check_target(out, overwrite=overwrite)
-        runs = [load_run_record(path) for path in paths]
-        baseline = None if baselines is None else runs[0]
-        chosen = choices or Choices()
-        if baseline is not None:
-            _check_one_configuration(runs[:baselines], chosen)
-        analysis = analyse(runs, chosen, baseline)
+        first, left_out = _load(paths[:baselines])
+        others, also_left_out = _load(paths[len(paths) if baselines is None else baselines :])
+        runs, chosen = first + others, choices or Choices()
+        if not chosen.group_by and all("variant" in run.config for run in runs):
+            chosen = replace(chosen, group_by=("variant",))
+        if baselines is not None:
+            _check_one_configuration(first, chosen)
+        if not chosen.force:
+            _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
+        analysis = analyse(runs, chosen, None if baselines is None else first[0])
+        analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
         return write_report(analysis, out, written=_written(), overwrite=overwrite)
+
+
+def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be reported, and notes about those that cannot; raises the first one's error if none can."""
+    runs: list[Run] = []
+    errors: list[Exception] = []
+    for path in paths:
+        try:
+            runs.append(load_run_record(path))
+        except (AccelError, MonitorError) as error:
+            errors.append(error)
+    if errors and not runs:
+        raise errors[0]
+    notes = [f"left out: {one_line(str(error))}" for error in errors]
+    for note in notes:
+        logger.warning(note)
+    return runs, notes
+
+
+def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
+    """Raises ReportError when runs that share a curve or an axis of returns are of different environments."""
+    for runs in together:
+        names: dict[str, list[str]] = {}
+        for run in runs:
+            names.setdefault(str(run.config.get("env", "unknown")), []).append(run.name)
+        if len(names) > 1:
+            found = "; ".join(f"{env}: {', '.join(members)}" for env, members in names.items())
+            raise ReportError(
+                f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
+                "by naming its runs"
+            )
 
 
 def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:

@@ -17,8 +17,8 @@ from accel.reporting import compare
 class CompareOptions(ReportChoices):
     """Compare runs with a baseline: time to the same return, speed, and whether the return is the same.
 
-    Seeds of one configuration are put together, on both sides. Runs of another environment, machine or budget are
-    refused unless forced.
+    Seeds of one configuration are put together, on both sides. Runs of another environment, machine, torch,
+    onnxruntime or budget are refused unless forced.
 
     accel compare runs/fp32-s0 runs/fp32-s1 runs/int8-s0 runs/int8-s1
     """
@@ -27,7 +27,9 @@ class CompareOptions(ReportChoices):
         Path, tyro.conf.Positional, tyro.conf.arg(metavar="BASELINE", help="a run, or a directory of its seeds")
     ]
     runs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help="runs, or directories of runs")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
     ] = ()
     out: Annotated[Path, tyro.conf.arg(help="directory to make")] = Path("comparison")
     margin: Annotated[

@@ -18,11 +18,13 @@ class ReportOptions(ReportChoices):
     """Write one self-contained page, Markdown, figures and JSON about runs; seeds of one configuration are one curve.
 
     accel report results/NAME            into results/NAME/report
-    accel report results/* --out page    all runs, grouped by configuration
+    accel report results/* --out page    all runs of one environment, grouped by configuration
     """
 
     runs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help="runs, or directories of runs")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
     ] = ()
     out: Annotated[Path | None, tyro.conf.arg(help="directory to make; default: RUN/report, or report")] = None
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from monitor.decisions import Decision
-from monitor.mismatch import ESS_ALARM, KL_ALARM
+from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis
 from monitor.report.curves import aggregate, column, steps
-from monitor.report.drawing import DASHES, MUTED, SERIES, Drawing, finish, large_numbers, new_figure, style
-from monitor.report.figures import draw_curve, legend_below, short
+from monitor.report.drawing import DASHES, MUTED, SERIES, Drawing, finish, new_figure, step_axis, style
+from monitor.report.figures import LINE, NARROW, draw_curve, legend_below, point_marker
+from monitor.report.labels import acting, wrapped
 from monitor.report.runs import Group, Run
 
 MAX_TIME_LINES = 4
 MAX_BANDS = 2
+KL_FLOOR = 1e-6
+"""Nats. Less than that is what rounding makes of equal policies."""
 _FACTORS = re.compile(r"^(staleness|compression|total)_(ess|kl)(?:/(.+))?$")
-_PANELS = {
-    "ess": ("effective\nsample size", ESS_ALARM, "below"),
-    "kl": ("KL, nats", KL_ALARM, "above"),
-}
+_PANELS = {"ess": ("ESS", "below"), "kl": ("KL, nats", "above")}
+_HEIGHTS = ("centre", "low", "high")
 _SAMPLED = {"rho_ess": ("sampled", "ess"), "behaviour_kl": ("sampled", "kl")}
 
 
@@ -44,14 +47,17 @@ def policy_lag(analysis: Analysis) -> Drawing | None:
             x = middle.x
             if banded:
                 bottom, top = (np.interp(x, curve.x, curve.centre) for curve in (low, high))
-                axes.fill_between(x, bottom, top, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(x, middle.centre, color=colour, linestyle=DASHES[i % len(DASHES)], label=short(group.label))
+                if len(x) > 1:
+                    axes.fill_between(x, bottom, top, color=colour, alpha=0.15, linewidth=0)
+                else:
+                    axes.vlines(x, bottom, top, color=colour, alpha=0.4)
+            dash, marker = DASHES[i % len(DASHES)], point_marker(middle.centre)
+            axes.plot(x, middle.centre, color=colour, linestyle=dash, marker=marker, label=group.label)
             said.append(f"{group.label}: mean lag {float(np.mean(middle.centre)):.3g} versions")
         if not said:
             return None
         axes.set_ylim(bottom=0)
-        large_numbers(axes, "x")
-        axes.set_xlabel("environment steps")
+        step_axis(axes)
         axes.set_ylabel("policy lag, versions")
         legend_below(axes)
         band = "; the band goes from the least to the greatest" if banded else ""
@@ -60,39 +66,58 @@ def policy_lag(analysis: Analysis) -> Drawing | None:
 
 
 def mismatch(analysis: Analysis) -> Drawing | None:
-    """Effective sample size and KL over steps by factor, with the alarm levels; None when nothing was recorded."""
+    """Effective sample size and KL over steps, with the alarm levels; None when nothing was recorded.
+
+    Of one configuration a panel for each quantity, with a line for each factor; of several a panel for each factor and
+    quantity, compression before the total, with a line for each configuration.
+    """
     generator = np.random.default_rng(analysis.choices.seed)
+    several = len(analysis.groups) > 1
     found = [
         (i, quantity, factor, curve)
         for i, group in enumerate(analysis.groups)
-        for name, factor, quantity in _factors(group, len(analysis.groups) > 1)
+        for name, factor, quantity in _factors(group, several)
         if (curve := aggregate(group, steps, column(name), generator=generator)) is not None
     ]
-    panels = [quantity for quantity in _PANELS if any(entry[1] == quantity for entry in found)]
+    keys = dict.fromkeys((factor if several else "", quantity) for _, quantity, factor, _ in found)
+    panels = sorted(keys, key=lambda key: (key[0], list(_PANELS).index(key[1])))
     if not panels:
         return None
     with style("mismatch"):
-        figure, axes = new_figure(0.9 + 1.8 * len(panels), rows=len(panels))
+        figure, axes = new_figure(0.9 + (1.45 if several else 1.8) * len(panels), rows=len(panels))
         lines: list[str] = []
         said = []
         for i, quantity, factor, curve in found:
-            several = len(analysis.groups) > 1
-            label = f"{short(analysis.groups[i].label, 24)}: {factor}" if several else factor
+            label = analysis.groups[i].label if several else factor
             known = label in lines
             lines += [] if known else [label]
-            target = axes[panels.index(quantity)]
+            target = axes[panels.index((factor if several else "", quantity))]
+            if quantity == "kl":
+                curve = replace(curve, **{name: np.maximum(getattr(curve, name), KL_FLOOR) for name in _HEIGHTS})
             draw_curve(target, curve, lines.index(label), f"_{label}" if known else label, seeds=False)
-            said.append(f"{label} {quantity.upper()} ends at {curve.centre[-1]:.3g}")
-        for target, quantity in zip(axes, panels, strict=True):
-            _alarm(target, quantity)
-        axes[-1].set_xlabel("environment steps")
-        large_numbers(axes[-1], "x")
+            said.append(f"{label}{f', {factor}' if several else ''}: {quantity.upper()} ends at {curve.centre[-1]:.3g}")
+        for target, (factor, quantity) in zip(axes, panels, strict=True):
+            _finish_panel(target, factor, quantity, {entry[2] for entry in found})
+        step_axis(axes[-1])
         legend_below(*axes)
-        caption = (
-            "How far the policy that acted was from the one that learns: staleness π_θ/π_v, compression π_v/μ, or the "
-            "sampled weights of the whole ratio π_θ/μ. On-policy, an effective sample size is 1 and a KL 0."
-        )
+        caption = _mismatch_caption({entry[2].partition(" ")[0] for entry in found})
         return finish(figure, "mismatch", "Mismatch over time", caption, f"{'; '.join(said)}.")
+
+
+def _mismatch_caption(factors: Set[str]) -> str:
+    meanings = {
+        "staleness": "staleness π_θ/π_v",
+        "compression": "compression π_v/μ",
+        "total": "the total π_θ/μ",
+        "sampled": "the weights π_θ/μ of the actions that were taken, the only ones these runs recorded",
+    }
+    shown = ", ".join(text for factor, text in meanings.items() if factor in factors)
+    how = " In closed form from the recorded distributions, not from sampled weights." if factors != {"sampled"} else ""
+    return (
+        "How far the policy that acted (μ) was from the one that learns (π_θ), π_v being the version that acted before "
+        f"compression: {shown}.{how} On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
+        f"{KL_FLOOR:g} is drawn there."
+    )
 
 
 def decisions(analysis: Analysis) -> Drawing | None:
@@ -102,47 +127,66 @@ def decisions(analysis: Analysis) -> Drawing | None:
         return None
     with style("decisions"):
         levels = list(
-            dict.fromkeys(text for run in chosen for d in run.decisions for text in (d.before, d.after) if text)
+            dict.fromkeys(acting(t) for run in chosen for d in run.decisions for t in (d.before, d.after) if t)
         )
-        figure, axes = new_figure(0.9 + len(chosen) * (0.5 + 0.2 * len(levels)), rows=len(chosen))
+        figure, axes = new_figure(0.9 + len(chosen) * (0.5 + 0.26 * len(levels)), rows=len(chosen))
         for target, run in zip(axes, chosen, strict=True):
             for i, (x, y) in enumerate(_steps_by_actor(run, levels)):
                 shift = 0.08 * (i % 5)
                 target.step(x, y + shift, where="post", color=SERIES[i % len(SERIES)], linewidth=1.6)
                 target.plot(x[1:-1], y[1:-1] + shift, ".", color=SERIES[i % len(SERIES)], markersize=5)
-            target.set_yticks(range(len(levels)), [short(level, 28) for level in levels], fontsize=8.5)
+            target.set_yticks(range(len(levels)), [wrapped(level, NARROW) for level in levels], fontsize=8.5)
             target.set_ylim(-0.5, len(levels) - 0.3)
-            target.set_title(short(run.name), loc="left", fontsize=9.5)
-        axes[-1].set_xlabel("environment steps")
-        large_numbers(axes[-1], "x")
+            target.set_title(wrapped(run.name, LINE), loc="left", fontsize=9.5)
+        step_axis(axes[-1])
         count = sum(len(run.decisions) for run in chosen)
-        caption = f"{count} decisions; a line for each actor, a dot for each decision. The reasons are in the table."
-        alt = "; ".join(f"{run.name}: {len(run.decisions)} decisions, last {run.decisions[-1].after}" for run in chosen)
+        caption = (
+            f"{count} decisions; a line for each actor shows what acted, a dot a decision, also one that changed "
+            "nothing. The reasons are in the table."
+        )
+        alt = "; ".join(
+            f"{run.name}: {len(run.decisions)} decisions, last {acting(run.decisions[-1].after)}" for run in chosen
+        )
         return finish(figure, "decisions", "Compression levels over time", caption, f"{alt}.")
 
 
-def _alarm(axes: Axes, quantity: str) -> None:
-    title, level, side = _PANELS[quantity]
-    axes.axhline(level, color=MUTED, linewidth=1, linestyle=":")
-    axes.annotate(
-        f"alarm {side} {level:g}",
-        (0.99, level),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        color=MUTED,
-    )
-    axes.set_ylabel(title)
+def _finish_panel(axes: Axes, factor: str, quantity: str, factors: Set[str]) -> None:
+    """Alarm levels, scale and title of one panel; of several configurations its factor is in the title."""
+    title, side = _PANELS[quantity]
+    axes.set_ylabel(f"{factor}\n{title}" if factor else title)
+    compression = any(name.startswith("compression") for name in factors) if not factor else factor == "compression"
+    stale = any(not name.startswith("compression") for name in factors) if not factor else factor != "compression"
+    levels = {ESS_ALARM: ""}
+    if quantity == "kl":
+        levels = {KL_ALARM: " (compression)"} if compression else {}
+        levels |= {STALENESS_KL_ALARM: " (others)" if compression else ""} if stale else {}
+    for level, whose in levels.items():
+        axes.axhline(level, color=MUTED, linewidth=1, linestyle=":")
+        axes.annotate(
+            f"alarm {side} {level:g}{whose if len(levels) > 1 else ''}",
+            (0.99, level),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=MUTED,
+        )
     if quantity == "ess":
         axes.set_ylim(0, 1.05)
+    else:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, KL_FLOOR / 1.5), max(high, 4 * max(levels)))
+        axes.yaxis.set_major_locator(LogLocator(numticks=5))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:
     """Columns of mismatch to draw: (column, factor, ess or kl).
 
-    The total where it was measured, and what the actors' sampled weights say where not; of a single group also its two
-    factors, and compression by scheme when there were several.
+    Compression and the total where they were measured, and what the actors' sampled weights say where not; of a single
+    group also staleness, and compression by scheme when there were several.
     """
     names = list(dict.fromkeys(name for run in group.runs for name in run.series.columns))
     schemes = {scheme for name in names if (scheme := name.partition("/")[2]) and name.startswith("compression_ess/")}
@@ -151,7 +195,7 @@ def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:
         if match := _FACTORS.match(name):
             factor, quantity, scheme = match.groups()
             by_scheme = scheme is not None and factor == "compression" and len(schemes) > 1
-            if (not several or factor == "total") and (scheme is None or (by_scheme and not several)):
+            if (not several or factor != "staleness") and (scheme is None or (by_scheme and not several)):
                 found.append((name, f"{factor} {scheme}" if scheme else factor, quantity))
     if not found:
         found = [(name, *_SAMPLED[name]) for name in names if name in _SAMPLED]
@@ -168,7 +212,7 @@ def _steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, n
     for made in lines.values():
         first, last = made[0], made[-1]
         x = [0.0, *(float(d.env_steps) for d in made), max(end, float(last.env_steps))]
-        texts = [first.before or first.after, *(d.after for d in made), last.after]
+        texts = [acting(text) for text in (first.before or first.after, *(d.after for d in made), last.after)]
         y = [float(levels.index(text)) if text in levels else math.nan for text in texts]
         drawn.append((np.array(x), np.array(y)))
     return drawn

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from monitor.errors import ReportError
+from monitor.plain_text import one_line, without_controls
 from monitor.report import course, figures, tables, wording
 from monitor.report.analysis import Analysis, Comparison, GroupResult
 from monitor.report.comparison import QUANTITIES
@@ -94,6 +95,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         JSON_FILE: json.dumps(_finite(to_json(analysis)), indent=1, allow_nan=False, default=str) + "\n",
     }
     texts |= {f"figures/{drawing.name}.svg": drawing.svg for drawing in drawings}
+    texts = {name: without_controls(text) for name, text in texts.items()}
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         (temporary / "figures").mkdir(parents=True)
@@ -108,7 +110,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         raise ReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return WrittenReport(out, wording.headline(analysis))
+    return WrittenReport(out, one_line(wording.headline(analysis)))
 
 
 def to_json(analysis: Analysis) -> dict[str, object]:

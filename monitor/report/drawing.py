@@ -13,7 +13,7 @@ from types import MappingProxyType
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 WIDTH_INCHES = 5.0
 PNG_DPI = 200
@@ -96,10 +96,17 @@ def phase_colours(phases: list[str]) -> dict[str, str]:
     return {p: PHASES.get(p) or _OTHER_PHASES[unknown.index(p) % len(_OTHER_PHASES)] for p in phases}
 
 
-def large_numbers(axes: Axes, which: str) -> None:
-    """Label an axis 10k, 2M rather than 10000, 2e6."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(EngFormatter(sep=""))
+def step_axis(axes: Axes) -> None:
+    """An x axis of environment steps: whole ones, 10k and 2M rather than 10000 and 2e6."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlabel("environment steps")
+
+
+def second_axis(axes: Axes) -> None:
+    """An x axis of seconds, written as they are."""
+    axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+    axes.set_xlabel("training time, s")
 
 
 def colour_variables() -> dict[str, tuple[str, str, str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullLocator
 
 from monitor.report.analysis import Analysis, GroupResult
 from monitor.report.comparison import QUANTITIES, Speedup
@@ -18,11 +19,14 @@ from monitor.report.drawing import (
     TEXT,
     Drawing,
     finish,
-    large_numbers,
     new_figure,
     phase_colours,
+    second_axis,
+    step_axis,
     style,
 )
+from monitor.report.labels import wrapped
+from monitor.report.series import Floats
 
 PHASE_TITLES = {
     "env": "step environments",
@@ -34,7 +38,12 @@ PHASE_TITLES = {
     "send": "send",
     "wait": "wait",
 }
-_SHORT = 42
+RATIOS = (0.1, 10.0)
+"""Ends of the axis of speedups; what lies beyond is an arrow."""
+LINE, NARROW = 58, 24
+"""Characters in a line of a figure, and of the names left of its bars."""
+_ROUND = (1, 0.1, 10, 0.5, 2, 0.2, 5, 0.8, 1.25, 0.7, 1.5, 0.3, 3, 0.9, 1.1, 0.6, 1.75, 0.4, 4, 7)
+_APART = 0.11
 
 
 def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
@@ -47,14 +56,13 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         figure, (axes,) = new_figure(3.3)
         for i, (result, curve) in enumerate(zip(analysis.results, curves, strict=True)):
             if curve is not None:
-                draw_curve(axes, curve, i, f"{short(result.group.label)} ({_seeds(result)})")
+                draw_curve(axes, curve, i, f"{result.group.label} ({_seeds(result)})")
         if math.isfinite(analysis.threshold):
             axes.axhline(analysis.threshold, color=MUTED, linewidth=1, linestyle=":")
             place = (0.01, analysis.threshold)
             label = f"threshold {analysis.threshold:.4g}"
             axes.annotate(label, place, xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=MUTED)
-        large_numbers(axes, "x")
-        axes.set_xlabel("training time, s" if axis == "seconds" else "environment steps")
+        (second_axis if axis == "seconds" else step_axis)(axes)
         axes.set_ylabel("mean training return")
         legend_below(axes)
         caption = (
@@ -91,14 +99,15 @@ def speedups(analysis: Analysis) -> Drawing | None:
         axes.set_yticks(ticks, [QUANTITIES[name].title for name in found])
         axes.set_ylim(bottom - 1.0, -0.8)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"times better than {short(analysis.baseline.label)}")
+        axes.set_xlabel(wrapped(f"times better than {analysis.baseline.label}", LINE))
         if len(analysis.comparisons) > 1:
             for i, comparison in enumerate(analysis.comparisons, 1):
-                axes.plot([], [], "o-", color=SERIES[i % len(SERIES)], label=short(comparison.group.label))
+                axes.plot([], [], "o-", color=SERIES[i % len(SERIES)], label=comparison.group.label)
             legend_below(axes)
         caption = (
             f"Ratio of geometric means over seeds with Welch's {analysis.choices.confidence:.0%} interval; a point "
-            "without a line has a single seed on one side. Right of 1 is better."
+            "without a line has too few seeds on one side. Right of 1 is better. An arrow leads to what lies beyond "
+            f"{RATIOS[0]:g} or {RATIOS[1]:g}; the table has it."
         )
         labels = ["", *(c.group.label for c in analysis.comparisons)]
         alt = "; ".join(
@@ -120,7 +129,8 @@ def time_per_step(analysis: Analysis, side: str) -> Drawing | None:
         phases = [
             p for p in dict.fromkeys(p for _, times in bars for p in times) if any(t.get(p, 0) > 0 for _, t in bars)
         ]
-        figure, (axes,) = new_figure(1.5 + 0.36 * len(bars) + 0.16 * len(phases) / 3)
+        lines = sum(wrapped(label, NARROW).count("\n") for label, _ in bars)
+        figure, (axes,) = new_figure(1.5 + 0.36 * len(bars) + 0.14 * lines + 0.16 * len(phases) / 3)
         _stack(axes, bars, phases)
         axes.set_xlabel("µs per environment step" + (", all actors together" if side == "actor" else ""))
         legend_below(axes, columns=3)
@@ -132,28 +142,31 @@ def time_per_step(analysis: Analysis, side: str) -> Drawing | None:
 
 
 def draw_curve(axes: Axes, curve: Curve, index: int, label: str, *, seeds: bool = True) -> None:
-    """One group's line, band and single seeds, in the colour and dash of its index."""
+    """One group's line, band and single seeds, in the colour and dash of its index; a single point is a dot."""
     colour, dash = SERIES[index % len(SERIES)], DASHES[index % len(DASHES)]
     if seeds and len(curve.seeds) > 1:
         for x, y in curve.seeds:
-            axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.7)
-    axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-    marker = "o" if len(curve.x) == 1 else None
-    axes.plot(curve.x, curve.centre, color=colour, linestyle=dash, marker=marker, label=label)
+            axes.plot(x, y, color=colour, alpha=0.3, linewidth=0.7, marker=point_marker(y), markersize=3)
+    if len(curve.x) > 1:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+    else:
+        axes.vlines(curve.x, curve.low, curve.high, color=colour, alpha=0.4)
+    marker = point_marker(curve.centre)
+    axes.plot(curve.x, curve.centre, color=colour, linestyle=dash, marker=marker, markersize=5, label=label)
+
+
+def point_marker(y: Floats) -> str | None:
+    """A dot for what no line would show: a single value."""
+    return "o" if np.isfinite(y).sum() == 1 else None
 
 
 def legend_below(*axes: Axes, columns: int = 1) -> None:
-    """One legend for all axes of a figure, under them, where it hides nothing."""
+    """One legend for all axes of a figure, under them, where it hides nothing; long names take several lines."""
     pairs = [pair for one in axes for pair in zip(*one.get_legend_handles_labels(), strict=True)]
     if pairs and (figure := axes[0].get_figure(root=True)) is not None:
-        handles, labels = zip(*pairs, strict=True)
-        columns = columns if columns > 1 else (2 if max(map(len, labels)) < 28 else 1)
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def short(text: str, length: int = _SHORT) -> str:
-    """A label that fits."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+        handles, names = zip(*pairs, strict=True)
+        columns = columns if columns > 1 else (2 if max(map(len, names)) < NARROW + 4 else 1)
+        figure.legend(handles, [wrapped(name, LINE) for name in names], loc="outside lower center", ncols=columns)
 
 
 def _stack(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]], phases: list[str]) -> None:
@@ -170,34 +183,45 @@ def _stack(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]], phases: 
                 ink = "#10161d" if dark else "#fdfdfd"
                 axes.text(start + width / 2, y, f"{width:.3g}", ha="center", va="center", fontsize=8.5, color=ink)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    axes.set_yticks(range(len(bars)), [short(label, 24) for label, _ in bars])
+    axes.set_yticks(range(len(bars)), [wrapped(label, NARROW) for label, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
 
 
 def _draw_speedup(axes: Axes, y: float, value: Speedup, index: int) -> None:
+    """The interval and its estimate, cut to the axis, with arrows where something lies beyond it."""
     colour, ratio = SERIES[index % len(SERIES)], value.ratio
-    if value.has_interval:
-        axes.plot([ratio.low, ratio.high], [y, y], color=colour, linewidth=2.2)
-    axes.plot([ratio.estimate], [y], "o", color=colour, markersize=5.5)
-    end = ratio.high if value.has_interval else ratio.estimate
-    axes.annotate(
-        f"{ratio.estimate:.3g}×", (end, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5, color=TEXT
-    )
+    low, high = (ratio.low, ratio.high) if value.has_interval else (ratio.estimate, ratio.estimate)
+    shown = np.clip([low, ratio.estimate, high], *RATIOS)
+    axes.plot(shown[[0, 2]], [y, y], color=colour, linewidth=2.2)
+    if RATIOS[0] <= ratio.estimate <= RATIOS[1]:
+        axes.plot([ratio.estimate], [y], "o", color=colour, markersize=5.5)
+    for beyond, edge, marker in ((low < RATIOS[0], RATIOS[0], "<"), (high > RATIOS[1], RATIOS[1], ">")):
+        if beyond:
+            axes.plot([edge], [y], marker, color=colour, markersize=7, clip_on=False)
+    place = ("axes fraction", "data")
+    axes.annotate(f"{ratio.estimate:.3g}×", (1.03, y), xycoords=place, va="center", fontsize=8.5, color=TEXT)
 
 
 def _ratio_axis(axes: Axes) -> None:
-    """A logarithmic axis with round ratios on it, 1 among them."""
+    """A logarithmic axis over the ratios drawn, within ``RATIOS``, with round ratios on it, 1 among them."""
+    drawn = np.concatenate([line.get_xdata() for line in axes.lines])
+    low = max(min(float(drawn.min()) / 1.15, 0.8), RATIOS[0])
+    high = min(max(float(drawn.max()) * 1.15, 1.25), RATIOS[1])
+    ticks = ratio_ticks(low, high)
     axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    low, high = axes.get_xlim()
-    low, high = min(low, 0.9) / 1.05, max(high, 1.1) * 1.2
-    steps = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
-    shown = [tick for tick in steps if low <= tick <= high]
-    if len(shown) > 7:
-        shown = [tick for tick in shown if tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)]
-    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xlim(low, high)
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Round ratios from ``low`` to ``high``, the roundest first, that stand apart from one another on a log axis."""
+    chosen: list[float] = []
+    for tick in _ROUND:
+        if low <= tick <= high and all(abs(math.log(tick / t)) >= _APART * math.log(high / low) for t in chosen):
+            chosen.append(tick)
+    return sorted(chosen)
 
 
 def _seeds(result: GroupResult) -> str:

@@ -20,6 +20,9 @@ OUTCOMES = {
     "untested": "Not tested",
 }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_WIDTHS = {"from": "brief", "to": "brief", "reason": "long"}
+"""Columns of tables that are narrower or wider than others."""
+_WHOLE = 28
 _TILES = ("time_to_threshold_s", "actor_us_per_step", "env_steps_per_s", "training_s")
 
 
@@ -155,12 +158,17 @@ def _tables(analysis: Analysis) -> Html:
 
 def _table(table: tables.Table) -> Html:
     head = element("tr", *(element("th", title, scope="col") for title in table.columns))
-    rows = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:]))
-        for row in table.rows
-    ]
+    rows = [element("tr", *map(_cell, table.columns, row, ("th", *("td",) * (len(row) - 1)))) for row in table.rows]
     inner = element("table", element("caption", table.caption), element("thead", head), element("tbody", *rows))
     return element("div", element("div", inner, class_="scroll", tabindex="0"), class_="table")
+
+
+def _cell(column: str, text: str, kind: str) -> Html:
+    """A row's name (``th``) or one of its figures (``td``); short words and numbers are never broken at a hyphen."""
+    whole = "whole" if len(text) <= _WHOLE and " " not in text else None
+    classes = [name for name in (_WIDTHS.get(column), whole) if name]
+    attributes: dict[str, str | bool] = {"scope": "row"} if kind == "th" else {}
+    return element(kind, text, **attributes, **({"class_": " ".join(classes)} if classes else {}))
 
 
 def _method(analysis: Analysis) -> Html:

@@ -10,6 +10,7 @@ import numpy as np
 
 from monitor.decisions import Decision
 from monitor.errors import ReportError
+from monitor.report.labels import labels
 from monitor.report.series import ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
@@ -192,35 +193,17 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
         members.setdefault(tuple((k, repr(run.config[k])) for k in kept), []).append(run)
     groups = [sorted(found, key=lambda run: str(run.seed).rjust(20)) for found in members.values()]
     differing = sorted(keys or _differing([found[0].config for found in groups]))
-    if len(keys) == 1:
-        labels = _distinct([str(found[0].config.get(keys[0])) for found in groups])
-    else:
-        labels = _distinct([_label(found[0].config, differing) for found in groups])
+    configs = [found[0].config for found in groups]
+    named = [str(config.get(keys[0])) for config in configs] if len(keys) == 1 else labels(configs, differing)
     return tuple(
         Group(label, tuple(found), {k: found[0].config.get(k) for k in differing})
-        for label, found in zip(labels, groups, strict=True)
+        for label, found in zip(named, groups, strict=True)
     )
 
 
 def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
     keys = {key for config in configs for key in config} - NOT_CONFIGURATION
     return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
-
-
-def _label(config: Mapping[str, object], differing: Sequence[str]) -> str:
-    parts = []
-    if "compressor" in differing or not differing:
-        parts.append(str(config.get("compressor", "run")))
-    if config.get("actor_runtime") == "torch" and ("actor_runtime" in differing or not differing):
-        parts = [*(f"{part} (torch eager)" for part in parts)] or ["torch eager"]
-    parts += [f"{key}={config.get(key)}" for key in differing if key not in {"compressor", "actor_runtime"}]
-    return ", ".join(parts) or f"actor_runtime={config.get('actor_runtime')}"
-
-
-def _distinct(labels: list[str]) -> list[str]:
-    """Labels cut to a readable length, numbered where that makes them equal."""
-    cut = [label if len(label) <= 60 else f"{label[:57]}…" for label in labels]
-    return [label if cut.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(cut)]
 
 
 def _last(values: Floats) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
+from monitor.report.labels import acting
 from monitor.report.runs import Group, Run
 from monitor.report.wording import interval, number, plain, times
 
@@ -164,8 +165,8 @@ def decisions_table(analysis: Analysis) -> Table | None:
             run.name,
             number(d.env_steps),
             "all" if d.actor is None else str(d.actor),
-            d.before or "–",
-            d.after,
+            acting(d.before) or "–",
+            acting(d.after),
             d.kind,
             d.reason,
         )

@@ -10,6 +10,9 @@ import pytest
 import accel
 from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
+from accel.reporting import find_runs, load_run_record
+from monitor.report.analysis import Choices
+from monitor.report.samples import run_to_json
 from tests.monitor.recorded_run import write_run
 
 
@@ -44,6 +47,16 @@ def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path) -> None:
     page = (out / "index.html").read_text()
     for text in ("Same return", "Test CPU", "accel train --preset quickstart", "12 % more effective experience"):
         assert text in page
+
+
+def test_a_margin_is_a_share_of_the_gain_or_in_units_of_return(runs: Path, tmp_path: Path) -> None:
+    margins = {}
+    for name, words in {"share": ["--margin", "0.1"], "return": ["--margin-return", "25"]}.items():
+        out = tmp_path / name
+        assert main(["compare", str(runs / "fp32"), str(runs / "int8"), "--out", str(out), *words]) == 0
+        margins[name] = json.loads((out / "report.json").read_text())["margin"]
+    assert margins["return"] == 25.0
+    assert 30.0 < margins["share"] < 50.0
 
 
 def test_damage_is_told_not_fatal(runs: Path, tmp_path: Path) -> None:
@@ -106,3 +119,69 @@ def test_what_is_not_comparable_is_refused_or_marked(
     assert "another machine: Other CPU" in said
     assert main([*command, "--force"]) == 0
     assert "Not comparable: another environment" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_run_without_records_is_left_out_and_told(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs / "int8", "empty\x1b[31m", records=0)
+    (write_run(runs / "int8", "new") / "metrics.jsonl").unlink()
+    (write_run(runs / "int8", "spoilt") / "config.toml").write_text("= 1")
+    out = tmp_path / "out"
+    written = accel.report([runs / "int8"], out=out)
+    page = written.page.read_text()
+    assert page.count("left out: ") == 3
+    assert "new holds no metrics yet" in page and "spoilt/config.toml cannot be read" in page
+    value = json.loads((out / "report.json").read_text())
+    assert [run["name"] for group in value["groups"] for run in group["runs"]] == ["int8-0", "int8-1"]
+    accel.compare(runs / "fp32", [runs / "int8"], out=tmp_path / "compared")
+    with pytest.raises(ReportError, match="holds no metrics yet"):
+        accel.report([runs / "int8" / "new"], out=tmp_path / "none")
+
+
+def test_returns_of_different_environments_share_no_axis(runs: Path, tmp_path: Path) -> None:
+    write_run(runs / "int8", "other", env="Acrobot-v1")
+    with pytest.raises(ReportError, match=r"different environments .*CartPole-v1: int8-0, int8-1; Acrobot-v1: other"):
+        accel.report([runs / "int8"], out=tmp_path / "out")
+    merged = Choices(group_by=("compressor",))
+    with pytest.raises(ReportError, match="different environments"):
+        accel.compare(runs / "fp32", [runs / "int8"], out=tmp_path / "out", choices=merged)
+    assert not (tmp_path / "out").exists()
+
+
+def test_kept_samples_are_read_as_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    samples = {
+        path.name: {**run_to_json(load_run_record(path)), "variant": path.parent.name}
+        for path in find_runs([runs / "fp32", runs / "int8"])
+    }
+    (kept / "runs.json").write_text(json.dumps({"runs": samples}))
+    for name in (kept, kept / "runs.json"):
+        assert [path.name for path in find_runs([name])] == ["fp32-0", "fp32-1", "int8-0", "int8-1"]
+    out = tmp_path / "out"
+    assert main(["compare", str(kept / "fp32-0"), str(kept), "--out", str(out)]) == 0
+    value = json.loads((out / "report.json").read_text())
+    assert value["baseline"] == "fp32"
+    assert [len(group["runs"]) for group in value["groups"]] == [2, 2]
+    assert value["comparisons"][0]["speedups"]["env_steps_per_s"]["ratio"]["estimate"] == pytest.approx(2.0)
+    assert main(["report", str(kept / "int8-1"), "--out", str(tmp_path / "one")]) == 0
+    assert main(["report", str(kept / "int8-9")]) == 2
+    assert "is no directory" in capsys.readouterr().err
+    for content in ("{", "[]", '{"runs": {"../x": {}}}', '{"runs": {"a": 1}}'):
+        (kept / "runs.json").write_text(content)
+        with pytest.raises(ReportError, match="holds no samples of runs"):
+            accel.report([kept], out=tmp_path / "broken")
+    (kept / "runs.json").write_text('{"runs": {"a": {}}}')
+    with pytest.raises(ReportError, match="holds no samples of a run"):
+        accel.report([kept], out=tmp_path / "broken")
+
+
+def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "runs", "a\x1b[2J", env="Env\x1b[31m\n-v1\x07", decisions=1)
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert main(["report", str(run / "none\x1b[0m")]) == 2
+    said = capsys.readouterr()
+    for text in (said.out, said.err, *((tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))):
+        assert "\x1b" not in text and "\x07" not in text
+    assert "Env[31m -v1" in said.out

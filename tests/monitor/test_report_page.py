@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,15 +15,18 @@ from PIL import Image
 
 from monitor.decisions import Decision
 from monitor.errors import ReportError
+from monitor.report import course, figures
 from monitor.report.analysis import Analysis, Choices, analyse
 from monitor.report.document import to_json, write_report
+from monitor.report.figures import ratio_ticks
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
-from monitor.report.tables import mismatch_table
+from monitor.report.tables import decisions_table, mismatch_table
 from monitor.report.wording import number
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
+EVIL += "\x1b[31m\x9b2J\u202e"
 VOID = {"meta", "br", "hr"}
 
 
@@ -110,6 +114,14 @@ def test_untrusted_text_stays_text(report: Path) -> None:
         assert "<script" not in svg.read_text()
     markdown = (report / "report.md").read_text()
     assert "<" not in re.sub(r"\n    accel train.*", "", markdown)
+
+
+def test_no_control_character_is_left(report: Path, analysis: Analysis, tmp_path: Path) -> None:
+    texts = [path.read_text() for path in report.rglob("*") if path.suffix in {".html", ".md", ".svg", ".json"}]
+    written = write_report(analysis, tmp_path / "again", written=EVIL)
+    for text in (*texts, written.headline):
+        assert "[31m" in text or "figure" in text or written.headline == text
+        assert not [c for c in text if (unicodedata.category(c) == "Cc" and c != "\n") or c == "\u202e"]
 
 
 def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
@@ -244,3 +256,68 @@ def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
     del samples[0]["columns"]
     with pytest.raises(ReportError, match="holds no samples"):
         run_from_json(samples[0], "here")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 10.0), (0.8, 1.25), (0.1, 1.25), (0.8, 10.0), (0.45, 3.1)])
+def test_ticks_of_ratios_stand_apart(low: float, high: float) -> None:
+    ticks = ratio_ticks(low, high)
+    gaps = np.diff(np.log(ticks)) / np.log(high / low)
+    assert 1 in ticks and 3 <= len(ticks) <= 9
+    assert gaps.min() >= 0.1
+    assert gaps.max() <= 0.45
+
+
+def speedup_texts(analysis: Analysis, ends: tuple[float, float, float]) -> tuple[list[str], str]:
+    """Texts of a figure in which every speedup has this estimate and interval."""
+    (comparison,) = analysis.comparisons
+    speedups = {n: replace(s, ratio=replace(s.ratio, estimate=ends[0], low=ends[1], high=ends[2]))
+                for n, s in comparison.speedups.items()}  # fmt: skip
+    drawing = figures.speedups(replace(analysis, comparisons=(replace(comparison, speedups=speedups),)))
+    assert drawing is not None
+    return re.findall(r">([0-9.e+]+×?)</text>", drawing.svg), drawing.svg
+
+
+def test_speedups_of_any_width_have_an_axis_to_read(analysis: Analysis) -> None:
+    for ends in ((1.0, 1e-3, 1e3), (50.0, 20.0, 90.0), (0.01, 0.005, 0.02), (1.02, 1.01, 1.03), (2.0, 1.5, 3.0)):
+        texts, _ = speedup_texts(analysis, ends)
+        ticks = [float(text) for text in texts if not text.endswith("×")]
+        assert 1 in ticks and len(ticks) >= 3
+        assert min(ticks) >= 0.1 and max(ticks) <= 10
+        assert f"{ends[0]:.3g}×" in texts
+
+
+def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis) -> None:
+    drawing = course.mismatch(analysis)
+    assert drawing is not None
+    for panel in ("compression", "total", "ESS", "KL, nats"):
+        assert f">{panel}<" in drawing.svg
+    assert "sampled weights" in drawing.caption and "not from sampled weights" in drawing.caption
+    run = analysis.groups[0].runs[0]
+    sampled = {n: v for n, v in run.series.columns.items() if not n.startswith(("total_", "compression_"))}
+    only = replace(run, series=Series({**sampled, "behaviour_kl": np.full(30, 0.02)}, 30))
+    drawing = course.mismatch(analyse([only], Choices()))
+    assert drawing is not None
+    assert "weights π_θ/μ of the actions" in drawing.caption and "closed form" not in drawing.caption
+
+
+def test_a_single_record_is_drawn(analysis: Analysis) -> None:
+    run = analysis.groups[0].runs[0]
+    short = replace(run, series=Series({name: values[:1] for name, values in run.series.columns.items()}, 1))
+    found = analyse([short], Choices())
+    for drawing in (figures.learning_curve(found, "seconds"), course.policy_lag(found), course.mismatch(found)):
+        assert drawing is not None
+        assert re.search(r'<use href="#\w+-\w+" x=', drawing.svg.replace("xlink:", "")), drawing.name
+
+
+def test_timing_a_level_is_no_change_of_level(analysis: Analysis) -> None:
+    run = analysis.groups[0].runs[0]
+    made = [
+        ("survey", "fp32", "fp32:16;int8:0;prune(0.25)+int8:0"),
+        ("hold", "fp32:16;int8:0;prune(0.25)+int8:0", "fp32"),
+    ]
+    logged = [Decision(1.0, 10 * i, None, kind, a, b, "why", {}) for i, (kind, a, b) in enumerate(made, 1)]
+    found = analyse([replace(run, decisions=logged)], Choices())
+    drawing, table = course.decisions(found), decisions_table(found)
+    assert drawing is not None and table is not None
+    assert "prune" not in drawing.svg and "2 decisions" in drawing.caption
+    assert [row[3:5] for row in table.rows] == [("fp32", "fp32"), ("fp32", "fp32")]

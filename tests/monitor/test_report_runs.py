@@ -43,9 +43,9 @@ def test_seeds_are_grouped_and_labelled_by_what_differs() -> None:
     )
     assert [[r.name for r in group.runs] for group in groups] == [["c", "a"], ["b"], ["d"], ["e"]]
     assert [group.label for group in groups] == [
-        "int8, learning_rate=None",
-        "fp32 (torch eager), learning_rate=None",
-        "fp32, learning_rate=None",
+        "int8",
+        "fp32 (torch eager)",
+        "fp32",
         "int8, learning_rate=0.5",
     ]
 
@@ -103,7 +103,7 @@ def test_two_unknown_machines_are_not_the_same_one() -> None:
 def test_another_commit_is_told() -> None:
     ours, theirs = ({"cpu": "A", "usable_cores": 2, "commit": commit} for commit in ("abc", "def"))
     first, other = run("a", machine=ours), run("b", compressor="fp32", machine=theirs)
-    assert analyse([first, other], Choices(), first).caveats == ("fp32 and int8 are of different commits: def and abc",)
+    assert analyse([first, other], Choices(), first).caveats == ("different commits: fp32 of def; int8 of abc",)
     alike = run("b", compressor="fp32", machine=ours)
     assert analyse([first, alike], Choices(), first).caveats == ()
 

@@ -1,0 +1,60 @@
+"""Names of configurations: told apart, no longer than needed, and what of an assignment really acts."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitor.report.labels import acting, labels, wrapped
+
+BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
+
+
+def test_labels_say_what_is_unusual_and_leave_out_what_follows() -> None:
+    configs = [
+        BASE,
+        BASE | {"compressor": "int8"},
+        BASE | {"compressor": "int8", "actors": 4, "batch_unrolls": 4},
+        BASE | {"actors": 4, "batch_unrolls": 2, "stop_at_return": 475.0},
+        BASE | {"compressor": "fp16", "actor_runtime": "torch"},
+    ]
+    differing = ["actor_runtime", "actors", "batch_unrolls", "compressor", "stop_at_return"]
+    assert labels(configs, differing) == [
+        "fp32",
+        "int8",
+        "int8, actors=4",
+        "fp32, actors=4, batch_unrolls=2, stop_at_return=475.0",
+        "fp16 (torch eager)",
+    ]
+
+
+def test_without_a_majority_every_value_is_named() -> None:
+    configs = [BASE | {"learning_rate": rate} for rate in (0.1, 0.2)]
+    assert labels(configs, ["learning_rate"]) == ["learning_rate=0.1", "learning_rate=0.2"]
+    configs += [BASE | {"learning_rate": 0.2, "discount": 0.9}]
+    assert labels(configs, ["discount", "learning_rate"]) == [
+        "learning_rate=0.1", "discount=none, learning_rate=0.2", "discount=0.9",
+    ]  # fmt: skip
+
+
+def test_long_values_keep_their_ends_and_equal_labels_are_numbered() -> None:
+    configs = [BASE | {"wrapper": "w" * 90 + end} for end in "123"]
+    found = labels(configs, ["wrapper"])
+    assert len(set(found)) == 3 and all(len(label) < 60 for label in found)
+    twins = [BASE | {"wrapper": "w" * 40 + middle + "w" * 40} for middle in "ab"]
+    assert [label[-2:] for label in labels(twins, ["wrapper"])] == ["#1", "#2"]
+
+
+def test_long_labels_are_wrapped_not_cut() -> None:
+    text = "fp32, actors=1, batch_unrolls=1, stop_at_return=475.0, learning_rate=0.002"
+    lines = wrapped(text, 24).splitlines()
+    assert max(map(len, lines)) <= 24 and " ".join(lines) == text
+    assert wrapped("", 24) == ""
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [("fp32", "fp32"), ("fp32:64;int8:0", "fp32"), ("int8:6;fp32:2", "int8:6;fp32:2"), ("", ""),
+     ("prune(0.5)+int8:8;fp32:0;int8:0", "prune(0.5)+int8"), ("int8:4;fp32:4;fp16:0", "int8:4;fp32:4")],
+)  # fmt: skip
+def test_only_what_acts_is_named(assignment: str, text: str) -> None:
+    assert acting(assignment) == text
