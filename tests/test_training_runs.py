@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,7 @@ def made(*order: tuple[str, float], wall_s: float = 8.0, **machine: object) -> l
         summary = {"wall_s": wall_s, "actor_s": {"env": 2.0}, "env_steps_per_s": 1e6, "training_s": 1.0}
         run = Run(f"{variant}-{i}", "/r", {}, {"commit": "abc", **machine}, summary, Series({}, 0))
         load = [{"unix_time_s": ended_s, "load_average_before": 1.0 + i}]
-        found.append(module.conditions_of(variant, run, load))
+        found.append(module.conditions_of(run, {"variant": variant, "summary": summary, "load": load}))
     return found
 
 
@@ -96,7 +97,9 @@ def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
     assert "1 of them began before another had ended" in text(at_once)
     two = interleaved[:1] + made(("b", 20.0), commit="def")
     assert "of 2 commits" in text(two)
-    unknown = [conditions().conditions_of("a", interleaved[0].run, [])]
+    resumed = [*interleaved, replace(interleaved[0], ended_s=(50.0, 60.0), variant="b")]
+    assert "one at a time is not known, as 1 of 5 were resumed" in text(resumed)
+    unknown = [conditions().conditions_of(interleaved[0].run, {"variant": "a", "summary": None})]
     assert text(unknown).startswith("When 1 of 1 runs were made is not known")
     assert "load was not noted" in text(unknown)
     table = conditions().conditions_table(in_blocks)

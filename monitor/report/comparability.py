@@ -44,9 +44,8 @@ def differences(baseline: Group, group: Group) -> tuple[str, ...]:
     found = []
     ours, theirs = ({_commit(run) for run in side.runs} for side in (baseline, group))
     if ours != theirs:
-        found.append(
-            f"{group.label} and {baseline.label} are of different commits: {_listed(theirs)} and {_listed(ours)}"
-        )
+        sides = (f"{side.label} of {', '.join(sorted(of))}" for side, of in ((group, theirs), (baseline, ours)))
+        found.append(f"different commits: {'; '.join(sides)}")
     before, after = environment_us(baseline.runs), environment_us(group.runs)
     same_work = all(baseline.config.get(key) == group.config.get(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
     if same_work and math.isfinite(before) and math.isfinite(after):

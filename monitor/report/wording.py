@@ -31,7 +31,7 @@ def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]],
         (
             c.verdict.outcome,
             c.group.label,
-            " ".join(f"{text[:1].upper()}{text[1:]}." for text in _told(c, analysis)),
+            " ".join(f"{_capitalised(text, c, analysis)}." for text in _told(c, analysis)),
             c.marks,
         )
         for c in analysis.comparisons
@@ -127,6 +127,12 @@ def _told(comparison: Comparison, analysis: Analysis) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def _capitalised(sentence: str, comparison: Comparison, analysis: Analysis) -> str:
+    """With a capital, unless a configuration's name comes first."""
+    named = sentence.startswith((comparison.group.label, analysis.groups[0].label))
+    return sentence if named else f"{sentence[:1].upper()}{sentence[1:]}"
+
+
 def _speed(comparison: Comparison, analysis: Analysis) -> str:
     value, baseline = comparison.main, analysis.groups[0].label
     if value is None:
@@ -141,7 +147,7 @@ def _speed(comparison: Comparison, analysis: Analysis) -> str:
         "actor_us_per_step": ("speed of acting", f"acts {times(value)} as fast as {baseline}"),
     }[value.quantity]
     if value.shown == "unknown":
-        return f"{comparison.group.label} against {baseline}: {what} {times(value)}, too few seeds for an interval"
+        return f"{comparison.group.label} against {baseline}: {times(value)} in {what}, too few seeds for an interval"
     if value.shown == "nothing":
         span = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}"
         return f"no difference in {what} shown between {comparison.group.label} and {baseline} ({span})"

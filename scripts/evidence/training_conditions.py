@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from monitor.report.runs import Run
 from monitor.report.tables import Table
@@ -24,27 +25,29 @@ class Conditions:
         variant: its configuration's name. run: what it measured.
         ended_s: Unix time at which each of its parts ended, one for a run that was never resumed; empty if unknown.
         loads: load averages over a minute before each part, as far as they were kept.
+        wall_s: how long its command trained; None if unknown.
     """
 
     variant: str
     run: Run
     ended_s: tuple[float, ...] = ()
     loads: tuple[float, ...] = ()
+    wall_s: float | None = None
 
     @property
     def span_s(self) -> tuple[float, float] | None:
         """Unix times of its beginning and end; None where either is unknown, as of a resumed run."""
-        wall_s = None if self.run.summary is None else self.run.summary.get("wall_s")
-        if len(self.ended_s) != 1 or not isinstance(wall_s, int | float):
+        if len(self.ended_s) != 1 or self.wall_s is None:
             return None
-        return self.ended_s[0] - wall_s, self.ended_s[0]
+        return self.ended_s[0] - self.wall_s, self.ended_s[0]
 
 
-def conditions_of(variant: str, run: Run, load: Sequence[Mapping[str, object]]) -> Conditions:
-    """Args: load: what the runner noted after each part of the run."""
+def conditions_of(run: Run, sample: Mapping[str, Any]) -> Conditions:
+    """What is kept of a run: its variant, its summary, and in ``load`` what the runner noted after each part of it."""
+    load, summary = sample.get("load", ()), sample["summary"] or {}
     ended = tuple(float(str(part["unix_time_s"])) for part in load if "unix_time_s" in part)
     loads = tuple(float(str(part["load_average_before"])) for part in load if "load_average_before" in part)
-    return Conditions(variant, run, ended, loads)
+    return Conditions(str(sample["variant"]), run, ended, loads, summary.get("wall_s"))
 
 
 def conditions_text(made: Sequence[Conditions]) -> str:
@@ -87,7 +90,8 @@ def _order(made: Sequence[Conditions]) -> str:
     spans = sorted(span for one in known if (span := one.span_s) is not None)
     overlaps = sum(after[0] < before[1] - OVERLAP_S for before, after in pairwise(spans))
     if len(spans) < len(known):
-        alone = f"whether one at a time is not known of {len(known) - len(spans)} runs, which were resumed"
+        resumed = len(known) - len(spans)
+        alone = f"whether one at a time is not known, as {resumed} of {len(known)} were resumed"
     else:
         alone = f"{overlaps} of them began before another had ended" if overlaps else "one at a time"
     return f"{order}; {alone}."

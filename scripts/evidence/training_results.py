@@ -97,10 +97,7 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
         tables = (speedup_table, results_table, mismatch_table, runs_table, machines_table)
         parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
         parts += list(map(escaped, method(analysis)))
-        made = [
-            conditions_of(str(sample["variant"]), run, sample.get("load", ()))  # type: ignore[arg-type]
-            for run, sample in zip(runs, samples.values(), strict=True)
-        ]
+        made = [conditions_of(run, sample) for run, sample in zip(runs, samples.values(), strict=True)]
         parts += [escaped(conditions_text(made)), table_text(conditions_table(made))]
     if gaps:
         rows = tuple((name, reason) for name, reason in gaps.items())
