@@ -67,7 +67,7 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         legend_below(axes)
         caption = (
             f"Interquartile mean over seeds with a {analysis.choices.confidence:.0%} bootstrap band; thin lines are "
-            "single seeds. A seed that has ended keeps its last value."
+            "single seeds. A curve starts where half of the seeds have values; one that has ended keeps its last."
         )
         ends = "; ".join(
             f"{r.group.label} ends at {c.centre[-1]:.4g}" for r, c in zip(analysis.results, curves, strict=True) if c

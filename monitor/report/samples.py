@@ -14,7 +14,7 @@ from monitor.report.runs import Run
 from monitor.report.series import Series
 
 _KEPT = re.compile(
-    r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)|mismatch_alarms"
+    r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?|(actor|learner)_\w+_share)$"
 )
 

@@ -19,8 +19,6 @@ Floats = NDArray[np.float64]
 MAX_POINTS = 4096
 MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
-ALARMS = "mismatch_alarms"
-"""Sentences in a record; here the share of records in which any alarm held."""
 _CHUNK_RECORDS = 4096
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -156,8 +154,6 @@ def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:
             yield name, value
         elif isinstance(value, int):
             yield name, _as_float(value)
-        elif isinstance(value, str) and name == ALARMS:
-            yield name, float(bool(value))
         elif isinstance(value, str) and value in _NON_FINITE:
             yield name, _NON_FINITE[value]
 

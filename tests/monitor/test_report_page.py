@@ -41,7 +41,6 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
         "lag_min": np.zeros(30),
         "lag_mean": rng.random(30),
         "lag_max": np.full(30, 3.0),
-        "mismatch_alarms": np.r_[np.ones(3), np.zeros(27)],
         "total_ess": np.full(30, 0.95),
         "total_kl": np.full(30, 0.02),
         "compression_ess": np.full(30, 0.9),
