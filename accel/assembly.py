@@ -259,6 +259,7 @@ class Assembly:
             learner_s=times["learner_s"],
             actor_s=times["actor_s"],
             comparison=comparison,
+            compressor=config.compressor,
         )
         self.run.write_summary(summary.to_json())
         return summary
