@@ -8,8 +8,6 @@ evaluated at each refresh; what is computed from constants alone is folded once.
 from __future__ import annotations
 
 import copy
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +20,7 @@ from compressors.artifact import TensorSpec
 from compressors.base import Array, State
 from compressors.errors import GraphError
 from compressors.execution import Piece
+from compressors.exporting import export_model
 from compressors.folding import Prologue, split
 from compressors.rewrite import simplify
 from compressors.rewriting import Draft
@@ -87,7 +86,7 @@ def export_policy(
     examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
     generator = torch.Generator().manual_seed(_SENTINEL_SEED)
     _randomise(double, generator)
-    model = _export(double, examples, output_names)
+    model = export_model(double, examples, output_names, OPSET)
     _randomise(double, generator)
     state = read_state(double)
     inputs = tuple(_spec(name, value) for name, value in examples.items())
@@ -99,28 +98,6 @@ def export_policy(
     graph = _policy_graph(model, state, inputs, outputs)
     _check_follows(graph, state, _wider(examples), results)
     return graph
-
-
-def _export(double: torch.nn.Module, examples: Mapping[str, torch.Tensor], output_names: Sequence[str]) -> ModelProto:
-    file = io.BytesIO()
-    names = [*examples, *output_names]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's notices of deprecation and tracing; _check_follows decides
-            torch.onnx.export(
-                double,
-                tuple(examples.values()),
-                file,  # type: ignore[arg-type]  # a binary file does, with dynamo=False
-                dynamo=False,
-                do_constant_folding=False,
-                input_names=list(examples),
-                output_names=list(output_names),
-                dynamic_axes={name: {0: "batch"} for name in names},
-                opset_version=OPSET,
-            )
-    except Exception as error:  # the exporter raises anything from RuntimeError to its own types
-        raise GraphError(f"the policy {type(double).__name__} cannot be exported to ONNX: {error}") from error
-    return onnx.load_from_string(file.getvalue())
 
 
 def _policy_graph(

@@ -136,7 +136,8 @@ class FactoredModule(BoundReduction):
                 biases = (f"bias_ih{suffix}", f"bias_hh{suffix}") if layer.bias else ()
             elif any(p.dim() > 1 for p in layer.parameters(recurse=False)):
                 raise UnsupportedLayerError(
-                    f"lowrank takes Linear, Conv2d, nn.LSTM and nn.LSTMCell, not {name!r}, a {type(layer).__name__}"
+                    f"lowrank takes Linear, Conv2d, nn.LSTM and nn.LSTMCell, not {name!r}, a {type(layer).__name__}; "
+                    "use a scheme without lowrank, or another layer"
                 )
             else:
                 continue
@@ -202,7 +203,10 @@ def factor_rank(rows: int, columns: int, ratio: float) -> int | None:
 
 def _check_lstm(name: str, layer: nn.LSTM | nn.LSTMCell) -> None:
     if isinstance(layer, nn.LSTM) and (layer.num_layers > 1 or layer.bidirectional or layer.proj_size):
-        raise UnsupportedLayerError(f"lowrank takes LSTMs of one layer and direction without projection, not {name!r}")
+        raise UnsupportedLayerError(
+            f"lowrank takes LSTMs of one layer and direction without projection, not {name!r}; use a scheme without "
+            "lowrank, or another layer"
+        )
 
 
 def _in_factors(layer: nn.Module, rank: int) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
+from accel.errors import ConfigError
 from accel.loading import TrainedRun, load_run
 from accel.networks import build_network_from_config, parse_network
 from accel.playing import collect_inputs
@@ -94,6 +95,14 @@ class Subject:
             "greedy_agreement": float(found.greedy_agrees.mean(dtype=np.float64)),
         }
 
+    def mismatch_of(self, artifact: CompressedPolicy) -> Row:
+        """``mismatch`` of the policy as actors have it, on onnxruntime."""
+        session = PolicySession(artifact, batch=len(self.held_out["observations"]))
+        for name, array in session.inputs.items():
+            array[...] = self.held_out[name]
+        session.run()
+        return self.mismatch(session.outputs["params"].astype(np.float32))
+
     def _teach(self, plan: Plan) -> None:
         """Train a distilled student a little, where there is one and a policy worth learning from."""
         if self.weights == "random":
@@ -166,12 +175,19 @@ def make_subject(
 
     Raises:
         CheckpointError, RunDirectoryError, EnvError: see ``trained_subject`` and ``environment_subject``.
+        ConfigError: the network does not take the observations.
     """
     if run is not None:
         return trained_subject(run)
     if config is not None and spec is not None:
         return environment_subject(config.replace(network=network), spec)
-    return random_subject(network, spec or default_spec(network), activation=activation)
+    layout = spec or default_spec(network)
+    try:
+        return random_subject(network, layout, activation=activation)
+    except ConfigError as error:
+        if spec is not None:
+            raise
+        raise ConfigError(f"{error}; give --env, or --observation-shape and --actions") from error
 
 
 def environment_spec(config: TrainConfig) -> EnvSpec:

@@ -136,7 +136,13 @@ def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
     factory: Callable[[EnvSpec], object] | None = getattr(module, name, None)
     if not callable(factory):
         raise ConfigError(f"network '{path}': module '{module_name}' has no function '{name}'")
-    torso = factory(spec)
+    try:
+        torso = factory(spec)
+    except Exception as error:  # the user's own code, which raises anything
+        raise ConfigError(
+            f"network '{path}': calling it with the EnvSpec failed with {type(error).__name__}: {error}: give a "
+            "function of one argument, the EnvSpec, that returns a torch.nn.Module"
+        ) from error
     if not isinstance(torso, nn.Module):
         raise ConfigError(f"network '{path}': the factory returned {type(torso).__name__}, not a torch.nn.Module")
     return torso

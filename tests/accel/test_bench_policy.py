@@ -175,6 +175,7 @@ def test_a_sample_averages_many_short_calls_and_one_long_call() -> None:
         ({"seconds": 0.0}, ConfigError, "must be positive"),
         ({"repeats": 0}, ConfigError, "must be positive"),
         ({"networks": ["nature-cnn"], "config": TrainConfig.create(env="CartPole-v1")}, ConfigError, "images"),
+        ({"networks": ["torch.nn:Flatten"]}, ConfigError, "give --env, or --observation-shape and --actions"),
         ({"run": Path("/nowhere")}, RunDirectoryError, "nowhere"),
     ],
 )

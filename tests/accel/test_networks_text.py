@@ -114,6 +114,12 @@ def wrong_input(spec):
 
 def no_module(spec):
     return lambda x: x
+
+def no_argument():
+    return nn.Identity()
+
+def broken(spec):
+    return {}["width"]
 """
 
 
@@ -148,6 +154,8 @@ def test_the_users_own_torso_is_built_into_a_network(
         ("wrong_shape", r"must map \(2, 4, 40, 44\) to \[2, features\], it gave \(2, 4, 40, 44\)"),
         ("wrong_input", r"fails on observations \(2, 4, 40, 44\)"),
         ("no_module", "returned function, not a torch.nn.Module"),
+        ("no_argument", r"failed with TypeError: no_argument\(\).*give a function of one argument, the EnvSpec"),
+        ("broken", "failed with KeyError: 'width'"),
     ],
 )
 def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:

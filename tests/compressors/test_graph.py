@@ -102,6 +102,61 @@ def test_what_cannot_be_refreshed_is_refused(make: type[nn.Module], message: str
         Case(make, {"observations": (11,)}).bind("fp32", make())
 
 
+class _Pooled(nn.Module):
+    """Pooling to a size that does not divide its input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 3))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.torso(observations.float())
+
+
+@pytest.mark.parametrize(
+    ("case", "where"),
+    [
+        (Case(_Pooled, {"observations": (2, 44, 44)}), r"layer 'torso\.1' \(AdaptiveAvgPool2d\) cannot"),
+        (Case(_Untraceable, {"observations": (11,)}), "the forward of _Untraceable cannot"),
+    ],
+    ids=["layer", "forward"],
+)
+def test_what_cannot_be_exported_is_named_with_a_remedy_and_nothing_else_printed(
+    case: Case, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(GraphError, match=where) as caught:
+        case.bind("fp32", case.make())
+    message = str(caught.value)
+    assert "\n" not in message and "--actor-runtime torch --compressor fp32" in message
+    assert capfd.readouterr() == ("", "")
+
+
+class _Attentive(nn.Module):
+    """Attention over the observation's numbers, which torch computes by one operator of its own where it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(1, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = self.embedding(observations[:, :, None])
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def test_attention_is_exported_in_parts() -> None:
+    case = Case(_Attentive, {"observations": (11,)})
+    module = case.make().eval()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        plan = case.bind("fp32", module)
+    inputs = case.inputs(5)
+    found = run_artifact(plan.refresh(randomise(module, seed=1), version=1), inputs)[0]
+    np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
 def test_wrong_number_of_output_names_is_refused() -> None:
     case = CASES["lstm"]
     with pytest.raises(GraphError, match="returns 3 tensors"):

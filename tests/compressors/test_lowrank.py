@@ -138,7 +138,7 @@ class _Gated(nn.Module):
 
 def test_what_cannot_be_factored_is_refused() -> None:
     case = Case(_Gated, {"observations": (11,), "state": (24,)}, ("params", "next"))
-    with pytest.raises(UnsupportedLayerError, match="not 'memory', a GRUCell"):
+    with pytest.raises(UnsupportedLayerError, match="not 'memory', a GRUCell; use a scheme without lowrank"):
         case.bind("lowrank(0.5)", case.make())
     tiny = Case(lambda: MLP(width=8), {"observations": (11,)})
     with pytest.raises(UnsupportedLayerError, match="no layer whose factors would be smaller"):
