@@ -31,8 +31,6 @@ from monitor.timers import PhaseTimes
 from tests.contracts.ranks import Job as RankJob
 
 RUINOUS = "prune(0.95)"
-USELESS = "distill(1x1)"
-"""A student of one unit, for a policy of six logits."""
 
 
 class Rig:
@@ -236,7 +234,7 @@ def _actor_bound(path: Path, name: str, compressor: str, **changes: object) -> T
         "envs_per_actor": 1,
         "unroll_length": 128,
         "batch_unrolls": 2,
-        "network": "tests.accel.frozen_encoders:frozen_2048",
+        "network": "tests.accel.frozen_encoders:frozen",
         "calibration_size": 128,
         "stop_at_return": None,
         "total_env_steps": 25_000,
@@ -262,16 +260,17 @@ def _records(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.learning
 @pytest.mark.timeout(240)
 def test_a_ruinous_level_is_tried_found_and_left_where_actors_are_the_bottleneck(tmp_path: Path) -> None:
-    """Nothing forces the trial: the level promises more steps, and default thresholds apply."""
-    for name, compressor in (("tuned", f"auto(fp32;{USELESS})"), ("plain", "fp32")):
-        _run_job(_actor_bound(tmp_path, name, compressor))
+    """Nothing forces the trial: 8 bits promise more steps, default thresholds apply, and outliers make them useless."""
+    network = "tests.accel.frozen_encoders:frozen_with_outliers"
+    for name, compressor in (("tuned", "auto(fp32;int8)"), ("plain", "fp32")):
+        _run_job(_actor_bound(tmp_path, name, compressor, network=network))
     decisions, _ = read_decisions(tmp_path / "tuned")
     tried = next(d for d in decisions if d.kind == "trial")
     assert tried.figures["bottleneck"] == "policy" and "promises +" in tried.reason
-    left = _left(decisions, USELESS)
+    left = _left(decisions, "int8")
     assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
     # Whole actors were compared: one on the level, one beside it.
-    assert any(d.actor is not None and d.after == USELESS for d in decisions)
+    assert any(d.actor is not None and d.after == "int8" for d in decisions)
     tuned, plain = (_records(tmp_path / name)[-1] for name in ("tuned", "plain"))
     assert tuned["level"] == "fp32"
     assert tuned["return_mean"] > plain["return_mean"] - 1.0 > 7.0
