@@ -6,15 +6,12 @@ import ast
 import difflib
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from accel.errors import ConfigError
-
-PRESETS = Path(__file__).parent / "presets"
 
 Clip = Annotated[float, Field(gt=0)] | None
 Count = Annotated[int, Field(ge=1)]
@@ -86,8 +83,8 @@ class TrainConfig(BaseModel):
     )
     rechoose_interval_updates: Count = Field(
         1000,
-        description="learner updates between choices of pruned channels and low-rank bases; sooner at the start, and as "
-        "much more often as a batch takes optimiser steps",
+        description="learner updates between choices of pruned channels and low-rank bases; sooner at the start, and "
+        "as much more often as a batch takes optimiser steps",
     )
     distill_interval_updates: Count = Field(
         2, description="learner updates between training steps of a distilled student on recent observations"
@@ -269,31 +266,6 @@ class TrainConfig(BaseModel):
         return values
 
 
-def load_toml(path: Path) -> dict[str, object]:
-    """Read a configuration file; raises ConfigError that names the file and the line."""
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-
-
-def preset_names() -> tuple[str, ...]:
-    """The presets that come with the package."""
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
-
-
-def load_preset(name: str) -> dict[str, object]:
-    """The values a preset sets; raises ConfigError that lists the presets."""
-    if name not in preset_names():
-        raise ConfigError(
-            f"unknown preset '{name}'{_did_you_mean(name, preset_names())}; presets: {', '.join(preset_names())}"
-        )
-    return load_toml(PRESETS / f"{name}.toml")
-
-
 def _parse_pair(pair: str) -> tuple[str, EnvValue]:
     key, equals, text = pair.partition("=")
     if not equals or not key.isidentifier():
@@ -307,7 +279,8 @@ def _parse_pair(pair: str) -> tuple[str, EnvValue]:
     return key, value if isinstance(value, str | int | float | bool) else text
 
 
-def _did_you_mean(name: str, choices: tuple[str, ...]) -> str:
+def did_you_mean(name: str, choices: tuple[str, ...]) -> str:
+    """`` (did you mean 'x'?)`` with the nearest choice, or nothing."""
     close = difflib.get_close_matches(name, choices, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
@@ -317,7 +290,7 @@ def _explain(item: object, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in details["loc"][:1]).rstrip("_")
     message = str(details["msg"]).removeprefix("Value error, ")
     if details["type"] == "extra_forbidden":
-        return f"unknown option '{name}'{_did_you_mean(name, tuple(model.model_fields))}"
+        return f"unknown option '{name}'{did_you_mean(name, tuple(model.model_fields))}"
     if not name:
         return message
     return f"option '{name}' = {details['input']!r}: {message[:1].lower()}{message[1:]}"

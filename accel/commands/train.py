@@ -12,7 +12,8 @@ from typing import Annotated, get_args
 
 import tyro
 
-from accel.config import TrainConfig, load_preset, load_toml, preset_names
+from accel.config import TrainConfig
+from accel.configfiles import load_preset, load_toml, preset_names
 from accel.errors import AccelError, ConfigError
 from accel.job import Job, check_config, process_started_at
 from accel.launch import abort_job, learn, start

@@ -14,7 +14,8 @@ from optuna.distributions import (
 )
 from optuna.trial import Trial
 
-from accel.config import TrainConfig, load_preset, load_toml
+from accel.config import TrainConfig
+from accel.configfiles import load_preset, load_toml
 from accel.errors import ConfigError
 from accel.job import check_config
 from accel.sweep.quantities import did_you_mean

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.config import TrainConfig, load_preset, load_toml, preset_names
+from accel.config import TrainConfig
+from accel.configfiles import load_preset, load_toml, preset_names
 from accel.errors import ConfigError
 from accel.job import Job, check_config, error_of_kind, process_started_at
 from accel.toml import to_toml

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.config import TrainConfig, load_preset
+from accel.config import TrainConfig
+from accel.configfiles import load_preset
 from accel.errors import ExportError
 from accel.exporting import run_policy
 from accel.launch import train

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.config import TrainConfig, load_preset
+from accel.config import TrainConfig
+from accel.configfiles import load_preset
 from tests.mpi.training_runs import TrainingRun
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]

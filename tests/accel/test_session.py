@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 import accel
 from accel.checkpoint import CheckpointState
-from accel.config import TrainConfig, load_toml
+from accel.config import TrainConfig
+from accel.configfiles import load_toml
 from accel.errors import (
     CheckpointError,
     ConfigError,

@@ -13,7 +13,8 @@ import pytest
 
 import accel
 from accel.checkpoint import CheckpointState
-from accel.config import TrainConfig, load_toml
+from accel.config import TrainConfig
+from accel.configfiles import load_toml
 from accel.rundir import RunDirectory
 from compressors.artifact import CompressedPolicy
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
