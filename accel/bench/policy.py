@@ -25,7 +25,6 @@ from accel.errors import ConfigError
 from accel.spaces import EnvSpec
 from accel.torch_acting import serialise_module
 from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
 
 RUNTIMES = ("torch", "torch.compile", "onnxruntime")
 SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
@@ -111,7 +110,7 @@ def _measure(
 ) -> list[Row]:
     logger.info("compressing %s", subject.network)
     artifacts = subject.artifacts(schemes, notify) if "onnxruntime" in runtimes else {}
-    mismatches = {scheme: _mismatch(subject, artifact) for scheme, artifact in artifacts.items()}
+    mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
     torch_bytes = len(serialise_module(subject.run.policy))
     rows: list[Row] = []
     for batch in batches:
@@ -177,16 +176,6 @@ class _Contest:
 
 
 _NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
-
-
-def _mismatch(subject: Subject, artifact: CompressedPolicy) -> Row:
-    """The artifact against torch on held-out inputs."""
-    inputs = subject.held_out
-    session = PolicySession(artifact, batch=len(inputs["observations"]))
-    for name, array in session.inputs.items():
-        array[...] = inputs[name]
-    session.run()
-    return subject.mismatch(session.outputs["params"].astype(np.float32))
 
 
 def _speedups(row: Row, cells: Sequence[Row]) -> Row:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from accel.bench.figures import actor_panels, draw
+from monitor.statistics import Interval, mean_interval
 
-Row = dict[str, object]
+Row = dict[str, Any]
 Key = tuple[object, ...]
 
+FULL_PRECISION = "fp32"
 PAPER_RATIO = 4.13
 REPLACEMENTS = ("distill",)
 REDUCTIONS = ("prune", "lowrank", *REPLACEMENTS)
@@ -23,11 +28,11 @@ def render(output: Path) -> None:
     directory = output / "rows"
     actors = _read(directory.glob("actor-*.json"))
     refreshes = _read(directory.glob("refresh*.json"))
-    policies = _read(directory.glob("policy-*.json"))
-    rows = actors + refreshes + policies
+    trained = _read(directory.glob("trained-*.json"))
+    rows = actors + refreshes + trained
     if not rows:
         raise SystemExit(f"there are no rows under {directory}: measure first")
-    sections = ["# Actor time, refresh times and mismatch", _conditions(rows)]
+    sections = ["# Actor time, refresh times and trained policies", _conditions(rows)]
     if actors:
         sections += [_actor_section(actors), _split_section(actors)]
         title = f"Actor time (behind: times as fast as torch eager)\n{_conditions(actors)}".replace("*", "")
@@ -35,8 +40,8 @@ def render(output: Path) -> None:
         sections.append("![Actor time per environment step](actor_time.png)")
     if refreshes:
         sections.append(_refresh_section(refreshes))
-    if policies:
-        sections.append(_mismatch_section(policies))
+    if trained:
+        sections.append(_trained_section(trained))
     sections.append(_commands(rows))
     (output / "README.md").write_text("\n\n".join(sections) + "\n")
     print(f"wrote {output / 'README.md'}")
@@ -67,8 +72,8 @@ def _actor_section(rows: Sequence[Row]) -> str:
         "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
         "environment stepped by random actions, without a policy. `best whole`: the fastest that keeps every unit of "
         "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. `limit`: "
-        "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network; "
-        "its text under rows/ has the reason.\n\n"
+        "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
+        "the text under rows/ explains, or was not asked for, as most are not with an LSTM.\n\n"
     )
     verdict = (
         f"\n\nThe policy is at least a third of actor time on torch eager in {counted} of {len(lines)} cells. The "
@@ -126,28 +131,52 @@ def _refresh_section(rows: Sequence[Row]) -> str:
     return text + _table(heads, lines)
 
 
-def _mismatch_section(rows: Sequence[Row]) -> str:
-    heads = ["run", "network", "scheme", "bytes", "µs, batch 1", "µs, batch 8", "KL, nats", "ESS", "same greedy action"]
+def _trained_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "run", "environment", "network", "scheme", "bytes", "KL, nats", "ESS", "same greedy action", "mean return",
+        "95 %", "− fp32, same seeds", "95 %", "told apart", "episodes", "actions",
+    ]  # fmt: skip
     lines = []
-    for cells in _groups([row for row in rows if row["runtime"] == "onnxruntime"], ("command", "scheme")):
-        times = {row["batch"]: _time(row["us"]) for row in cells}
-        row = cells[0]
-        lines.append(
-            [
-                _run(str(row["command"])), row["network"], row["scheme"], f"{row['bytes']:,}", times.get(1, "–"),
-                times.get(8, "–"), f"{row['kl']:.2e}", f"{row['ess']:.4f}", f"{row['greedy_agreement']:.1%}",
-            ]
-        )  # fmt: skip
-    return "## Mismatch of trained policies\n\nKL(fp32‖scheme) over observations that the policy meets.\n\n" + _table(
-        heads, lines
+    for cells in _groups(rows, ("run",)):
+        full = next((row for row in cells if row["scheme"] == FULL_PRECISION), None)
+        for row in sorted(cells, key=lambda row: row["scheme"] != FULL_PRECISION):
+            line = [row["run"], row["env"], row["network"], row["scheme"]]
+            lines.append([*line, *(["refused", *["–"] * 10] if "refused" in row else _trained_cells(row, full))])
+    text = (
+        "## Trained policies\n\nOne run a block, compressed after training, without fine-tuning (a student of distill "
+        "had its lessons). KL(fp32‖scheme), effective sample size and greedy agreement over observations that the "
+        "policy meets, none of which calibrated it. Returns are of seeded episodes, the same for every scheme; sampled "
+        "actions where greedy games repeat each other. The difference is paired by seed, with Student's 95 % interval; "
+        "`told apart`: whether that interval leaves zero out. Every return is under rows/.\n\n"
     )
+    return text + _table(heads, lines)
+
+
+def _trained_cells(row: Row, full: Row | None) -> list[str]:
+    cells = [f"{row['bytes']:,}", f"{row['kl']:.2e}", f"{row['ess']:.4f}", f"{row['greedy_agreement']:.1%}"]
+    cells += [f"{row['return']:.4g}", f"{row['return_low']:.4g} to {row['return_high']:.4g}"]
+    found = None if full is None or row is full else _paired(row, full)
+    if found is None:
+        cells += ["–", "–", "–"]
+    else:
+        apart = found.low > 0 or found.high < 0
+        cells += [f"{found.estimate:+.4g}", f"{found.low:+.4g} to {found.high:+.4g}", "yes" if apart else "no"]
+    repeated = "" if row["distinct_games"] == row["episodes"] else f", {row['distinct_games']} different"
+    return [*cells, f"{row['episodes']}{repeated}", str(row["actions"])]
+
+
+def _paired(row: Row, full: Row) -> Interval | None:
+    """Mean difference by seed, where both played the same episodes in the same way."""
+    if any(row[name] != full[name] for name in ("actions", "episodes", "seed")):
+        return None
+    return mean_interval(np.subtract(row["returns"], full["returns"]))
 
 
 def _conditions(rows: Sequence[Row]) -> str:
     row = rows[0]
     versions = ", ".join(f"{name} {row[name]}" for name in ("python", "torch", "onnxruntime", "numpy", "gymnasium"))
     commits = _ordered(f"{str(r['commit'])[:10]}{' (with changes)' if r['dirty'] else ''}" for r in rows)
-    least = min(r["cpu_share"] for r in rows)
+    least = min((r["cpu_share"] for r in rows if "cpu_share" in r), default=1.0)
     quiet = "" if least >= QUIET else " **Other processes were at work: measure again on a quiet machine.**"
     return (
         f"{row['cpu']}, {row['cores']} cores ({row['int8_flags']}); {versions}; one thread each, no spinning; commit "
@@ -157,10 +186,6 @@ def _conditions(rows: Sequence[Row]) -> str:
 
 def _commands(rows: Sequence[Row]) -> str:
     return "## Commands\n\n```\n" + "\n".join(_ordered(row["command"] for row in rows)) + "\n```"
-
-
-def _run(command: str) -> str:
-    return Path(next(word for word in command.split() if word.startswith("--run=")).removeprefix("--run=")).name
 
 
 def _steps(row: Row, name: str) -> str:
