@@ -30,8 +30,6 @@ from monitor.decisions import Decision, read_decisions
 from monitor.timers import PhaseTimes
 from tests.contracts.ranks import Job as RankJob
 
-RUINOUS = "prune(0.95)"
-
 
 class Rig:
     """One learner and real actors, taken in turns, without a training loop."""
@@ -211,19 +209,24 @@ def _left(decisions: list[Decision], level: str) -> Decision:
 
 
 @pytest.mark.learning
-def test_a_ruinous_level_is_never_taken_in_one_process(tmp_path: Path) -> None:
-    """The tuner goes by the clock: the run may end before the level is tried, or while it is; never on it."""
-    summary = train(_quick(tmp_path, "run", f"auto(fp32;{RUINOUS})", actors=0, learning_rate=5e-4))
+def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) -> None:
+    """The tuner goes by the clock: the run may end before the level is tried, while it is, or on it."""
+    level = "prune(0.95)"
+    summary = train(_quick(tmp_path, "run", f"auto(fp32;{level})", actors=0, learning_rate=5e-4))
     assert summary.return_mean is not None and summary.return_mean >= 300.0
     decisions, damaged = read_decisions(tmp_path / "run")
     assert damaged == 0
-    tried = [i for i, d in enumerate(decisions) if d.kind == "trial" and RUINOUS in d.after]
-    for left in [d for i in tried for d in decisions[i + 1 : i + 2]]:
-        assert "ruins returns" in left.reason or "out of bounds" in left.reason or "loses return" in left.reason
-    assert summary.scheme == load_run(tmp_path / "run").scheme == "fp32"
+    acted = "fp32"
+    for decision in decisions:
+        if decision.kind == "accept":
+            assert "effective experience" in decision.reason and float(str(decision.figures["return_z"])) > -3.0
+            acted = level
+        elif decision.kind == "fallback":
+            acted = "fp32"
+    assert summary.scheme == load_run(tmp_path / "run").scheme == acted
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("compression_ess/fp32" in record for record in records)
-    assert records[-1]["level"] == "fp32"
+    assert records[-1]["level"] == acted
 
 
 def _actor_bound(path: Path, name: str, compressor: str, **changes: object) -> TrainConfig:
