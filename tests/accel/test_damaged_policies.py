@@ -80,6 +80,33 @@ def test_damaged_artifacts_are_refused_and_the_old_policy_acts_on(published: tup
     np.testing.assert_array_equal(act_once(policy, net, observations), before)
 
 
+def test_resealed_damage_is_refused_or_acts(published: tuple[PolicyNetwork, bytes]) -> None:
+    """Damage inside the model under checksums that are right again."""
+    net, payload = published
+    policy = session_policy(net.spec, net)
+    policy.load(update_of(payload, version=3))
+    artifact = CompressedPolicy.from_bytes(payload)
+    observations = make_batch(net).observations[0].numpy()
+    params = act_once(policy, net, observations)
+    rng = random.Random(1)
+    refused = acted = 0
+    for _ in range(DAMAGES):
+        broken = dataclasses.replace(artifact, model=_damaged(artifact.model, rng) or b"no model")
+        try:
+            policy.load(update_of(broken.to_bytes(), version=4))
+        except ArtifactError:
+            refused += 1
+            continue
+        try:
+            policy.infer(observations, None, params)
+        except ArtifactError:
+            continue
+        acted += 1
+    assert refused > 0.5 * DAMAGES and acted > 0
+    policy.load(update_of(payload, version=5))
+    assert np.isfinite(act_once(policy, net, observations)).all()
+
+
 @pytest.mark.parametrize("network", ["mlp:32x2+lstm:16", "nature-cnn:0.25"])
 def test_a_sound_policy_for_something_else_is_refused(network: str, published: tuple[PolicyNetwork, bytes]) -> None:
     net, payload = published

@@ -1,0 +1,141 @@
+"""Codes of any numbers: within half a step inside the range, saturated outside, zero exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+
+from compressors.quantise import (
+    INT8,
+    SMALLEST_SCALE,
+    UINT8,
+    WEIGHT_INT7,
+    WEIGHT_INT8,
+    IntegerType,
+    activation_parameters,
+    bias_codes,
+    scales_for_bias,
+    weight_scales,
+)
+from compressors.weights import Changes, CodeWriter
+
+# the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
+HALF = 0.5 + 2e-5
+_GREATEST = 2.0**100
+weights = arrays.arrays(
+    np.float32,
+    arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=6),
+    elements=st.floats(-_GREATEST, _GREATEST, width=32, allow_subnormal=False)
+    | st.sampled_from([0.0, -1.0, 1.0, 127.0, -127.0, 0.5, 1e-30]),
+)
+ends = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+WEIGHT_CODES = pytest.mark.parametrize("codes", [WEIGHT_INT8, WEIGHT_INT7], ids=["8 bits", "7 bits"])
+ACTIVATION_CODES = pytest.mark.parametrize("codes", [UINT8, INT8], ids=["unsigned", "signed"])
+
+
+def _written(
+    weight: NDArray[np.float32], codes: IntegerType, axis: int | None
+) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
+    """Codes as a refresh writes them, and a scale for each."""
+    target = np.zeros(weight.shape, dtype=np.int8)
+    scales = CodeWriter(codes, Changes(), [weight.size]).write("layer", weight, axis, target)
+    assert scales.dtype == np.float32 and scales.shape == (() if axis is None else (weight.shape[axis],))
+    if axis is not None:
+        scales = scales.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
+    return target, np.broadcast_to(scales.astype(np.float64), weight.shape)
+
+
+@WEIGHT_CODES
+@given(weights, st.integers(-1, 3))
+def test_weights_are_within_half_a_step(codes: IntegerType, weight: NDArray[np.float32], axis: int) -> None:
+    chosen = axis if 0 <= axis < weight.ndim else None
+    found, scale = _written(weight, codes, chosen)
+    error = np.abs(found.astype(np.float64) * scale - weight.astype(np.float64))
+    assert (error <= HALF * scale).all()
+    assert found.min() >= codes.minimum and found.max() <= codes.maximum
+    assert (found[weight == 0.0] == 0).all()
+
+
+@WEIGHT_CODES
+@given(weights, st.integers(-1, 3))
+def test_the_greatest_weight_has_the_greatest_code(codes: IntegerType, weight: NDArray[np.float32], axis: int) -> None:
+    """No step of the range is wasted: for all weights, or in each channel."""
+    chosen = axis if 0 <= axis < weight.ndim else None
+    found, _ = _written(weight, codes, chosen)
+    others = None if chosen is None else tuple(d for d in range(weight.ndim) if d != chosen)
+    magnitude = np.abs(weight).max(axis=others, keepdims=True)
+    wide = np.broadcast_to((magnitude > 2.0**-100) & (np.abs(weight) == magnitude), weight.shape)
+    assert (np.abs(found[wide].astype(int)) == codes.maximum).all()
+
+
+@ACTIVATION_CODES
+@given(ends, ends, arrays.arrays(np.float64, 20, elements=st.floats(0.0, 1.0)))
+def test_activations_are_within_half_a_step(
+    codes: IntegerType, one: float, other: float, shares: NDArray[np.float64]
+) -> None:
+    """Codes by the definition of QuantizeLinear, at the scale and zero point of a range that holds zero."""
+    low, high = min(one, other, 0.0), max(one, other, 0.0)
+    scale, zero = activation_parameters(low, high, codes)
+    assert scale > 0 and codes.minimum <= zero <= codes.maximum
+    step = float(scale)
+    inside = low + (high - low) * shares
+    error = np.abs(_dequantised(inside, step, zero, codes) - inside)
+    # both ends fall between codes where the zero point was rounded, by half a step at most
+    assert (error <= HALF * step).all()
+    assert _dequantised(np.zeros(1), step, zero, codes)[0] == 0.0
+
+
+@ACTIVATION_CODES
+@given(ends, ends, st.floats(1.0, 1e6))
+def test_activations_outside_saturate(codes: IntegerType, one: float, other: float, beyond: float) -> None:
+    """A step beyond either end and further, codes are the least and the greatest, which stand for these ends."""
+    low, high = min(one, other, 0.0), max(one, other, 0.0)
+    scale, zero = activation_parameters(low, high, codes)
+    if (high - low) / codes.levels < SMALLEST_SCALE:
+        assert (scale, zero) == (1.0, 0)
+        return
+    step = float(scale)
+    found = _codes(np.array([low - beyond * step, high + beyond * step]), step, zero, codes)
+    assert tuple(found) == (codes.minimum, codes.maximum)
+    for end, code in ((low, codes.minimum), (high, codes.maximum)):
+        assert abs((code - zero) * step - end) <= HALF * step
+
+
+@given(ends, ends)
+def test_signed_and_unsigned_codes_differ_by_128(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    (unsigned, zero), (signed, shifted) = (activation_parameters(low, high, codes) for codes in (UINT8, INT8))
+    assert unsigned == signed
+    empty = max(high, 0.0) - min(low, 0.0) == 0.0 or (zero == shifted == 0 and unsigned == 1.0)
+    assert empty or abs(zero - shifted - 128) <= 1  # an exact half rounds to the even one of its neighbours
+
+
+@WEIGHT_CODES
+@given(
+    arrays.arrays(np.float32, (4, 5), elements=st.floats(-1.0, 1.0, width=32)),
+    arrays.arrays(np.float32, 4, elements=st.floats(-1e3, 1e3, width=32)),
+    st.floats(2.0**-20, 2.0**10, width=32),
+    st.booleans(),
+)
+def test_biases_fit_32_bits_within_half_a_step(
+    codes: IntegerType, weight: NDArray[np.float32], bias: NDArray[np.float32], input_scale: float, per_channel: bool
+) -> None:
+    scales = weight_scales(weight, codes, 0 if per_channel else None)
+    widened = scales_for_bias(scales, np.float32(input_scale), bias)
+    assert (widened >= scales).all()
+    found = bias_codes(bias, np.float32(input_scale), widened)
+    step = (np.float32(input_scale) * widened).astype(np.float64)
+    assert (np.abs(found * step - bias) <= 0.5 * step + 1e-6 * np.abs(bias)).all()
+    assert (found[bias == 0.0] == 0).all()
+
+
+def _codes(values: NDArray[np.float64], step: float, zero: int, codes: IntegerType) -> NDArray[np.float64]:
+    return np.clip(np.rint(values / step) + zero, codes.minimum, codes.maximum)
+
+
+def _dequantised(values: NDArray[np.float64], step: float, zero: int, codes: IntegerType) -> NDArray[np.float64]:
+    return (_codes(values, step, zero, codes) - zero) * step

@@ -1,0 +1,140 @@
+"""Artifacts that are damaged inside and sealed again: refused with ArtifactError, or sessions that run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.errors import ArtifactError
+from compressors.runtime import PolicySession
+from tests.compressors.policies import CASES, randomise
+from tests.compressors.test_artifact import damage, sealed
+
+ROWS = 3
+DAMAGES = 1500
+_START = 40  # bytes of prefix and checksum
+
+
+def _artifact(scheme: str, name: str) -> CompressedPolicy:
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    return case.bind(scheme, module).refresh(module, version=7)
+
+
+@pytest.fixture(scope="module")
+def artifact() -> CompressedPolicy:
+    return _artifact("int8", "tanh-mlp")
+
+
+def _load_and_run(payload: bytes) -> str:
+    """What became of it; raises whatever is no ArtifactError."""
+    try:
+        session = PolicySession(CompressedPolicy.from_bytes(payload), batch=ROWS)
+    except ArtifactError:
+        return "refused"
+    try:
+        session.run()
+    except ArtifactError:
+        return "failed"
+    for spec in session.artifact.outputs:
+        assert session.outputs[spec.name].shape == spec.with_batch(ROWS)
+    return "ran"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [("fp32", "lstm"), ("fp16", "tanh-mlp"), ("int8", "tanh-mlp"), ("int8", "nature-cnn"), ("int4", "lstm-cell")],
+)
+@pytest.mark.parametrize("part", ["header", "model"])
+def test_resealed_damage_is_refused_or_runs(
+    scheme: str, name: str, part: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifact = _artifact(scheme, name)
+    whole = artifact.to_bytes()
+    header, model = whole[_START : -len(artifact.model)], artifact.model
+    rng = np.random.default_rng(0)
+    became: Counter[str] = Counter()
+    for _ in range(DAMAGES):
+        broken = sealed(damage(bytearray(header), rng), model) if part == "header" else None
+        became[_load_and_run(broken or sealed(header, damage(bytearray(model), rng)))] += 1
+    assert became["refused"] > DAMAGES / 3 and became["ran"] > 0
+    assert became.total() == DAMAGES
+    assert capfd.readouterr() == ("", "")
+
+
+def _changed(artifact: CompressedPolicy, what: str, change: dict[str, object], index: int = 0) -> CompressedPolicy:
+    specs = list(getattr(artifact, what))
+    specs[index] = dataclasses.replace(specs[index], **change)
+    return dataclasses.replace(artifact, **{what: tuple(specs)})
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (None, 12)}, r"\[None, 12\], its model has tensor\(float\)"),
+        ({"shape": (None,)}, r"\[None\], its model"),
+        ({"shape": (None, 11, 1)}, r"\[None, 11, 1\], its model"),
+        ({"shape": (None, None)}, r"\[None, None\], its model"),
+        ({"shape": (4, 11)}, r"\[4, 11\], its model"),
+        ({"dtype": "float16"}, r"tensor\(float16\) .* its model has tensor\(float\)"),
+        ({"name": "pixels"}, "pixels, its model has"),
+    ],
+    ids=str,
+)
+def test_a_header_over_another_model_is_refused(
+    what: str, change: dict[str, object], message: str, artifact: CompressedPolicy
+) -> None:
+    resealed = CompressedPolicy.from_bytes(_changed(artifact, what, change).to_bytes())
+    with pytest.raises(ArtifactError, match=f"is not what it says: its header announces.*{message}"):
+        PolicySession(resealed, batch=ROWS)
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_a_header_with_a_tensor_more_or_less_is_refused(what: str) -> None:
+    artifact = _artifact("fp32", "lstm-cell")
+    specs = getattr(artifact, what)
+    for changed in (specs[:-1], (*specs, TensorSpec("more", "float32", (None, 2)))):
+        with pytest.raises(ArtifactError, match=f"announces the {what}"):
+            PolicySession(dataclasses.replace(artifact, **{what: changed}), batch=ROWS)
+    PolicySession(dataclasses.replace(artifact, **{what: specs[::-1]}), batch=ROWS).run()
+
+
+_VALUES = st.none() | st.booleans() | st.integers(-3, 20) | st.sampled_from([2**31 - 1, 2**40, "x", "float32", [], {}])
+
+
+@settings(max_examples=1500)
+@given(st.integers(0, 3), st.sampled_from(["name", "dtype", "shape", "size"]), _VALUES)
+def test_any_value_in_a_tensor_of_the_header_is_refused_or_runs(
+    artifact: CompressedPolicy, where: int, key: str, value: object
+) -> None:
+    header = json.loads(artifact.to_bytes()[_START : -len(artifact.model)])
+    tensor = header["inputs" if where % 2 else "outputs"][0]
+    if key == "size":
+        tensor["shape"][where // 2] = value
+    else:
+        tensor[key] = value
+    unchanged = header == json.loads(artifact.to_bytes()[_START : -len(artifact.model)])
+    became = _load_and_run(sealed(json.dumps(header).encode(), artifact.model))
+    # a header that fixes the batch where the model leaves it open is refused too
+    assert became == ("ran" if unchanged else "refused")
+
+
+def test_a_model_that_fails_on_its_rows_says_so(artifact: CompressedPolicy) -> None:
+    import onnx
+
+    model = onnx.load_from_string(artifact.model)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith(":weight:codes") and list(tensor.dims) == [32, 32]:
+            tensor.dims[:] = [16, 64]
+    broken = dataclasses.replace(artifact, model=model.SerializeToString())
+    session = PolicySession(broken, batch=ROWS)
+    with pytest.raises(ArtifactError, match=r"policy 'int8' version 7 fails on 3 rows: .*discard it"):
+        session.run()
