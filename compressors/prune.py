@@ -31,7 +31,7 @@ from compressors.layerwise import check_layers, choice_for, is_named, parse_rati
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.reconstruction import Reconstruction
 from compressors.scheme import Context, MethodText
-from compressors.state import load_state, read_state, to_tensors
+from compressors.state import load_state, read_gradients, read_state, to_tensors
 
 _logger = logging.getLogger("compressors")
 
@@ -106,7 +106,7 @@ class PrunedModule(BoundReduction):
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._reconstruction = Reconstruction(self._groups)
         state = read_state(whole)
-        self.rechoose(state, {})
+        self.rechoose(state, read_gradients(module))
         smaller = _slice_module(whole, self._indices)
         self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
         self._check(whole, examples)

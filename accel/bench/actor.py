@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, cast
+from pathlib import Path
 
 import numpy as np
 
-from accel.acting import ActingPolicy, SessionPolicy
-from accel.actor import ENV, POLICY, Actor
 from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
+from accel.bench.loops import Loop, RandomStepper, Split
 from accel.bench.rows import Notify, Row, number, provenance, spread
-from accel.bench.subject import FULL_PRECISION, Subject, environment_spec, environment_subject
+from accel.bench.subject import (
+    FULL_PRECISION,
+    NO_MISMATCH,
+    Subject,
+    environment_spec,
+    make_subject,
+)
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
-from accel.envs.base import Actions
 from accel.errors import ConfigError
-from accel.sampling import make_sampler
-from accel.spaces import Json
 from accel.torch_acting import serialise_module
-from accel.transport.base import PolicyUpdate
-from accel.transport.local import LocalTransport
 
 RUNTIMES = ("torch", "onnxruntime")
 SCHEMES = ("fp32", "int8", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
@@ -33,19 +31,11 @@ SAMPLE_S = 0.02
 logger = logging.getLogger("accel")
 
 
-class Split(NamedTuple):
-    """One sample, microseconds per environment step: valid rows only count as steps."""
-
-    total: float
-    env: float
-    policy: float
-    session: float
-
-
 def bench_actor(
     config: TrainConfig | None = None,
     *,
     networks: Sequence[str] = ("mlp:64x2",),
+    run: Path | None = None,
     envs_per_actor: Sequence[int] = (1, 8),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
@@ -58,11 +48,12 @@ def bench_actor(
         rows = bench_actor(TrainConfig.create(env="CartPole-v1"), networks=["mlp:64x2"], envs_per_actor=[8])
 
     Actors of every runtime and scheme take turns with each other and with environments stepped by random actions alone.
-    Policies have random weights and stay the same; ``bench_refresh`` measures what loading costs.
+    Policies stay the same; ``bench_refresh`` measures what loading costs.
 
     Args:
         config: environment, its options, unroll length and network options; None: the defaults, CartPole-v1.
-        networks: network texts, in the place of the config's.
+        networks: network texts, in the place of the config's; weights are random.
+        run: a run's directory: its environment, network and trained weights; ``config`` and ``networks`` are left out.
         envs_per_actor: environments that one actor steps together.
         schemes: compression schemes, on onnxruntime. Full precision is always measured beside them.
         runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``.
@@ -77,30 +68,34 @@ def bench_actor(
         ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the whole actor,
         ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy; ``session_us``, the session's part of
         policy_us, and ``python_us_per_vector_step``, everything but environment and session (both None on torch);
-        ``bytes``; ``cpu_share``; threads, machine and versions.
+        ``bytes``; ``weights``, and ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``cpu_share``;
+        threads, machine and versions.
     Raises:
-        ConfigError: an empty list, an unknown network or runtime, a count that is not positive.
+        ConfigError: an empty list, an unknown network or runtime, a count that is not positive, a run beside a config.
         SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
+        RunDirectoryError, CheckpointError: the run cannot be read.
     """
     check_budget(seconds, repeats)
-    config = config or TrainConfig.create()
-    networks, schemes = check_networks(networks), check_schemes(schemes)
-    counts = check_counts(envs_per_actor, "envs-per-actor")
+    if run is not None and config is not None:
+        raise ConfigError("a run brings its own environment and network: leave out the others")
+    schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
     unknown = sorted(set(runtimes) - set(RUNTIMES))
     if unknown or not runtimes:
         raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(RUNTIMES)}")
-    spec = environment_spec(config)
-    budget_s = seconds / len(networks) / len(counts)
+    texts = ("",) if run is not None else check_networks(networks)
+    config = config or TrainConfig.create()
+    spec = environment_spec(config) if run is None else None
+    budget_s = seconds / len(texts) / len(counts)
     rows: list[Row] = []
     with torch_threads():
-        for network in networks:
-            logger.info("compressing %s", network)
-            subject = environment_subject(config.replace(network=network), spec)
+        for text in texts:
+            logger.info("compressing %s", text or run)
+            subject = make_subject(text, spec, config, run, config.activation)
             contest = _Contest(subject, schemes, runtimes, notify)
             for envs in counts:
-                logger.info("measuring %s with %s, %d environments an actor", config.env, network, envs)
+                logger.info("measuring %s, %d environments an actor", subject.network, envs)
                 rows += contest.measure(envs, budget_s, repeats)
-    shared: Row = {"unroll_length": config.unroll_length, "torch_threads": 1, "onnxruntime_threads": 1} | provenance()
+    shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
@@ -115,17 +110,18 @@ class _Contest:
             self._payloads["torch", FULL_PRECISION] = serialise_module(subject.run.policy)
         for scheme, artifact in artifacts.items():
             self._payloads["onnxruntime", scheme] = artifact.to_bytes()
+        self._mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
 
     def measure(self, envs: int, budget_s: float, repeats: int) -> list[Row]:
         """Rows for one number of environments."""
         config = self._subject.run.config.replace(envs_per_actor=envs)
         takers: dict[tuple[str, str], Callable[[], Split]] = {}
         with ExitStack() as stack:
-            random = _RandomStepper(config)
+            random = RandomStepper(config)
             stack.callback(random.close)
             takers["environment", ""] = _filled(random.unroll)
             for (runtime, scheme), payload in self._payloads.items():
-                actor = _Loop(config, runtime, scheme, payload)
+                actor = Loop(config, runtime, scheme, payload)
                 stack.callback(actor.close)
                 takers[runtime, scheme] = _filled(actor.unroll)
             samples, cpu_share = interleave(takers, budget_s, repeats)
@@ -146,124 +142,20 @@ class _Contest:
         in_session = runtime == "onnxruntime"
         row |= {"session_us": session_us if in_session else None}
         row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
+        row |= self._mismatches[scheme] if in_session else NO_MISMATCH
+        row |= {"weights": self._subject.weights, "inputs": self._subject.source, "unroll_length": config.unroll_length}
         return row | {"bytes": len(self._payloads[key]), "samples": len(taken)}
 
 
-class _MeteredPolicy(SessionPolicy):
-    """Also adds up the seconds that its session takes."""
-
-    session_s = 0.0
-
-    def load(self, update: PolicyUpdate) -> float:
-        """See ``SessionPolicy.load``."""
-        deserialise_s = super().load(update)
-        run = self._run
-
-        def metered() -> None:
-            began = time.perf_counter()
-            run()
-            self.session_s += time.perf_counter() - began
-
-        self._run = metered
-        return deserialise_s
-
-
-class _MeteredActor(Actor):
-    """A real actor whose session is timed by itself."""
-
-    metered: _MeteredPolicy | None = None
-
-    def _make_policy(self) -> ActingPolicy:
-        if self.config["actor_runtime"] == "torch":
-            return super()._make_policy()
-        self.metered = _MeteredPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
-        return self.metered
-
-
-class _Loop:
-    """A real actor on a local transport, and a learner's end that takes its unrolls."""
-
-    def __init__(self, config: TrainConfig, runtime: str, scheme: str, payload: bytes) -> None:
-        values: Json = config.to_json() | {"env_kwargs": config.env_kwargs, "schemes": [scheme], "restart": 0}
-        values |= {"actor_runtime": runtime, "compressor": scheme}
-        transport = LocalTransport(1)
-        self._learner = transport.learner
-        self._actor = _MeteredActor(values, transport.actor(0))
-        self._layout = self._actor.layout
-        self._learner.configure(self._layout.nbytes)
-        self._learner.publish(0, {scheme: payload})
-        self._actor.start()
-
-    def unroll(self) -> tuple[Split, int]:
-        """Seconds of one unroll, and its environment steps."""
-        began = time.perf_counter()
-        self._actor.step()
-        elapsed_s = time.perf_counter() - began
-        arrival = self._learner.receive()
-        if arrival is None:
-            raise RuntimeError("the actor's unroll did not arrive on the local transport")
-        unroll = self._layout.view(arrival.buffer)
-        timings, steps = unroll["timings_s"], unroll.valid_steps
-        self._learner.release(arrival)
-        session_s = 0.0
-        if self._actor.metered is not None:
-            session_s, self._actor.metered.session_s = self._actor.metered.session_s, 0.0
-        return Split(elapsed_s, float(timings[ENV]), float(timings[POLICY]), session_s), steps
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._actor.close()
-        self._learner.close()
-
-
-class _RandomStepper:
-    """The environment alone, stepped by uniform (Box: standard normal, clipped) actions drawn beforehand."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._environment = make_vector_env(
-            config.env,
-            config.envs_per_actor,
-            backend=config.backend,
-            env_args=config.env_kwargs,
-            wrappers=config.wrapper,
-            seed=config.seed,
-            squash_actions=config.squash_actions,
-        )
-        self._length = config.unroll_length
-        action, envs = self._environment.spec.action, config.envs_per_actor
-        self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.seed))
-        self._params = np.zeros((envs, action.param_size), np.float32)
-        self._actions = np.zeros((self._length, envs, *action.shape), action.dtype)
-        self._same_step = self._environment.spec.autoreset == "same_step"
-        self._resetting = 0
-        self._environment.reset()
-
-    def unroll(self) -> tuple[Split, int]:
-        """Seconds of as many vector steps as an unroll has, and their environment steps."""
-        self._sampler.begin()
-        for t, actions in enumerate(self._actions):
-            self._sampler.sample(self._params, t, actions)
-        env_s, steps = 0.0, 0
-        for actions in self._actions:
-            env_actions = cast(Actions, self._sampler.to_env(actions))
-            began = time.perf_counter()
-            _, _, terminated, truncated = self._environment.step(env_actions)
-            env_s += time.perf_counter() - began
-            steps += len(actions) - self._resetting
-            self._resetting = 0 if self._same_step else int(np.count_nonzero(terminated | truncated))
-        return Split(env_s, env_s, 0.0, 0.0), steps
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._environment.close()
-
-
 def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
-    """A contestant for ``interleave`` whose samples are of whole unrolls, enough of them to fill ``SAMPLE_S``."""
+    """A contestant for ``interleave`` whose samples are of whole unrolls, enough of them to fill ``SAMPLE_S``; where
+    that takes several, after one that is not measured."""
     once = max(unroll()[0].total, 1e-6)
     count = max(1, min(200, round(SAMPLE_S / once)))
 
     def take() -> Split:
+        if count > 1:
+            unroll()
         seconds, steps = zip(*(unroll() for _ in range(count)), strict=True)
         return Split(*(1e6 * sum(part) / max(sum(steps), 1) for part in zip(*seconds, strict=True)))
 

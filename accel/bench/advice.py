@@ -12,21 +12,23 @@ LOWEST_ESS = 0.3
 """Alarm levels of mismatch: a scheme beyond them is not recommended for a trained policy."""
 
 _REDUCTIONS = ("prune", "lowrank", "distill")
+_HALVES = "fp16"
+_STUDENT = "distill"
 
 
 def advise_policy(rows: Sequence[Row]) -> list[str]:
-    """One line for every network and batch."""
-    return [_policy_line(cells) for cells in _groups(rows, ("network", "batch"))]
+    """One line for every network and batch, and what holds for all of them."""
+    return [*(_policy_line(cells) for cells in _groups(rows, ("network", "batch"))), *_of_all(rows)]
 
 
 def advise_actor(rows: Sequence[Row]) -> list[str]:
-    """One line for every network and number of environments."""
-    return [_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))]
+    """One line for every network and number of environments, and what holds for all of them."""
+    return [*(_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))), *_of_all(rows)]
 
 
 def advise_refresh(rows: Sequence[Row]) -> list[str]:
-    """One line for every network."""
-    return [_refresh_line(cells) for cells in _groups(rows, ("network",))]
+    """One line for every network, and what holds for all of them."""
+    return [*(_refresh_line(cells) for cells in _groups(rows, ("network",))), *_of_all(rows)]
 
 
 def advise_bits(rows: Sequence[Row]) -> list[str]:
@@ -75,10 +77,8 @@ def _policy_line(cells: Sequence[Row]) -> str:
     if compared.best is None:
         return f"{head}: no compression. {compared.why_none('a call')}{torch}"
     best = compared.best
-    known = "" if best["weights"] == "trained" else "; by speed alone, the weights being random"
-    mismatch = f"KL {number(best, 'kl'):.2g} nats" if best["weights"] == "trained" else ""
-    figures = [mismatch, f"{number(best, 'bytes'):,.0f} bytes for {number(compared.baseline, 'bytes'):,.0f}"]
-    return f"{head}: {compared.why_best('a call')}{torch}; {', '.join(filter(None, figures))}{known}"
+    size = f"{number(best, 'bytes'):,.0f} bytes for {number(compared.baseline, 'bytes'):,.0f}"
+    return f"{head}: {compared.why_best('a call')}{torch}; {size}{_known(best)}"
 
 
 def _actor_line(cells: Sequence[Row]) -> str:
@@ -97,8 +97,9 @@ def _actor_line(cells: Sequence[Row]) -> str:
         f"{number(chosen, 'env_share'):.0%} of the actor's time"
     )
     step = "an environment step"
-    why = f"no compression. {compared.why_none(step)}" if compared.best is None else compared.why_best(step)
-    return f"{head}: {why}{torch}{limit}"
+    if compared.best is None:
+        return f"{head}: no compression. {compared.why_none(step)}{torch}{limit}"
+    return f"{head}: {compared.why_best(step)}{torch}{limit}{_known(compared.best)}"
 
 
 def _refresh_line(cells: Sequence[Row]) -> str:
@@ -112,7 +113,7 @@ def _refresh_line(cells: Sequence[Row]) -> str:
     load = f"loads in {number(best, 'load_ms'):.2f} ms against {number(compared.baseline, 'load_ms'):.2f} ms in fp32"
     return (
         f"{head}: {saving} and {load}: it pays for an actor {_period(steps)}, and with the learner's part on the same "
-        f"core {_period(shared)}"
+        f"core {_period(shared)}{_known(best)}"
     )
 
 
@@ -120,6 +121,23 @@ def _period(steps: float) -> str:
     if steps < 1.0:
         return "however often the policy is refreshed"
     return f"from {steps:,.0f} environment steps between two refreshes on"
+
+
+def _known(best: Row) -> str:
+    """What is known of the mismatch of a scheme that is recommended."""
+    if best["weights"] == "random":
+        return "; by speed alone, the weights being random: --run also looks at a trained policy's mismatch"
+    return f"; KL {number(best, 'kl'):.2g} nats, ESS {number(best, 'ess'):.2f}"
+
+
+def _of_all(rows: Sequence[Row]) -> list[str]:
+    """What a speed cannot say of schemes that were measured."""
+    lines = []
+    if any(_HALVES in str(row["scheme"]) for row in rows):
+        lines.append("fp16: half the bytes, not faster on a CPU")
+    if any(_is_untrained(row) for row in rows):
+        lines.append("distill: its student is untrained here, so that it is timed and never recommended")
+    return lines
 
 
 class _Comparison:
@@ -135,7 +153,7 @@ class _Comparison:
         sessions = [row for row in cells if row.get("runtime", "onnxruntime") == "onnxruntime"]
         self.torch = next((row for row in cells if row.get("runtime") == "torch"), None)
         self.baseline = next((row for row in sessions if row["scheme"] == "fp32"), None)
-        self._others = sorted((r for r in sessions if r["scheme"] != "fp32"), key=self._time)
+        self._others = sorted((r for r in sessions if _may_be_faster(str(r["scheme"]))), key=self._time)
         self.best = next((row for row in self._others if self._is_worth_it(row)), None)
 
     def why_best(self, what: str) -> str:
@@ -159,23 +177,40 @@ class _Comparison:
         text = f"fp32 takes {_us(self._time(self.baseline))} {what}"
         fast = [row for row in self._others if self._is_faster(row)]
         if fast:
-            alarm = "but its mismatch is over the alarm level"
-            return f"{text}; {fast[0]['scheme']} takes {_us(self._time(fast[0]))}, {alarm}"
+            but = (
+                "but its student is untrained" if _is_untrained(fast[0]) else "but its mismatch is over the alarm level"
+            )
+            return f"{text}; {fast[0]['scheme']} takes {_us(self._time(fast[0]))}, {but}"
         if not self._others:
-            return f"{text}, and no other scheme was measured"
+            return f"{text}, and no scheme that may be faster was measured"
         fastest = self._others[0]
         unclear = " (within the spread)" if self._time(fastest) < self._time(self.baseline) else ""
         return f"{text}, the fastest scheme, {fastest['scheme']}, {_us(self._time(fastest))}{unclear}"
 
     def _is_worth_it(self, row: Row) -> bool:
-        bad = row.get("weights") == "trained" and (number(row, "kl") > HIGHEST_KL or number(row, "ess") < LOWEST_ESS)
-        return self._is_faster(row) and not bad
+        return self._is_faster(row) and not _is_untrained(row) and not _alarms(row)
 
     def _is_faster(self, row: Row) -> bool:
         return self.baseline is not None and is_faster(row, self.baseline, self._column)
 
     def _time(self, row: Row) -> float:
         return number(row, self._column)
+
+
+def _may_be_faster(scheme: str) -> bool:
+    """Half precision is computed in single precision on a CPU: whatever a clock says, it is as fast as without."""
+    return scheme != "fp32" and _HALVES not in scheme
+
+
+def _is_untrained(row: Row) -> bool:
+    return row["weights"] == "random" and _STUDENT in str(row["scheme"])
+
+
+def _alarms(row: Row) -> bool:
+    """Whether a trained policy's mismatch is beyond the alarm levels, or no number."""
+    if row["weights"] != "trained":
+        return False
+    return not (number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS)
 
 
 def _reduces(scheme: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.spaces import ActionSpec, EnvSpec
 
@@ -18,7 +19,7 @@ Networks = Annotated[str, tyro.conf.arg(help="network texts, separated by commas
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is its int8 graph")]
 Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
 RunPath = Annotated[Path | None, tyro.conf.arg(help="a run's directory: its network and trained weights")]
-EnvLayout = Annotated[str | None, tyro.conf.arg(help="gymnasium id whose observations and actions to use")]
+Env = Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")]
 Shape = Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")]
 Actions = Annotated[str | None, tyro.conf.arg(help="6: one choice of six; 3,2: several choices; box:6: continuous")]
 Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v passed to the environment's constructor; may be repeated")]
@@ -30,6 +31,7 @@ PolicyRuntimes = Annotated[
 ]
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; all cells take turns")]
 
+_ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
 _SCHEMES = "fp32,fp16,int8,int8(per_channel),int8-dynamic,prune(0.5),prune(0.5)+int8"
 
 
@@ -50,14 +52,47 @@ class BudgetOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutOptions(OutputOptions):
-    """What a policy reads and returns."""
+class EnvironmentOptions(OutputOptions):
+    """A trained run, or an environment as a run would be given it."""
 
     run: RunPath = None
-    env: EnvLayout = None
+    env: Env = None
+    env_arg: Pairs = ()
+    wrapper: Wrappers = ()
+    backend: Backend = "gymnasium"
+    squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
+    normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise inside the exported graph")] = False
+    activation: Activation = "tanh"
+
+    def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
+        """The configuration that ``env`` and what belongs to it describe; None without an environment.
+
+        Args:
+            default: the environment where neither it nor a run is given.
+            options: others of the configuration.
+        Raises:
+            ConfigError: an option goes with neither a run nor no environment, or is not valid.
+        """
+        given = {name: getattr(self, name) for name in _ENVIRONMENT}
+        said = [name for name, value in given.items() if value != getattr(EnvironmentOptions, name)]
+        if self.run is not None:
+            if said:
+                raise ConfigError(f"--run brings its own environment and network: leave out {_flags(said)}")
+            return None
+        env = default if self.env is None else self.env
+        if env is None:
+            if needing := [name for name in said if name != "activation"]:
+                raise ConfigError(f"{_flags(needing)}: these go with an environment, give --env too")
+            return None
+        return TrainConfig.create(**{**given, "env": env}, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions(EnvironmentOptions):
+    """What a policy reads and returns."""
+
     observation_shape: Shape = None
     actions: Actions = None
-    activation: Activation = "tanh"
 
     def spec(self) -> EnvSpec | None:
         """The layout that shape and actions describe, None without them. Raises ConfigError."""
@@ -86,24 +121,18 @@ class PolicyOptions(LayoutOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorOptions(BudgetOptions):
+class ActorOptions(EnvironmentOptions, BudgetOptions):
     """Microseconds per environment step of the real actor loop: environment, policy and own work, for every scheme.
 
-    Beside it the limit that the environment sets, stepped by random actions alone, and how close actors come.
+    Beside it the limit that the environment sets, stepped by random actions alone, and how close actors come. Without
+    --run and --env: CartPole-v1.
     """
 
-    env: Annotated[str, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")] = "CartPole-v1"
-    network: Networks = "mlp:64x2"
+    network: Networks | None = None
     envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8"
     schemes: Schemes = "fp32,int8,int8-dynamic,prune(0.5),prune(0.5)+int8"
     runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager) and onnxruntime")] = "torch,onnxruntime"
-    env_arg: Pairs = ()
-    wrapper: Wrappers = ()
-    backend: Backend = "gymnasium"
-    squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
-    normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise inside the exported graph")] = False
-    activation: Activation = "tanh"
-    unroll_length: Annotated[int, tyro.conf.arg(help="T, vector steps per unroll")] = 20
+    unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per unroll; 20, or the run's own")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +209,10 @@ def integers(text: str) -> list[int]:
         return [int(item) for item in texts(text)]
     except ValueError:
         raise ConfigError(f"'{text}' is not a list of whole numbers separated by commas, such as 1,8,32") from None
+
+
+def _flags(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _action(text: str, observation_sizes: list[int]) -> ActionSpec:

@@ -14,6 +14,7 @@ from accel.bench.checks import check_budget, check_counts, check_networks, check
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.subject import (
     FULL_PRECISION,
+    NO_MISMATCH,
     Inputs,
     Subject,
     environment_spec,
@@ -125,7 +126,7 @@ def _measure(
             size = torch_bytes if runtime != "onnxruntime" else len(artifacts[scheme].to_bytes())
             cell: Row = {"network": subject.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
-            cell |= mismatches.get(scheme, _NO_MISMATCH) if runtime == "onnxruntime" else _NO_MISMATCH
+            cell |= mismatches.get(scheme, NO_MISMATCH) if runtime == "onnxruntime" else NO_MISMATCH
             cell |= {"memory_format": detail, "compile_s": contest.compile_s if runtime == "torch.compile" else None}
             cells.append(cell)
         rows += [row | _speedups(row, cells) for row in cells]
@@ -173,9 +174,6 @@ class _Contest:
             chosen.setdefault((runtime, scheme), (layout, times_us))
         order = [(runtime, scheme) for runtime, scheme, _ in samples]
         return {key: chosen[key] for key in dict.fromkeys(order)}
-
-
-_NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
 
 
 def _speedups(row: Row, cells: Sequence[Row]) -> Row:

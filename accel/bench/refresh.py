@@ -18,14 +18,13 @@ from accel.bench.rows import Notify, Row, is_faster, number, provenance, spread
 from accel.bench.subject import (
     FULL_PRECISION,
     Subject,
-    default_spec,
     environment_spec,
-    random_subject,
+    make_subject,
     refusal,
-    trained_subject,
 )
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.bench.transport import bench_transport
+from accel.bench.upkeep import upkeep_row
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.spaces import EnvSpec
@@ -38,6 +37,7 @@ SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0
 CARRIERS = ("none", "local", "mpi")
 _BINDS, _BINDING_S = 3, 1.0
 _STEP = 1e-3
+_LEARNERS = ("requantise_ms", "serialise_ms", "schedule_ms", "upkeep_ms")
 
 logger = logging.getLogger("accel")
 
@@ -76,8 +76,8 @@ def bench_refresh(
         schemes: compression schemes. Full precision is always measured beside them.
         send: also time the journey to an actor on this machine: ``local`` or ``mpi``; ``none`` leaves it out.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment gives the layout.
-        run: a run's directory, for its network and weights.
+        config: a configuration whose environment gives layout and real inputs; inputs are random numbers without.
+        run: a run's directory: its trained weights and its intervals, on inputs that it meets.
         activation: of mlp torsos with random weights, without ``config``.
         seconds: measuring time in all; binding and sending come on top.
         repeats: refreshes of each scheme at most.
@@ -86,11 +86,13 @@ def bench_refresh(
         Flat rows: ``network``, ``scheme``, ``envs``, ``parameters``; ``bind_ms``, once per architecture;
         ``requantise_ms``, ``serialise_ms`` on the learner, ``send_ms`` (None where not asked for), ``load_ms`` on the
         actor (medians; each with ``_low`` and ``_high``, but for bind and send); ``refresh_ms_per_million_parameters``,
-        the learner's part; ``bytes``; ``us`` per call of the loaded policy; ``saving_us_per_env_step`` against fp32;
-        ``break_even_env_steps``: an actor that steps more than so often between two refreshes gains by the scheme
+        the learner's part; ``schedule_ms`` and ``upkeep_ms``, a publication's share of what is not done for each one,
+        beside the learner and in its thread (``accel.bench.upkeep``); ``bytes``; ``us`` per call of the loaded policy;
+        ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
+        fp32; ``break_even_env_steps``: an actor that steps more than so often between two refreshes gains by the scheme
         against onnxruntime's fp32 (0: always, None: never, as its call is no faster);
-        ``break_even_shared_env_steps``, the same where one core does the learner's part as well; threads, machine and
-        versions.
+        ``break_even_shared_env_steps``, the same where one core does everything else as well: the learner's part,
+        upkeep and schedule; threads, machine and versions.
     Raises:
         ConfigError: an empty list, an unknown network or carrier, a count that is not positive, a run beside a config.
         SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
@@ -106,12 +108,10 @@ def bench_refresh(
     texts = ("",) if run is not None else check_networks(networks)
     if config is not None and spec is None:
         spec = environment_spec(config)
-    activation = activation if config is None else config.activation
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
-            plain = trained_subject(run) if run is not None else None
-            subject = plain or random_subject(text, spec or default_spec(text), activation=activation)
+            subject = make_subject(text, spec, config, run, activation)
             rows += _Contest(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
     _send(rows, send)
     rows = [row | _break_even(row, rows) for row in rows]
@@ -126,14 +126,17 @@ class _Contest:
         self._subject, self._envs = subject, envs
         self._plans: dict[str, Plan] = {}
         self._bind_ms: dict[str, float] = {}
+        self._mismatches: dict[str, Row] = {}
         self._weights_change = _changing(subject.run.policy)
         logger.info("binding %s", subject.network)
         subject.bind(FULL_PRECISION)  # imports of the exporter are nobody's time
         for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
             try:
                 plan, self._bind_ms[scheme] = _timed_bind(subject, scheme)
-                PolicySession(plan.refresh(subject.run.policy, 0), batch=envs)
-                self._plans[scheme] = plan
+                subject.teach(plan)
+                artifact = plan.refresh(subject.run.policy, 0)
+                PolicySession(artifact, batch=envs)
+                self._plans[scheme], self._mismatches[scheme] = plan, subject.mismatch_of(artifact)
             except CompressorError as error:
                 if scheme == FULL_PRECISION:
                     raise
@@ -146,6 +149,7 @@ class _Contest:
         samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
         artifacts = {scheme: plan.refresh(self._subject.run.policy, 1) for scheme, plan in self._plans.items()}
         calls_us = self._calls(artifacts, 0.2 * budget_s, repeats)
+        upkeep = {scheme: upkeep_row(self._subject, scheme, plan) for scheme, plan in self._plans.items()}
         parameters = sum(tensor.numel() for tensor in self._subject.run.policy.parameters())
         rows: list[Row] = []
         for scheme, taken in samples.items():
@@ -155,6 +159,8 @@ class _Contest:
                 row |= spread(f"{name}_ms", [1e3 * getattr(times, name) for times in taken])
             learner_ms = [1e3 * (times.requantise + times.serialise) for times in taken]
             row |= {"refresh_ms_per_million_parameters": float(np.median(learner_ms)) * 1e6 / parameters}
+            row |= upkeep[scheme] | self._mismatches[scheme]
+            row |= {"weights": self._subject.weights, "inputs": self._subject.source}
             row |= {"bytes": len(artifacts[scheme].to_bytes()), "samples": len(taken), "cpu_share": cpu_share}
             rows.append(row | spread("us", calls_us[scheme]))
         return rows
@@ -224,7 +230,7 @@ def _break_even(row: Row, rows: Sequence[Row]) -> Row:
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")
     pays = is_faster(row, baseline, "us")
     actor_ms = _sum(row, ("load_ms", "send_ms")) - _sum(baseline, ("load_ms", "send_ms"))
-    learner_ms = _sum(row, ("requantise_ms", "serialise_ms")) - _sum(baseline, ("requantise_ms", "serialise_ms"))
+    learner_ms = _sum(row, _LEARNERS) - _sum(baseline, _LEARNERS)
     return {
         "saving_us_per_env_step": saving_us,
         "break_even_env_steps": max(0.0, actor_ms * 1e3 / saving_us) if pays else None,

@@ -12,6 +12,7 @@ import torch
 
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
+from accel.distributions import make_distribution
 from accel.envs import make_vector_env
 from accel.errors import ConfigError
 from accel.loading import TrainedRun, load_run
@@ -29,6 +30,9 @@ from monitor.divergence import divergences
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
 FULL_PRECISION = "fp32"
+NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
+"""Of torch, which is what mismatch is measured from."""
+
 _SEED = 0
 _COLLECTING_STEPS = 256
 _STUDENT_STEPS, _STUDENT_ROWS = 500, 128
@@ -68,6 +72,8 @@ class Subject:
         """Bind a scheme to this policy. Raises CompressorError."""
         run = self.run
         teaches = "distill" in scheme and self.weights != "random"
+        if "taylor" in scheme:
+            self._leave_gradients()
         return self.compressor(scheme).bind(
             run.policy,
             run.example_inputs,
@@ -103,7 +109,28 @@ class Subject:
         session.run()
         return self.mismatch(session.outputs["params"].astype(np.float32))
 
-    def _teach(self, plan: Plan) -> None:
+    def _leave_gradients(self) -> None:
+        """Leave in the parameters what importance by Taylor expansion reads there.
+
+        Without a learner there is no loss. Its surrogate is mean log π(a|s) over the calibration inputs, each action
+        sampled with a fixed seed: a policy gradient whose advantages are all 1, of expectation 0, and as large in each
+        parameter as the Fisher information there. Entropy and greedy actions would not do: a gaussian's mean has no
+        gradient of either.
+        """
+        parameters = list(self.run.policy.parameters())
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            params = self.run.policy(*(torch.from_numpy(array) for array in self.calibration.values()))[0]
+            distribution = make_distribution(self.run.spec.action, params)
+            actions = distribution.sample(torch.Generator().manual_seed(_SEED))
+            surrogate = distribution.log_prob(actions).mean()
+            gradients = torch.autograd.grad(surrogate, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.requires_grad_(False)
+            parameter.grad = gradient
+
+    def teach(self, plan: Plan) -> None:
         """Train a distilled student a little, where there is one and a policy worth learning from."""
         if self.weights == "random":
             return
@@ -128,7 +155,7 @@ class Subject:
                 continue
             try:
                 plan = self.bind(scheme)
-                self._teach(plan)
+                self.teach(plan)
                 made[scheme] = plan.refresh(self.run.policy, 1)
                 PolicySession(made[scheme], batch=1)
             except CompressorError as error:

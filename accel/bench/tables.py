@@ -50,6 +50,7 @@ ACTOR = (
     Column("× torch", "speedup_torch", "ratio"),
     Column("× fp32", "speedup_fp32", "ratio"),
     Column("Python µs/vector step", "python_us_per_vector_step", "us", True),
+    Column("KL", "kl", "small", True),
 )
 REFRESH = (
     Column("network", "network"),
@@ -57,10 +58,14 @@ REFRESH = (
     Column("bind ms", "bind_ms", "us", True),
     Column("requantise ms", "requantise_ms", "us"),
     Column("serialise ms", "serialise_ms", "us", True),
+    Column("ms/million parameters", "refresh_ms_per_million_parameters", "us"),
+    Column("schedule ms", "schedule_ms", "us"),
+    Column("upkeep ms", "upkeep_ms", "us"),
     Column("send ms", "send_ms", "us"),
     Column("load ms", "load_ms", "us"),
     Column("10–90 %", "load_ms", "spread", True),
     Column("bytes", "bytes", "count", True),
+    Column("KL", "kl", "small", True),
     Column("call µs", "us", "us"),
     Column("pays from steps", "break_even_env_steps", "steps"),
     Column("on one core", "break_even_shared_env_steps", "steps", True),

@@ -17,7 +17,7 @@ from accel.bench.options import (
     ActorOptions,
     BitsOptions,
     CorrectorOptions,
-    LayoutOptions,
+    EnvironmentOptions,
     Options,
     OutputOptions,
     PolicyOptions,
@@ -27,10 +27,10 @@ from accel.bench.options import (
     texts,
 )
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
-from accel.config import TrainConfig
 from accel.errors import ConfigError
 
 _POLICY_NETWORKS = "mlp:64x2"
+_ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
 _REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
 
 
@@ -113,7 +113,7 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Result:
         schemes=texts(options.schemes),
         runtimes=texts(options.runtimes),
         spec=options.spec(),
-        config=_environment(options),
+        config=options.environment(),
         run=options.run,
         activation=options.activation,
         seconds=options.seconds,
@@ -129,19 +129,14 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Result:
 def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Result:
     from accel.bench.actor import bench_actor
 
-    config = TrainConfig.create(
-        env=options.env,
-        env_arg=options.env_arg,
-        wrapper=options.wrapper,
-        backend=options.backend,
-        squash_actions=options.squash_actions,
-        normalise_observations=options.normalise_observations,
-        activation=options.activation,
-        unroll_length=options.unroll_length,
-    )
+    if options.run is not None and options.unroll_length is not None:
+        raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
+    length = _UNROLL_LENGTH if options.unroll_length is None else options.unroll_length
+    config = options.environment(_ACTOR_ENV, unroll_length=length)
     rows = bench_actor(
         config,
-        networks=texts(options.network),
+        networks=_networks(options, options.network, _POLICY_NETWORKS),
+        run=options.run,
         envs_per_actor=integers(options.envs_per_actor),
         schemes=texts(options.schemes),
         runtimes=texts(options.runtimes),
@@ -149,7 +144,11 @@ def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Result:
         repeats=options.repeats,
         notify=refuse,
     )
-    title = f"Actor: µs per environment step of {options.env}, unrolls of {options.unroll_length}, random weights"
+    first = rows[0]
+    title = (
+        f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, {first['weights']} "
+        "weights"
+    )
     unit = "µs per environment step (behind: × torch eager)"
     return Result(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
 
@@ -163,14 +162,17 @@ def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Result:
         schemes=texts(options.schemes),
         send=options.send,
         spec=options.spec(),
-        config=_environment(options),
+        config=options.environment(),
         run=options.run,
         activation=options.activation,
         seconds=options.seconds,
         repeats=options.repeats,
         notify=refuse,
     )
-    title = f"Refresh: from new weights to a loaded policy, {options.envs} environments an actor"
+    title = (
+        f"Refresh: from new weights to a loaded policy, {options.envs} environments an actor, {rows[0]['weights']} "
+        "weights; schedule ms beside the learner and upkeep ms in its thread, a publication's share"
+    )
     return Result(rows, title, tables.REFRESH, advice.advise_refresh(rows), "refresh", "ms a refresh")
 
 
@@ -182,7 +184,7 @@ def _bits(options: BitsOptions) -> Result:
         bits=integers(options.bits),
         per_channel=options.per_channel,
         spec=options.spec(),
-        config=_environment(options),
+        config=options.environment(),
         run=options.run,
         activation=options.activation,
         episodes=options.episodes,
@@ -195,16 +197,10 @@ def _bits(options: BitsOptions) -> Result:
     return Result(rows, title + hint, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
 
 
-def _networks(options: LayoutOptions, given: str | None, default: str) -> list[str]:
+def _networks(options: EnvironmentOptions, given: str | None, default: str) -> list[str]:
     if given is not None and options.run is not None:
         raise ConfigError("--run brings its own network: leave --network out")
     return texts(default if given is None else given)
-
-
-def _environment(options: LayoutOptions) -> TrainConfig | None:
-    if options.env is None:
-        return None
-    return TrainConfig.create(env=options.env, activation=options.activation)
 
 
 def _check_outputs(options: OutputOptions) -> None:

@@ -32,7 +32,7 @@ LESSON_IMAGES = 16
 FIRST_LESSONS = 100
 _FIRST_RECHOICE_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
-_FOLLOW_STEPS = 16
+FOLLOW_STEPS = 16
 """Optimiser steps between measurements of what a pruned policy must make up for; at least one update."""
 Due = Literal["lesson", "choice", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
@@ -84,7 +84,7 @@ class Level:
         self._check_interval = max(1, config.check_interval_updates // steps)
         self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._chooses else None)
         self._choices = Schedule(max(1, config.rechoose_interval_updates // steps), first=_FIRST_RECHOICE_UPDATES)
-        self._follows = Schedule(max(1, _FOLLOW_STEPS // steps))
+        self._follows = Schedule(max(1, FOLLOW_STEPS // steps))
         self._has_student = "distill" in names
         self._lessons = Schedule(config.distill_interval_updates)
         self._due: set[Due] = set()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from accel.bench import bench_actor
-from accel.bench.actor import Split, _parts, _RandomStepper
+from accel.bench.actor import _parts
+from accel.bench.loops import RandomStepper, Split
 from accel.bench.rows import number
 from accel.config import TrainConfig
 from accel.errors import ConfigError, EnvError
 from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
+from tests.accel.trained_runs import make_run
 
 QUICK = {"seconds": 0.05, "repeats": 5}
 
@@ -69,11 +73,24 @@ def test_continuous_actions_recurrence_and_resets_in_the_same_step(env: str, net
     [("tests.environments:ClosedForm-v0", False), ("tests.environments:ClosedFormSameStep-v0", True)],
 )
 def test_rows_that_reset_are_no_steps_of_the_environment_alone(env: str, same_step: bool) -> None:
-    stepper = _RandomStepper(TrainConfig.create(env=env, envs_per_actor=3, unroll_length=50))
+    stepper = RandomStepper(TrainConfig.create(env=env, envs_per_actor=3, unroll_length=50))
     steps = [stepper.unroll()[1] for _ in range(4)]
     stepper.close()
     assert all(count == 150 for count in steps) == same_step
     assert np.mean(steps) > 75
+
+
+def test_a_trained_run_brings_environment_network_and_mismatch(tmp_path: Path) -> None:
+    run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", unroll_length=7)
+    rows = bench_actor(run=run, envs_per_actor=[2], schemes=["int8"], **QUICK)
+    check_rows(rows, "us_per_env_step")
+    assert {(r["env"], r["network"], r["weights"], r["unroll_length"]) for r in rows} == {
+        ("CartPole-v1", "mlp:16x1", "trained", 7)
+    }
+    in_torch, fp32, int8 = rows
+    assert in_torch["kl"] is None and number(fp32, "kl") < 1e-6 < number(int8, "kl")
+    with pytest.raises(ConfigError, match="own environment"):
+        bench_actor(TrainConfig.create(), run=run)
 
 
 def test_a_scheme_that_the_network_cannot_take_is_told() -> None:

@@ -81,6 +81,13 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["policy", "--observation-shape", "4", "--actions", "2", "--env", "CartPole-v1"], "no two of them"),
         (["policy", "--observation-shape", "4", "--actions", "0"], "positive"),
         (["policy", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
+        (["policy", "--env-arg", "a=1"], "--env-arg: these go with an environment"),
+        (["refresh", "--normalise-observations"], "give --env too"),
+        (["refresh", "--run", "{dir}", "--activation", "relu"], "leave out --activation"),
+        (["actor", "--run", "{dir}", "--env", "X-v0", "--wrapper", "a:b"], "leave out --env, --wrapper"),
+        (["actor", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
+        (["actor", "--run", "{dir}", "--unroll-length", "9"], "its own unrolls"),
+        (["policy", "--env", "CartPole-v1", "--env-arg", "no_such_argument=1"], "no_such_argument"),
         (["actor", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["actor", "--unroll-length", "0"], "unroll_length"),
         (["refresh", "--schemes", ""], "no scheme"),
@@ -162,7 +169,8 @@ def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
     (line,) = advise_policy(rows)
     assert line == (
         "mlp:64x2, batch 8: prune(0.5)+int8 takes 10 µs a call against 40 µs in fp32, 4.00 times as fast "
-        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; KL 0.001 nats, 1,000 bytes for 4,000"
+        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; 1,000 bytes for 4,000; KL 0.001 "
+        "nats, ESS 0.99"
     )
     rows[2]["kl"] = 0.2
     assert advise_policy(rows)[0].startswith("mlp:64x2, batch 8: int8 takes 20 µs")
@@ -186,6 +194,7 @@ def test_advice_is_no_compression_where_nothing_is_clearly_faster(us: float) -> 
 
 def test_advice_on_actors_says_how_near_the_limit_is() -> None:
     shared: Row = {"env": "X-v0", "network": "mlp:64x2", "envs": 8, "env_only_us": 20.0, "env_share": 0.8}
+    shared |= {"weights": "trained", "kl": 0.01, "ess": 0.9}
     rows: list[Row] = [
         shared | {"runtime": "torch", "scheme": "fp32", "us_per_env_step": 50.0, "us_per_env_step_low": 49.0},
         shared | {"runtime": "onnxruntime", "scheme": "fp32", "us_per_env_step": 30.0, "us_per_env_step_low": 29.0},
@@ -195,17 +204,46 @@ def test_advice_on_actors_says_how_near_the_limit_is() -> None:
     assert line == (
         "X-v0, mlp:64x2, 8 environments an actor: int8 takes 25 µs an environment step against 30 µs in fp32, 1.20 "
         "times as fast, 50 µs on torch eager (2.00 times as much); the environment alone takes 20 µs, which is 80% of "
-        "the actor's time"
+        "the actor's time; KL 0.01 nats, ESS 0.90"
     )
+    rows[2]["kl"] = 0.2
+    assert "no compression" in advise_actor(rows)[0] and "alarm level" in advise_actor(rows)[0]
+    assert "by speed alone" in advise_actor([row | {"weights": "random"} for row in rows])[0]
 
 
 def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
     shared: Row = {"network": "mlp:64x2", "envs": 8, "saving_us_per_env_step": 2.5, "load_ms": 1.0}
+    shared |= {"weights": "trained", "kl": 0.01, "ess": 0.9}
     fp32 = shared | {"scheme": "fp32", "us": 40.0, "us_low": 39.0}
     int8 = shared | {"scheme": "int8", "us": 20.0, "break_even_env_steps": 0.0, "break_even_shared_env_steps": 1200.0}
     (line,) = advise_refresh([fp32, int8])
     assert "int8 saves 2.5 µs an environment step" in line
     assert "however often the policy is refreshed, and with the learner's part on the same core from 1,200" in line
+    assert line.endswith("; KL 0.01 nats, ESS 0.90")
+    assert "by speed alone" in advise_refresh([row | {"weights": "random"} for row in (fp32, int8)])[0]
+    assert "alarm level" in advise_refresh([fp32, int8 | {"ess": 0.2}])[0]
+    assert "alarm level" in advise_refresh([fp32, int8 | {"kl": float("nan")}])[0]
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "prune(0.5)+fp16"])
+def test_half_precision_is_never_recommended_for_its_speed(scheme: str) -> None:
+    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", scheme, 20.0)]
+    line, half = advise_policy(rows)
+    assert "no compression" in line and "20" not in line
+    assert half == "fp16: half the bytes, not faster on a CPU"
+    line, half = advise_policy([*rows, policy_row("onnxruntime", "int8", 30.0)])
+    assert "int8 takes 30 µs" in line
+
+
+def test_an_untrained_student_is_never_recommended() -> None:
+    rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", "distill(8x1)+int8", 20.0)]
+    assert "distill(8x1)+int8 takes 20 µs" in advise_policy(rows)[0], "a student that was taught"
+    untrained = [row | {"weights": "random"} for row in rows]
+    line, student = advise_policy(untrained)
+    assert "no compression" in line and "its student is untrained" in line
+    assert student.startswith("distill: ")
+    rows = [*untrained, policy_row("onnxruntime", "int8", 30.0, weights="random")]
+    assert "int8 takes 30 µs" in advise_policy(rows)[0] and "distill" not in advise_policy(rows)[0]
 
 
 def test_plain_tables_are_aligned() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from accel.bench import bench_refresh
 from accel.bench.refresh import _break_even, _changing
 from accel.bench.rows import Row, number
 from accel.bench.subject import default_spec, random_subject
+from accel.bench.upkeep import measure_duties
 from accel.errors import ConfigError
+from accel.publishing.level import FOLLOW_STEPS
 from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
+from tests.accel.trained_runs import make_run
 
 QUICK = {"seconds": 0.05, "repeats": 3}
 
@@ -19,6 +24,7 @@ def row(scheme: str, us: float, load_ms: float, requantise_ms: float = 1.0) -> R
     return {
         "network": "mlp:64x2", "scheme": scheme, "envs": 4, "us": us, "us_low": us, "us_high": us,
         "requantise_ms": requantise_ms, "serialise_ms": 0.5, "load_ms": load_ms, "send_ms": None,
+        "schedule_ms": 0.0, "upkeep_ms": 0.0,
     }  # fmt: skip
 
 
@@ -49,10 +55,52 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     assert found["break_even_shared_env_steps"] == pytest.approx(500.0)
     steps = number(found, "break_even_env_steps")
     assert steps * 40.0 / 4 + 1e3 * 1.0 == pytest.approx(steps * 20.0 / 4 + 1e3 * 1.5)
+    kept_up = fast | {"schedule_ms": 1.5, "upkeep_ms": 0.5}
+    found = _break_even(kept_up, [fp32, kept_up])
+    assert found["break_even_env_steps"] == pytest.approx(100.0), "beside the actor"
+    assert found["break_even_shared_env_steps"] == pytest.approx(900.0)
     light = row("prune(0.5)", us=20.0, load_ms=0.5, requantise_ms=0.5)
     assert _break_even(light, [fp32, light])["break_even_env_steps"] == 0.0
     slow = row("fp16", us=39.9, load_ms=0.5)
     assert _break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
+
+
+DUTIES = {
+    "fp32": {"check"},
+    "int8": {"check", "calibration", "drift"},
+    "lowrank(0.25)": {"check", "calibration", "choice"},
+    "prune(0.5)+int8": {"check", "calibration", "drift", "choice", "follow"},
+    "distill(8x1)": {"check", "calibration", "lesson"},
+    "qat": {"check", "calibration", "drift"},
+}
+
+
+@pytest.mark.parametrize("scheme", DUTIES)
+def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
+    subject = random_subject("mlp:32x2", default_spec("mlp:32x2"))
+    plan = subject.bind(scheme)
+    duties = measure_duties(subject, scheme, plan)
+    assert set(duties) == DUTIES[scheme]
+    config = subject.run.config
+    intervals = {
+        "check": config.check_interval_updates, "calibration": config.calibration_interval_updates,
+        "drift": config.drift_interval_updates, "choice": config.rechoose_interval_updates,
+        "lesson": config.distill_interval_updates, "follow": FOLLOW_STEPS,
+    }  # fmt: skip
+    assert {name: duty.interval_updates for name, duty in duties.items()} == {name: intervals[name] for name in duties}
+    for name, duty in duties.items():
+        assert (duty.beside_s > 0) == (name not in {"check", "follow"})
+        assert duty.critical_s > 0
+
+
+def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
+    run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", publish_interval_updates=4)
+    rows = bench_refresh(run=run, schemes=["int8", "distill(8x1)+int8"], **QUICK)
+    check_rows(rows, "load_ms", "us")
+    assert {each["weights"] for each in rows} == {"trained"}
+    assert [each["scheme"] for each in rows] == ["fp32", "int8", "distill(8x1)+int8"]
+    assert number(rows[0], "kl") < 1e-6 < number(rows[1], "kl")
+    assert rows[0]["schedule_ms"] == 0 and number(rows[0], "upkeep_ms") > 0
 
 
 def test_weights_move_before_every_refresh_and_come_back() -> None:
