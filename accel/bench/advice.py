@@ -61,9 +61,11 @@ def advise_transport(rows: Sequence[Row]) -> list[str]:
         largest = max(number(row, "bytes") for row in cells)
         by_direction = {row["direction"]: number(row, "us") for row in cells if row["bytes"] == largest}
         policy, stream = by_direction["policy"], by_direction["unroll stream"]
+        copies = cells[0]["mb_per_s"] is not None
+        speed = f" ({largest / stream:,.0f} MB/s)" if copies else ", as nothing is copied"
         lines.append(
             f"{cells[0]['carrier']}: a policy of {largest:,.0f} bytes is with the actor after {policy:.0f} µs, and an "
-            f"unroll of that size can follow every {stream:.0f} µs ({largest / stream:,.0f} MB/s)"
+            f"unroll of that size can follow every {stream:.0f} µs{speed}"
         )
     return lines
 

@@ -46,8 +46,8 @@ def bench_correctors(
     Returns:
         One flat row a corrector, T and B: ``corrector``, ``T``, ``B``, ``device``; ``us``, ``us_low``, ``us_high``
         (median, 10th and 90th percentile of a call, microseconds); ``learner_us`` (median of forward and backward of a
-        64×2 MLP with 17 inputs on the same rows) and ``share`` = us / (us + learner_us), in [0, 1]; torch's threads,
-        machine and versions.
+        64×2 MLP with 17 inputs on the same rows) and ``share`` = us / (us + learner_us), in [0, 1]; ``cpu_share``;
+        torch's threads, machine and versions.
     Raises:
         ConfigError: an empty list, a number that is not positive, a device that torch does not have.
     """
@@ -59,13 +59,14 @@ def bench_correctors(
     for length in lengths:
         for batch in batches:
             with torch_threads(threads):
-                samples = _sample(_runs(length, batch, where), where, repeats)
+                samples, cpu_share = _sample(_runs(length, batch, where), where, repeats)
             learner_us = float(np.median(samples.pop("learner")))
             for corrector, times_us in samples.items():
                 us = float(np.median(times_us))
                 cell: Row = {"corrector": corrector, "T": length, "B": batch, "device": str(where)}
                 share: Row = {"learner_us": learner_us, "share": us / (us + learner_us)}
-                rows.append(cell | spread("us", times_us) | share | {"samples": len(times_us)})
+                share |= {"samples": len(times_us), "cpu_share": cpu_share}
+                rows.append(cell | spread("us", times_us) | share)
     shared: Row = {"torch_threads": threads} | provenance()
     return [row | shared for row in rows]
 
@@ -118,18 +119,20 @@ def _learner(observations: Tensor) -> Run:
     return run
 
 
-def _sample(runs: Mapping[str, Run], device: torch.device, repeats: int) -> dict[str, list[float]]:
-    """Microseconds of every run in every repetition, the learner's before each corrector's."""
+def _sample(runs: Mapping[str, Run], device: torch.device, repeats: int) -> tuple[dict[str, list[float]], float]:
+    """Microseconds of every run in every repetition, the learner's before each corrector's; and the share of a core
+    that this thread had meanwhile, which is busy even where it waits for others."""
     timed = _timed_cuda if device.type == "cuda" else _timed_host
     samples: dict[str, list[float]] = {name: [] for name in runs}
     correctors = [name for name in runs if name != "learner"]
+    began, cpu_began = time.perf_counter(), time.thread_time()
     for repetition in range(-WARM_UP, repeats):
         for corrector in correctors:
             for name in ("learner", corrector):
                 elapsed_us = timed(runs[name])
                 if repetition >= 0:
                     samples[name].append(elapsed_us)
-    return samples
+    return samples, (time.thread_time() - cpu_began) / (time.perf_counter() - began)
 
 
 def _timed_host(run: Run) -> float:

@@ -163,16 +163,12 @@ def _draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
     for (name, values), colour in zip(panel.parts.items(), _COLOURS, strict=False):
         axes.barh(places, values, left=totals, color=colour, label=name, height=0.72)
         totals = [total + value for total, value in zip(totals, values, strict=True)]
-    if panel.spread:
-        low, high = zip(*panel.spread, strict=True)
-        axes.hlines(places, low, high, color=_SPREAD, linewidth=1.2)
+    highs = _draw_spread(panel.spread, axes, _FURTHEST_SPREAD * max(totals)) or totals
     if panel.limit is not None:
         axes.axvline(panel.limit[1], color=_LIMIT, linestyle="--", linewidth=1.2, label=panel.limit[0])
-    furthest = _FURTHEST_SPREAD * max(totals)  # a few slow samples shall not flatten the bars
-    highs = [min(high, furthest) for _, high in panel.spread] or totals
     ends = [max(total, high) for total, high in zip(totals, highs, strict=True)]
     for place, end, note in zip(places, ends, panel.notes, strict=False):
-        axes.annotate(note, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7, bbox=_PAPER)
+        axes.annotate(note, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=7, bbox=_PAPER)
     axes.set_yticks(places, panel.labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0.0, max(ends) * (1.3 if panel.notes else 1.08))
@@ -180,6 +176,16 @@ def _draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
     axes.set_xlabel(unit, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_spread(spread: Sequence[tuple[float, float]], axes: Axes, furthest: float) -> list[float]:
+    """A line for every bar, as a few slow samples shall not flatten the bars no longer than this, and with an arrowhead
+    where it is cut; returns where the lines end."""
+    places, ends = range(len(spread)), [min(high, furthest) for _, high in spread]
+    axes.hlines(places, [min(low, furthest) for low, _ in spread], ends, color=_SPREAD, linewidth=1.2)
+    cut = [place for place in places if spread[place][1] > furthest]
+    axes.plot([ends[place] for place in cut], cut, color=_SPREAD, marker=5, markersize=4, linestyle="none")
+    return ends
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[str], title: str) -> list[tuple[str, list[Row]]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from accel.bench.checks import check_counts
 from accel.bench.rows import Row, provenance, spread
+from accel.bench.timing import CoreShare
 from accel.errors import ConfigError, LaunchError, TransportError
 from accel.transport import (
     ActorTransport,
@@ -40,6 +41,7 @@ _JOB_TIMEOUT_S = 120.0
 _WARM_UP = 5
 _IDLE_CALLS = 100
 _STREAMED = 8
+_CORES = 2
 
 
 def bench_transport(
@@ -54,9 +56,11 @@ def bench_transport(
             this, for ``mpi`` alone; the learner gets the rows, the actor none.
     Returns:
         Flat rows: ``carrier``, ``direction``, ``bytes``; ``us``, ``us_low``, ``us_high`` (median, 10th and 90th
-        percentile, microseconds) and ``mb_per_s`` (bytes / median). Directions: ``policy`` from publish() to the
-        actor's hands, ``unroll`` from push() to the learner's, ``round trip`` both, ``unroll stream`` between two
-        arrivals when the actor only pushes, ``idle receive`` and ``idle pump`` one call with nothing pending (0 bytes).
+        percentile, microseconds) and ``mb_per_s`` (bytes / median; None on ``local``, which copies nothing);
+        ``cpu_share``, the least that this process got of each of two cores before and after each carrier. Directions:
+        ``policy`` from publish() to the actor's hands, ``unroll`` from push() to the learner's, ``round trip`` both,
+        ``unroll stream`` between two arrivals when the actor only pushes, ``idle receive`` and ``idle pump`` one call
+        with nothing pending (0 bytes).
     Raises:
         LaunchError: no mpirun, or its job failed. TransportError: a size too small, an unknown carrier.
         ConfigError: an empty list, a number that is not positive.
@@ -71,9 +75,19 @@ def bench_transport(
     unknown = sorted(set(carriers) - set(plays))
     if unknown:
         raise TransportError(f"unknown carriers {unknown}; there are {sorted(plays)}")
-    rows = [{"carrier": carrier, **row} for carrier in carriers for row in plays[carrier](sizes, repeats)]
-    shared = provenance() if rows else {}
-    return [row | shared for row in rows]
+    rows: list[Row] = []
+    share = CoreShare(1 if detect_launch().is_launched else _CORES)
+    share.probe()
+    for carrier in carriers:
+        rows += [_of_carrier(carrier, row) for row in plays[carrier](sizes, repeats)]
+        share.probe()
+    shared: Row = provenance() if rows else {}
+    return [row | shared | {"cpu_share": share.least} for row in rows]
+
+
+def _of_carrier(carrier: str, row: Row) -> Row:
+    """A row of one carrier; bytes that nobody copies have no speed."""
+    return {"carrier": carrier, **row} | ({"mb_per_s": None} if carrier == "local" else {})
 
 
 def _play_local(sizes: Sequence[int], repeats: int) -> list[Row]:

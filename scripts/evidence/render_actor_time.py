@@ -17,6 +17,7 @@ Key = tuple[object, ...]
 
 FULL_PRECISION = "fp32"
 PAPER_RATIO = 4.13
+HALVES = "fp16"
 REPLACEMENTS = ("distill",)
 REDUCTIONS = ("prune", "lowrank", *REPLACEMENTS)
 LEAST_POLICY_SHARE = 1 / 3
@@ -71,7 +72,8 @@ def _actor_section(rows: Sequence[Row]) -> str:
         "## Seconds per million environment steps\n\n"
         "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
         "environment stepped by random actions, without a policy. `best whole`: the fastest that keeps every unit of "
-        "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. `limit`: "
+        "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. fp16 "
+        "computes as fp32 does, and is neither. `limit`: "
         "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
         "the text under rows/ explains, or was not asked for, as most are not with an LSTM.\n\n"
     )
@@ -84,7 +86,9 @@ def _actor_section(rows: Sequence[Row]) -> str:
 
 
 def _fastest(rows: Iterable[Row], excluded: tuple[str, ...]) -> Row:
-    return min((r for r in rows if not str(r["scheme"]).startswith(excluded)), key=lambda r: r["us_per_env_step"])
+    return min(
+        (r for r in rows if not str(r["scheme"]).startswith((HALVES, *excluded))), key=lambda r: r["us_per_env_step"]
+    )
 
 
 def _split_section(rows: Sequence[Row]) -> str:
@@ -110,13 +114,15 @@ def _split_section(rows: Sequence[Row]) -> str:
 def _refresh_section(rows: Sequence[Row]) -> str:
     heads = [
         "network", "parameters", "scheme", "bind ms", "requantise ms", "serialise ms", "send ms", "load ms",
-        "learner's ms per million parameters", "bytes", "call µs", "saves µs a step", "pays from steps", "on one core",
+        "learner's ms per million parameters",
+        "schedule ms", "upkeep ms", "bytes", "call µs", "saves µs a step", "pays from steps", "on one core",
     ]  # fmt: skip
     lines = [
         [
             row["network"], f"{row['parameters']:,}", row["scheme"],
             *(_time(row[f"{name}_ms"]) for name in ("bind", "requantise", "serialise", "send", "load")),
-            f"{row['refresh_ms_per_million_parameters']:.2f}", f"{row['bytes']:,}", _time(row["us"]),
+            f"{row['refresh_ms_per_million_parameters']:.2f}",
+            *(_time(row.get(name)) for name in ("schedule_ms", "upkeep_ms")), f"{row['bytes']:,}", _time(row["us"]),
             f"{row['saving_us_per_env_step']:.2f}",
             *(_steps(row, name) for name in ("break_even_env_steps", "break_even_shared_env_steps")),
         ]
@@ -126,7 +132,9 @@ def _refresh_section(rows: Sequence[Row]) -> str:
     text = (
         f"## Refresh\n\nFrom new weights to a loaded policy; {envs} environments an actor. `pays from`: environment "
         "steps between two refreshes from which on the faster call makes up for the slower refresh, on the actor, and "
-        "where one core does the learner's part too, against onnxruntime's fp32.\n\n"
+        "where one core does everything else too, against onnxruntime's fp32. `schedule` and `upkeep`: a publication's "
+        "share, at default intervals, of lessons, choices, calibrations and looks for drift, which a worker's thread "
+        "does beside the learner, and of copies, predictions and checks, for which the learner waits.\n\n"
     )
     return text + _table(heads, lines)
 

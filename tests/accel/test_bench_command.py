@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh
-from accel.bench.figures import PANELS, Panel, draw
+from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh, advise_transport
+from accel.bench.figures import PANELS, Panel, _draw_panel, draw
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.rows import Row
 from accel.bench.tables import Column, fitting, plain_table
 from accel.cli import main
-from accel.commands.bench import _encode
+from accel.commands.bench import _encode, _interference
 from accel.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -39,10 +40,10 @@ COMMANDS = {
 KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
     "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "own_us"},
-    "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "bytes"},
+    "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "schedule_ms"},
     "bits": {"network", "bits", "rounded", "simulated", "kl", "greedy_agreement", "bytes", "return", "return_low"},
-    "correctors": {"corrector", "T", "B", "us", "learner_us", "share"},
-    "transport": {"carrier", "direction", "bytes", "us"},
+    "correctors": {"corrector", "T", "B", "us", "learner_us", "share", "cpu_share"},
+    "transport": {"carrier", "direction", "bytes", "us", "cpu_share"},
 }
 
 
@@ -63,6 +64,8 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     assert (title and "µs" in headings) or "ms" in headings or kind == "bits"
     assert any("onnxruntime" in line and "cores" in line for line in printed[2 + len(rows) :]), "versions and threads"
     assert len(printed) >= len(rows) + 4, "a closing line"
+    if kind == "refresh":
+        assert {"ms/million parameters", "schedule ms", "upkeep ms"} <= set(re.split("  +", headings))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +267,37 @@ def test_figures_that_are_not_finite_become_null() -> None:
     assert json.loads(_encode([{"a": float("inf"), "b": float("nan"), "c": 1.5, "d": "x"}])) == [
         {"a": None, "b": None, "c": 1.5, "d": "x"}
     ]
+
+
+def test_bytes_that_nobody_copies_have_no_speed() -> None:
+    shared: Row = {"bytes": 1_000_000, "us": 100.0}
+    rows: list[Row] = [
+        shared | {"carrier": carrier, "direction": direction, "mb_per_s": speed}
+        for carrier, speed in (("local", None), ("mpi", 1e4))
+        for direction in ("policy", "unroll stream")
+    ]
+    local, mpi = advise_transport(rows)
+    assert "MB/s" not in local and local.endswith("as nothing is copied")
+    assert mpi.endswith("(10,000 MB/s)")
+
+
+def test_other_processes_are_told_of() -> None:
+    assert "60% of a core" in _interference([{"cpu_share": 0.99}, {"cpu_share": 0.6}])[0]
+    assert not _interference([{"cpu_share": 0.99}])
+
+
+def test_a_note_stands_behind_the_line_even_where_that_is_cut() -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    _draw_panel(Panel("", ["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], notes=["n", "m"]), axes, "")
+    (lines,) = (artist for artist in axes.collections if isinstance(artist, LineCollection))
+    ends = [float(segment[1][0]) for segment in lines.get_segments()]
+    assert ends == [30.0, 21.0], "the first is cut"
+    assert [note.xy[0] for note in axes.texts] == ends
+    arrows = [line for line in axes.lines if line.get_marker() == 5]
+    assert [list(arrow.get_xdata()) for arrow in arrows] == [[30.0]]
 
 
 def test_plots_grow_with_their_panels(tmp_path: Path) -> None:

@@ -23,4 +23,5 @@ def test_one_flat_row_for_every_corrector_length_and_batch(device: str) -> None:
     for row in rows:
         us, low, high, learner_us = (float(row[k]) for k in ("us", "us_low", "us_high", "learner_us"))
         assert 0 < low <= us <= high
+        assert 0 < float(row["cpu_share"]) <= 1.01
         assert row["share"] == pytest.approx(us / (us + learner_us))

@@ -22,7 +22,11 @@ def test_rows() -> None:
             assert {row["direction"] for row in mine} == DIRECTIONS
     for row in rows:
         assert 0 < float(row["us_low"]) <= float(row["us"]) <= float(row["us_high"])
-        assert float(row["mb_per_s"]) == pytest.approx(int(row["bytes"]) / float(row["us"]))
+        assert 0 < float(row["cpu_share"]) <= 1
+        if row["carrier"] == "local":
+            assert row["mb_per_s"] is None, "nothing is copied"
+        else:
+            assert float(row["mb_per_s"]) == pytest.approx(int(row["bytes"]) / float(row["us"]))
 
 
 def test_refusals() -> None:
