@@ -64,6 +64,10 @@ class SchemeComparison:
         )
 
 
+_LOADING = ("deserialise", "load")
+_MUCH_LOADING = 0.1
+
+
 @dataclass(frozen=True)
 class Summary:
     """A run's outcome; times cover this process's part of a resumed run, counts the whole run.
@@ -129,6 +133,12 @@ class Summary:
             lines.append("accel bench policy --network mlp:512x3    (where compression pays)")
         elif self.scheme == "fp32":
             lines.append("accel train --compressor auto ...    (whether compression pays)")
+        loading = sum(self.actor_s.get(phase, 0.0) for phase in _LOADING) / (sum(self.actor_s.values()) or 1.0)
+        if loading > _MUCH_LOADING:
+            lines.append(
+                "accel train --publish-interval-updates N ...    (N above this run's: loading policies took "
+                f"{loading:.0%} of the actors' time)"
+            )
         about = "a page about the run and why each level was chosen" if tuned else "a page about the run"
         lines.append(f"accel report {path}    ({about}; needs accel-rl[report])")
         if ".venv" in Path(sys.executable).parts and shutil.which("accel") is None:

@@ -77,6 +77,13 @@ def test_hints_suit_the_run() -> None:
     assert "accel report 'results/x<script> y'" in tuned.text() and "why each level" in tuned.text()
 
 
+@pytest.mark.parametrize(("load_s", "hinted"), [(0.04, False), (0.2, True)])
+def test_rarer_publications_are_suggested_where_loading_takes_much(load_s: float, hinted: bool) -> None:
+    text = replace(SUMMARY, actor_s={"env": 0.7, "policy": 0.3, "load": load_s, "deserialise": 0.05}).text()
+    assert ("--publish-interval-updates" in text) == hinted
+    assert ("20% of the actors' time" in text) == hinted
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"path": "x"}'])
 def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Path) -> None:
     if content is not None:
