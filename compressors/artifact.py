@@ -30,7 +30,7 @@ _PREFIX = struct.Struct("<8sHHIQqI")
 _CHECKSUM = struct.Struct("<I")
 _START = _PREFIX.size + _CHECKSUM.size
 _DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
-_HEADER_KEYS = frozenset({"scheme", "inputs", "outputs", "metadata", "cpu_features", "optimisation"})
+_HEADER_KEYS = frozenset({"scheme", "inputs", "outputs", "metadata", "cpu_features", "optimisation", "variant"})
 _TENSOR_KEYS = frozenset({"name", "dtype", "shape"})
 
 
@@ -60,6 +60,7 @@ class CompressedPolicy:
         cpu_features: what the acting CPU must have, in the words of ``compressors.cpu``.
         optimisation: how much onnxruntime still has to do when it loads the model; most are saved optimised ("none").
         model: the serialised ONNX model.
+        variant: of int8, which schemes leave to the acting CPU unless they name one; "" for formats without variants.
     """
 
     scheme: str
@@ -70,6 +71,7 @@ class CompressedPolicy:
     cpu_features: tuple[str, ...]
     model: bytes = field(repr=False)
     optimisation: Optimisation = "none"
+    variant: str = ""
 
     @cached_property
     def _header(self) -> bytes:
@@ -80,6 +82,7 @@ class CompressedPolicy:
             "metadata": dict(self.metadata),
             "cpu_features": list(self.cpu_features),
             "optimisation": self.optimisation,
+            "variant": self.variant,
         }
         return json.dumps(header, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
@@ -156,6 +159,9 @@ def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
         _refuse("the CPU features are no list of texts")
     if optimisation not in get_args(Optimisation):
         _refuse(f"optimisation {optimisation!r} is unknown")
+    variant = header["variant"]
+    if not isinstance(variant, str):
+        _refuse("the variant is no text")
     if not model:
         _refuse("there is no model in it")
     return CompressedPolicy(
@@ -167,6 +173,7 @@ def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
         cpu_features=tuple(cast("list[str]", features)),
         model=model,
         optimisation=cast("Optimisation", optimisation),
+        variant=variant,
     )
 
 

@@ -26,6 +26,7 @@ class Encoder(ABC):
 
     optimisation: Optimisation = "none"
     cpu_features: tuple[str, ...] = ()
+    variant: str = ""
 
     @abstractmethod
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
@@ -229,6 +230,7 @@ class PipelinePlan:
             cpu_features=self.encoder.cpu_features,
             model=self.encoder.encode(self.revise(module).parameters),
             optimisation=self.encoder.optimisation,
+            variant=self.encoder.variant,
         )
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:

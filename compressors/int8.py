@@ -44,9 +44,9 @@ class Int8(Format):
 
     Attributes:
         per_channel: a scale for each output of a layer, instead of one for its whole weight.
-        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM; ``reduce_range``:
-            the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations, faster on ARM. None: what
-            suits the CPU.
+        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, else
+            refused; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
+            faster on ARM. None: what suits the CPU.
         cpu: features of the CPU that will act; this machine's when None.
         layers: formats by layer, in the place of the one that ``per_channel`` says.
     """
@@ -69,13 +69,22 @@ class Int8(Format):
         return choice_for(layer, self.layers, "per_channel" if self.per_channel else "per_tensor")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
-        """See ``Format.encoder``. Raises SchemeError: a layer that the policy does not have."""
+        """See ``Format.encoder``.
+
+        Raises:
+            SchemeError: a layer that the policy does not have, or a variant whose sums would saturate on the CPU.
+        """
         features = cpu_features() if self.cpu is None else self.cpu
-        if self.variant is not None:
-            return Int8Encoder(graph, self, self.variant)
-        if VNNI in features:
-            return Int8Encoder(graph, self, "u8s8", (VNNI,))
-        return Int8Encoder(graph, self, "s8s8" if ARM in features else "reduce_range")
+        exact = next((feature for feature in (VNNI, ARM) if feature in features), None)
+        if self.variant == "u8s8" and exact is None:
+            raise SchemeError(
+                f"{self.scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
+                f"(it has {', '.join(sorted(features)) or 'none that count'}); leave the variant out, or take "
+                "reduce_range"
+            )
+        suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
+        variant = suited if self.variant is None else self.variant
+        return Int8Encoder(graph, self, variant, (exact,) if exact and variant == "u8s8" else ())
 
 
 class Int8Encoder(Encoder):
@@ -89,7 +98,7 @@ class Int8Encoder(Encoder):
         coded, sums: see ``IntegerGraph``.
     """
 
-    def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...] = ()) -> None:
+    def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
         self.cpu_features = cpu_features
         self.variant = variant
         self.per_channel = options.per_channel

@@ -76,6 +76,7 @@ def make_contract(
             "ir_version": model.ir_version,
             "operators": counts,
             "cpu_features": list(artifact.cpu_features),
+            "int8_variant": artifact.variant,
         },
         "fp32": {
             "path": FP32_ONNX,

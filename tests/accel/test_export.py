@@ -322,7 +322,7 @@ def test_the_command_writes_a_bundle_and_says_what_it_is_worth(
     printed = capsys.readouterr().out
     assert "smaller" in printed and "mean return" in printed and str(out) in printed
     contract = json.loads((out / "contract.json").read_text())
-    assert contract["model"]["cpu_features"] == []
+    assert (contract["model"]["cpu_features"], contract["model"]["int8_variant"]) == ([], "reduce_range")
     assert main(["verify", str(out)]) == 0
     assert "every file is whole" in capsys.readouterr().out
     assert main(["export", str(cartpole), *arguments]) == ExportError.exit_code

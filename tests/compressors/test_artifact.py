@@ -46,6 +46,7 @@ _ARTIFACTS = st.builds(
     cpu_features=st.lists(st.text(), max_size=2).map(tuple),
     model=st.binary(min_size=1, max_size=200),
     optimisation=st.sampled_from(["none", "basic", "all"]),
+    variant=st.text(),
 )
 
 
@@ -136,6 +137,7 @@ _HEADER = {
     "metadata": {},
     "cpu_features": [],
     "optimisation": "none",
+    "variant": "",
 }
 
 
@@ -158,6 +160,7 @@ _HEADER = {
         {"cpu_features": "vnni"},
         {"optimisation": "some"},
         {"optimisation": ["none"]},
+        {"variant": None},
         {"extra": 1},
         {"version": 1},
     ],

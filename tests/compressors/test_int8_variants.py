@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compressors.artifact import CompressedPolicy
 from compressors.cpu import ARM, AVX2, VNNI
 from compressors.errors import SchemeError
 from compressors.inspection import float_kernels, integer_kernels
@@ -60,7 +61,42 @@ def test_the_variant_follows_the_acting_cpu(cpu: set[str], variant: str, needed:
     compressor = make_compressor("int8", cpu=cpu)
     plan = compressor.bind(module, case.examples(), case.inputs(32), output_names=case.outputs)
     artifact = plan.refresh(module, version=1)
-    assert (plan.encoder.variant, artifact.cpu_features, artifact.scheme) == (variant, needed, "int8")
+    assert (artifact.variant, artifact.cpu_features, artifact.scheme) == (variant, needed, "int8")
+    assert CompressedPolicy.from_bytes(artifact.to_bytes()).variant == variant
+
+
+@pytest.mark.parametrize("method", ["int8", "qat"])
+@pytest.mark.parametrize(
+    ("cpu", "option", "needed"),
+    [
+        ({VNNI, AVX2}, "u8s8", (VNNI,)),
+        ({ARM}, "u8s8", (ARM,)),
+        ({VNNI, AVX2}, "s8s8", ()),
+        ({AVX2}, "reduce_range", ()),
+        ({VNNI}, "reduce_range", ()),
+    ],
+)
+def test_a_named_variant_carries_what_it_needs(
+    method: str, cpu: set[str], option: str, needed: tuple[str, ...]
+) -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    compressor = make_compressor(f"{method}({option})", cpu=cpu)
+    artifact = compressor.bind(module, case.examples(), case.inputs(32), output_names=case.outputs).refresh(module, 1)
+    assert (artifact.variant, artifact.cpu_features) == (option, needed)
+
+
+@pytest.mark.parametrize("cpu", [{AVX2}, set()], ids=["avx2", "old x86"])
+def test_a_variant_that_would_saturate_is_refused(cpu: set[str]) -> None:
+    case = CASES["relu-mlp"]
+    with pytest.raises(SchemeError, match=r"saturate on an acting CPU without VNNI.*leave the variant out"):
+        make_compressor("int8(u8s8)", cpu=cpu).bind(case.make(), case.examples(), output_names=case.outputs)
+
+
+def test_formats_without_variants_say_none() -> None:
+    case = CASES["relu-mlp"]
+    module = case.make()
+    assert case.bind("fp16", module).refresh(module, version=1).variant == ""
 
 
 @pytest.mark.parametrize("text", ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)"])
