@@ -207,22 +207,25 @@ class Actor:
         self._collector = UnrollCollector(self._environment, self._policy, self._sampler, self.layout)
 
     def step(self) -> None:
-        """One unroll: newest policy, a free buffer, T environment steps, off it goes. Raises Stopped."""
+        """One unroll: a free buffer, the policy that is newest then, T environment steps, off it goes. Raises Stopped.
+
+        Where the learner is behind, the wait is for the buffer: a policy taken before it would be older by that long.
+        """
         before = perf_counter()
+        buffer = self._transport.acquire()
+        acquired = perf_counter()
         update = self._transport.pull()
         pulled = perf_counter()
         deserialise_s = 0.0 if update is None else self._load(update)
         loaded = perf_counter()
-        buffer = self._transport.acquire()
-        acquired = perf_counter()
         unroll = self._views.get(id(buffer))
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
         self._collector.collect(unroll, self._policy.scheme_ids(self._schemes))
         timings = unroll["timings_s"]
-        timings[PULL], timings[DESERIALISE] = pulled - before, deserialise_s
-        timings[LOAD] = loaded - pulled - deserialise_s
-        timings[WAIT], timings[SEND] = acquired - loaded, self._send_s
+        timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
+        timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s
+        timings[SEND] = self._send_s
         before = perf_counter()
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
