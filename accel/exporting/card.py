@@ -33,21 +33,22 @@ def model_card(contract: Facts, report: Facts) -> str:
 
 
 def summary(contract: Facts, report: Facts) -> str:
-    """The report in four lines."""
+    """The report in a few lines."""
     sizes, latency, mismatch, returns = (report[key] for key in ("bytes", "latency", "mismatch", "returns"))
     name = f"{contract['scheme']} as {contract['target']['format']}"
     lines = [
         f"{name}: {sizes['model']:,} bytes against {sizes['fp32']:,} of fp32 as ONNX, {_smaller(sizes['ratio'], 'x')}",
         f"one observation takes {latency['model']['p50_us']:.1f} µs against {latency['fp32_onnx']['p50_us']:.1f} in "
         f"the median, {latency['speed_up_p50']:.2f}x as fast",
-        f"on real inputs {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, same "
-        f"greedy action {mismatch['greedy_agreement']:.1%}",
+        f"on real inputs {mismatch['relative']:.2e} away from the trained policy, KL {mismatch['kl']:.1e} nats, "
+        f"{report['agreement']} {mismatch['greedy_agreement']:.1%}",
     ]
     if returns is not None:
         lines.append(
             f"mean return {returns['model']['mean']:.5g} against {returns['fp32']['mean']:.5g} on the same seeds, "
             f"difference {_interval(returns['difference'])}: {returns['verdict']}"
         )
+        lines.append(f"worst episode {returns['model']['worst']:.5g} against {returns['fp32']['worst']:.5g}")
     return "\n".join(lines)
 
 
@@ -83,20 +84,19 @@ def _speed(name: str, size: int, latency: Facts) -> str:
 def _returns(returns: Facts | None) -> str:
     if returns is None:
         return "Not measured."
-    lines = ["| | mean return | 95 % interval |", "|---|---|---|"]
+    lines = ["| | mean return | 95 % interval | worst episode |", "|---|---|---|---|"]
     for name, key in (("compressed", "model"), ("full precision", "fp32")):
         played = returns[key]
         interval = played["interval"]
         ends = "-" if interval is None else f"{interval['low']:.4g} to {interval['high']:.4g}"
-        lines.append(f"| {name} | {played['mean']:.6g} | {ends} |")
+        lines.append(f"| {name} | {played['mean']:.6g} | {ends} | {played['worst']:.6g} |")
     lines += [
         "",
         f"{len(returns['model']['returns'])} episodes each, {returns['acted']}, on the same seeds (of "
         f"{returns['seed']}), the compressed policy on {returns['engine']}. Difference by seed: "
-        f"{_interval(returns['difference'])}: **{returns['verdict']}**.",
+        f"{_interval(returns['difference'])}: **{returns['verdict']}**. An interval that "
+        f"lies within {100 * returns['margin']:.3g} % of the magnitude of full precision's mean counts as no loss.",
     ]
-    if returns["model"]["caveat"] is not None:
-        lines.append(f"Of the compressed policy's, {returns['model']['caveat']}.")
     return "\n".join(lines)
 
 
@@ -106,14 +106,21 @@ def _interval(interval: Facts | None) -> str:
 
 def _parity(report: Facts) -> str:
     lines = [
-        "| from → to | inputs | batch | relative difference | greatest | KL, nats | same greedy action |",
+        "| from → to | inputs | batch | relative difference | greatest difference of an output | KL, nats | "
+        f"{report['agreement']} |",
         "|---|---|---|---|---|---|---|",
     ]
+    alike: dict[tuple[str, str], list[str]] = {}
     for row in report["parity"]:
-        lines.append(
-            f"| {row['stage']} | {row['inputs']} | {row['batch']} | {row['relative']:.2e} | {row['greatest']:.2e} | "
-            f"{row['kl']:.2e} | {row['greedy_agreement']:.1%} |"
-        )
+        figures = f"{row['relative']:.2e} | {row['greatest']:.2e} | {row['kl']:.2e} | {row['greedy_agreement']:.1%}"
+        alike.setdefault((f"{row['stage']} | {row['inputs']}", figures), []).append(str(row["batch"]))
+    lines += [f"| {start} | {', '.join(batches)} | {figures} |" for (start, figures), batches in alike.items()]
+    lines += [
+        "",
+        "The relative difference is the root mean square over that of the parameters' deviation from their mean, "
+        "without unit. The greatest has the output's own unit: nats for logits; for continuous actions the action's, "
+        "before tanh where there is one, and nats for log-deviations.",
+    ]
     return "\n".join(lines)
 
 
@@ -121,7 +128,7 @@ def _interface(contract: Facts) -> str:
     lines = ["| | name | dtype | shape |", "|---|---|---|---|"]
     for kind in ("inputs", "outputs"):
         for tensor in contract[kind]:
-            lines.append(f"| {kind[:-1]} | `{tensor['name']}` | {tensor['dtype']} | {tensor['shape']} |")
+            lines.append(f"| {kind[:-1]} | `{tensor['name']}` | {tensor['dtype']} | {_shape(tensor['shape'])} |")
     observation, action = contract["observation"], contract["action"]
     lines += [
         "",
@@ -134,6 +141,10 @@ def _interface(contract: Facts) -> str:
     for state in contract["recurrent_state"]:
         lines.append(f"- Recurrent state: `{state['input']}` gets `{state['output']}`; {state['rule']}.")
     return "\n".join(lines)
+
+
+def _shape(sizes: list[object]) -> str:
+    return " × ".join(map(str, sizes))
 
 
 def _features(part: Facts) -> str:

@@ -33,10 +33,20 @@ class Gate:
         failures = []
         if self.max_mismatch is not None and not mismatch.relative <= self.max_mismatch:
             failures.append(
-                f"it differs from the trained policy by {mismatch.relative:.4g}, over {self.max_mismatch:g}"
+                f"its parameters differ from the trained policy's by {mismatch.relative:.4g} of their spread, over "
+                f"max-mismatch {self.max_mismatch:g}"
             )
         if self.max_return_loss is not None and returns is not None and not returns.loss <= self.max_return_loss:
-            means = f"{returns.episodes.returns.mean():.5g} against {returns.full.returns.mean():.5g}"
-            failures.append(f"it loses {returns.loss:.2%} of the return ({means}), over {self.max_return_loss:.2%}")
+            failures.append(f"it loses {_played(returns)}, over max-return-loss {self.max_return_loss:.2%}")
         if failures:
-            raise ExportError(f"the policy is not exported: {'; '.join(failures)}. Choose a milder scheme")
+            remedy = "Choose a milder scheme, or a greater bound"
+            raise ExportError(f"the policy is not exported: {'; '.join(failures)}. {remedy}")
+
+
+def _played(returns: Returns) -> str:
+    """The loss of mean return, the means, and what chance leaves open."""
+    difference = returns.difference
+    ends = "one episode each" if difference is None else f"difference {difference} (95 %)"
+    means = f"mean {returns.episodes.returns.mean():.5g} against {returns.full.returns.mean():.5g}"
+    caveat = "" if returns.caveat is None else f"; {returns.caveat}"
+    return f"{returns.loss:.2%} of the return ({means}, {ends}{caveat})"

@@ -24,6 +24,7 @@ from accel.exporting.measuring import (
     MakeSession,
     Returns,
     agreement,
+    agreement_label,
     latency,
     random_inputs,
     reference_outputs,
@@ -96,6 +97,7 @@ class BundleMaker:
         report: Json = {
             "parity": [asdict(row) for row in parity],
             "mismatch": asdict(mismatch),
+            "agreement": agreement_label(self._run.spec.action),
             "returns": None if returns is None else returns.to_json(),
             "latency": speed,
             "bytes": {

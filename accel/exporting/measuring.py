@@ -13,11 +13,15 @@ from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.loading import TrainedRun
 from accel.players import ActingSession, Array
 from accel.playing import Episodes
-from accel.spaces import Json
+from accel.spaces import ActionSpec, Json
 from compressors.artifact import TensorSpec
 from monitor.divergence import divergences
 from monitor.statistics import Interval, mean_interval
 
+# a return whose interval lies this close to full precision's mean is as good, as a share of the mean's magnitude
+MARGIN = 0.05
+# monitor.divergence.GREEDY_TOLERANCE in words
+MEANS_AGREE = "means within half a standard deviation"
 MakeSession = Callable[[int], ActingSession]
 
 
@@ -30,7 +34,8 @@ class Agreement:
         relative: root mean square difference over the root mean square deviation of A's parameters from their mean.
         greatest: greatest absolute difference of any output, recurrent states included.
         kl: mean KL(A ‖ B) of the action distributions, nats.
-        greedy_agreement: share of rows with the same most likely action.
+        greedy_agreement: share of rows with the same most likely action; where actions are continuous, with every mean
+            within half a standard deviation (``agreement_label`` says which).
     """
 
     stage: str
@@ -41,6 +46,13 @@ class Agreement:
     greatest: float
     kl: float
     greedy_agreement: float
+
+
+def agreement_label(action: ActionSpec) -> str:
+    """What ``greedy_agreement`` is a share of, for an action space."""
+    if action.kind == "gaussian":
+        return MEANS_AGREE
+    return "same greedy action"
 
 
 def reference_outputs(run: TrainedRun, inputs: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
@@ -107,6 +119,7 @@ class Returns:
         episodes: of the compressed policy. full: of full precision.
         seed: of both. greedy: most likely actions instead of samples.
         engine: what the compressed policy was played on.
+        margin: what counts as no loss, as a share of the magnitude of full precision's mean return.
     """
 
     episodes: Episodes
@@ -114,6 +127,7 @@ class Returns:
     seed: int
     greedy: bool
     engine: str
+    margin: float = MARGIN
 
     @property
     def loss(self) -> float:
@@ -127,13 +141,30 @@ class Returns:
         return paired_difference(self.episodes, self.full)
 
     @property
+    def caveat(self) -> str | None:
+        """What makes the interval too narrow, of the compressed policy's games or else of full precision's."""
+        for name, episodes in (("the compressed policy's", self.episodes), ("full precision's", self.full)):
+            if episodes.caveat is not None:
+                return f"of {name} games, {episodes.caveat}"
+        return None
+
+    @property
     def verdict(self) -> str:
-        """What the interval says."""
-        if self.difference is None:
-            return "one episode says nothing"
-        if self.difference.low > 0:
+        """What the interval says: within the margin of full precision, lower, higher, or undecided and how far."""
+        difference = self.difference
+        if difference is None:
+            return "undecided: one episode says nothing"
+        if self.caveat is not None:
+            return f"undecided: {self.caveat}"
+        scale = abs(float(self.full.returns.mean()))
+        if max(-difference.low, difference.high) <= self.margin * scale:
+            return f"within {_percent(self.margin)} of full precision"
+        if difference.low > 0:
             return "higher than full precision"
-        return "lower than full precision" if self.difference.high < 0 else "no difference from full precision found"
+        if difference.high < 0:
+            return "lower than full precision"
+        shares = [_percent(end / scale) if scale else f"{end:.3g}" for end in (-difference.low, difference.high)]
+        return f"undecided: the loss may be up to {shares[0]}, the gain up to {shares[1]}"
 
     def to_json(self) -> Json:
         """A plain JSON object, every return included."""
@@ -143,6 +174,8 @@ class Returns:
             "difference": interval_json(self.difference),
             "loss": self.loss,
             "verdict": self.verdict,
+            "margin": self.margin,
+            "caveat": self.caveat,
             "seed": self.seed,
             "acted": "greedy" if self.greedy else "sampled",
             "engine": self.engine,
@@ -155,7 +188,12 @@ def _played(episodes: Episodes) -> Json:
     return {
         "mean": float(returns.mean()),
         "interval": interval_json(interval),
+        "worst": float(returns.min()),
         "returns": returns.tolist(),
         "lengths": episodes.lengths.tolist(),
-        "caveat": episodes.caveat,
+        "distinct": episodes.distinct,
     }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

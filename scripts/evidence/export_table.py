@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What exporting trained policies costs and saves: format × scheme → bytes, latency, return difference.
+"""What exporting trained policies costs and saves: format × scheme → bytes, latency, memory, returns.
 
-    python scripts/evidence/export_table.py results/cartpole results/halfcheetah results/pong
+    python scripts/evidence/export_table.py runs/cartpole/int8-s1 runs/halfcheetah/int8-s1 runs/pong-long --budget-s 540
 
-Every row is one ``accel export`` with all its checks; its report, raw samples included, is kept beside the table.
-Returns are played once per scheme, as onnx; image policies are compiled to C in int8 only, which takes long enough.
+Every row is one ``accel export`` with all its checks, played on its own target. OUT/rows gets one file a row: contract
+and report with every raw sample, or why the format refuses the scheme. The same command goes on where it stopped; rows
+that are there are not measured again. OUT/README.md is written from the rows. Games are greedy; where greedy games of
+full precision repeat each other, the run's are sampled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -22,121 +23,163 @@ from typing import Any
 
 import torch
 
-from accel.errors import AccelError
-from accel.exporting.bundle import export
-from accel.exporting.formats import FORMATS
-from accel.loading import TrainedRun, load_run
-from accel.machine import describe_machine
-from compressors.errors import CompressorError
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
-VECTOR_SCHEMES = ("fp32", "fp16", "int8", "prune(0.5)+int8", "distill(32x2)+int8")
-IMAGE_SCHEMES = ("fp32", "int8", "prune(0.5)+int8")
+from export_summary import line, summary  # noqa: E402
+
+from accel.atomic import write_atomically  # noqa: E402
+from accel.errors import AccelError  # noqa: E402
+from accel.exporting.bundle import export  # noqa: E402
+from accel.exporting.formats import FORMATS, make_format  # noqa: E402
+from accel.loading import TrainedRun, load_run  # noqa: E402
+from accel.machine import describe_machine  # noqa: E402
+from accel.playing import play  # noqa: E402
+from compressors.errors import CompressorError  # noqa: E402
+
+SCHEMES = (
+    "fp32",
+    "fp16",
+    "int8",
+    "int8(per_channel)",
+    "int8-dynamic",
+    "int4",
+    "prune(0.5)+int8",
+    "lowrank(0.25)+int8",
+)
+# students are MLPs, which see images as one long vector
+VECTOR_SCHEMES = (*SCHEMES, "distill(32x2)+int8")
+LEAST_EPISODES = 20
+LEAST_BUDGET_S = 5.0
 Row = dict[str, Any]
+Cell = tuple[TrainedRun, str, str]
 
 
 def main() -> int:
-    """Parse, export everything, write the table."""
+    """Parse, export what is missing, write the summary; status 3 when the budget is used and rows are left."""
+    options = parse()
+    deadline = time.monotonic() + options.budget_s
+    torch.set_num_threads(1)
+    for format in options.formats:
+        make_format(format)  # what it needs is asked for before work starts
+    runs = [load_run(path) for path in options.runs]
+    rows_dir = options.out / "rows"
+    rows_dir.mkdir(parents=True, exist_ok=True)
+    check_names(runs, options, rows_dir)
+    left, measured = 0, 0
+    for run, scheme, format in cells(runs, options):
+        path = rows_dir / row_name(run, scheme, format)
+        if is_there(path, run):
+            continue
+        slowest_s = max((row["seconds"] for row in read_rows(rows_dir) if row["env"] == run.config.env), default=0.0)
+        remaining_s = deadline - time.monotonic()
+        if remaining_s < LEAST_BUDGET_S or (measured and remaining_s < slowest_s):
+            left += 1
+            continue
+        row = export_row(run, scheme, format, options.episodes, is_greedy(run, rows_dir, options.episodes))
+        write_atomically(path, (json.dumps(row, indent=1, default=str) + "\n").encode())
+        measured += 1
+        print(f"{row['seconds']:5.0f} s  {line(row)}", flush=True)
+    rows = sorted(read_rows(rows_dir), key=in_order(options))
+    write_atomically(options.out / "README.md", summary(rows, left).encode())
+    print(f"{options.out} is written; {left} rows are left{': give the same command again' if left else ''}")
+    return 3 if left else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run directories")
-    parser.add_argument("--out", type=Path, default=Path("results/export-table"), help="replaced if it is there")
-    parser.add_argument("--episodes", type=int, default=20, help="per policy, on the same seeds")
-    parser.add_argument("--image-episodes", type=int, default=8, help="the same for image policies")
-    parser.add_argument("--play-all", action="store_true", help="play on every target, not on onnxruntime alone")
+    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "export-table")
+    parser.add_argument("--episodes", type=int, default=LEAST_EPISODES, help="per policy, on the same seeds")
     parser.add_argument("--schemes", nargs="*", help="instead of the usual ones")
     parser.add_argument("--formats", nargs="*", default=list(FORMATS))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no row after this")
+    return parser.parse_args()
+
+
+def cells(runs: list[TrainedRun], options: argparse.Namespace) -> Iterator[Cell]:
+    """What to export, in the order of work: one format after the other, so that a part of it is of use."""
+    for format in options.formats:
+        for run in runs:
+            for scheme in options.schemes or (SCHEMES if run.spec.is_image else VECTOR_SCHEMES):
+                yield run, scheme, format
+
+
+def in_order(options: argparse.Namespace) -> Any:  # noqa: ANN401
+    """A sort key of rows: by environment and run, scheme, format."""
+    schemes = [*(options.schemes or ()), *VECTOR_SCHEMES]
+    formats = [*options.formats, *FORMATS]
+
+    def key(row: Row) -> tuple[object, ...]:
+        known = row["scheme"] in schemes
+        place = schemes.index(row["scheme"]) if known else len(schemes)
+        return row["env"], row["run"], place, row["scheme"], formats.index(row["format"])
+
+    return key
+
+
+def row_name(run: TrainedRun, scheme: str, format: str) -> str:
+    """The file of a row: environment, run, scheme and format."""
+    text = "-".join((run.config.env, run.path.resolve().name, scheme, format))
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") + ".json"
+
+
+def check_names(runs: list[TrainedRun], options: argparse.Namespace, rows_dir: Path) -> None:
+    """Every cell has a file of its own, which is not another policy's."""
+    owners: dict[str, Path] = {}
+    for run, scheme, format in cells(runs, options):
+        name = row_name(run, scheme, format)
+        if owners.setdefault(name, run.path) != run.path:
+            raise SystemExit(f"{run.path} and {owners[name]} would both be {name}: rename one of them")
+        is_there(rows_dir / name, run)
+
+
+def identity(run: TrainedRun) -> Row:
+    """What tells one policy from another."""
+    config = run.config
+    facts = {"run": run.path.resolve().name, "env": config.env, "network": config.network}
+    return {**facts, "seed": config.seed, "env_steps": run.env_steps, "policy_version": run.version}
+
+
+def is_there(path: Path, run: TrainedRun) -> bool:
+    """Whether the row was measured; a file of another policy is never overwritten, but an error."""
+    if not path.exists():
+        return False
+    row = json.loads(path.read_text())
+    other = {key: row.get(key) for key, value in identity(run).items() if row.get(key) != value}
+    if other:
+        raise SystemExit(f"{path} is of another policy than {run.path}, of {other}: rename the run, or give --out")
+    return True
+
+
+def read_rows(rows_dir: Path) -> list[Row]:
+    """All rows that were measured."""
+    return [json.loads(path.read_text()) for path in sorted(rows_dir.glob("*.json"))]
+
+
+def is_greedy(run: TrainedRun, rows_dir: Path, episodes: int) -> bool:
+    """Greedy games, unless those of full precision repeat each other; decided once for all rows of a run."""
+    for row in read_rows(rows_dir):
+        if all(row[key] == value for key, value in identity(run).items()):
+            return bool(row["acted"] == "greedy")
+    return play(run.compress("fp32"), run, episodes=episodes).caveat is None
+
+
+def export_row(run: TrainedRun, scheme: str, format: str, episodes: int, greedy: bool) -> Row:
+    """Export once; what cannot be exported is a row that says why."""
+    row: Row = {**identity(run), "scheme": scheme, "format": format, "acted": "greedy" if greedy else "sampled"}
+    row |= {"machine": describe_machine(), "command": ["python", *sys.argv]}
     started = time.perf_counter()
-    shutil.rmtree(options.out, ignore_errors=True)
-    (options.out / "reports").mkdir(parents=True)
-    rows: list[Row] = []
-    for path in options.runs:
-        run = load_run(path)
-        for row in table_rows(run, options):
-            rows.append(row)
-            print(f"{time.perf_counter() - started:5.0f} s  {line(row)}", flush=True)
-    write(options.out, rows)
-    print(f"{options.out} is written, after {time.perf_counter() - started:.0f} s")
-    return 0
-
-
-def table_rows(run: TrainedRun, options: argparse.Namespace) -> Iterator[Row]:
-    """One row per scheme and format, onnx first: its return stands for the others' where those are not played."""
-    is_image = run.spec.is_image
-    for scheme in options.schemes or (IMAGE_SCHEMES if is_image else VECTOR_SCHEMES):
-        for format in options.formats:
-            if is_image and format == "c" and scheme != "int8":
-                continue
-            episodes = options.image_episodes if is_image else options.episodes
-            if format != "onnx" and not options.play_all:
-                episodes = 0
-            yield export_row(run, scheme, format, episodes, options.out)
-
-
-def export_row(run: TrainedRun, scheme: str, format: str, episodes: int, out: Path) -> Row:
-    """Export once and keep the report; what cannot be exported is a row that says why."""
-    row: Row = {"run": run.path.name, "env": run.config.env, "network": run.config.network}
-    row |= {"scheme": scheme, "format": format}
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            bundle = export(run, Path(scratch) / "bundle", scheme=scheme, format=format, episodes=episodes)
+            bundle = export(
+                run, Path(scratch) / "bundle", scheme=scheme, format=format, episodes=episodes, greedy=greedy
+            )
         except (AccelError, CompressorError) as error:
-            return row | {"refused": str(error)}
-    report = bundle.report
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{run.path.name}-{scheme}-{format}").strip("-")
-    text = json.dumps({"contract": bundle.contract, "report": report}, indent=1, default=str)
-    (out / "reports" / f"{name}.json").write_text(text + "\n")
-    return row | {
-        "bytes": report["bytes"],
-        "latency": report["latency"],
-        "mismatch": report["mismatch"],
-        "returns": report["returns"],
-        "compiled": bundle.contract["target"].get("compiled"),
-    }
-
-
-def line(row: Row) -> str:
-    """One row of the Markdown table."""
-    start = f"| {row['env']} | {row['network']} | {row['scheme']} | {row['format']} "
-    if "refused" in row:
-        return f"{start}| refused: {row['refused']} | | | | | |"
-    sizes, latency, mismatch, returns = row["bytes"], row["latency"], row["mismatch"], row["returns"]
-    played = "see onnx | "
-    if returns is not None:
-        difference = returns["difference"]
-        ends = (
-            "-"
-            if difference is None
-            else f"{difference['estimate']:+.4g} [{difference['low']:.4g}, {difference['high']:.4g}]"
-        )
-        played = f"{returns['model']['mean']:.5g} / {returns['fp32']['mean']:.5g} | {ends}"
-    return (
-        f"{start}| {sizes['model']:,} | {sizes['ratio']:.2f} | {latency['model']['p50_us']:.1f} / "
-        f"{latency['model']['p99_us']:.1f} | {latency['speed_up_p50']:.2f} | {mismatch['relative']:.1e} / "
-        f"{mismatch['greedy_agreement']:.1%} | {played} |"
-    )
-
-
-def write(out: Path, rows: list[Row]) -> None:
-    """table.md, table.json and what produced them."""
-    head = [
-        "# Exported policies: format × scheme",
-        "",
-        "Sizes and speeds are against the fp32 ONNX model on onnxruntime: bytes of the model (of compiled code and "
-        "constants for C), medians of one call with one observation on one thread, measured in turns. Returns are "
-        "greedy, on the same seeds as full precision; the difference has its 95 % interval (Student's t, by seed). "
-        "Mismatch is the relative difference of distribution parameters on real inputs, and the share of equal greedy "
-        "actions. A format whose return was not played computes what onnx does to within the bound in its contract.",
-        "",
-        f"Command: `{' '.join(['python', *sys.argv])}`; machine and commit in table.json, raw samples in reports/.",
-        "",
-        "| environment | network | scheme | format | bytes | × smaller | p50 / p99 µs | × as fast | mismatch / "
-        "same action | return / fp32's | difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    (out / "table.md").write_text("\n".join([*head, *map(line, rows)]) + "\n")
-    document = {"command": ["python", *sys.argv], "machine": describe_machine(), "rows": rows}
-    (out / "table.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
+            return row | {"refused": str(error), "seconds": time.perf_counter() - started}
+    row |= {"contract": bundle.contract, "report": bundle.report}
+    return row | {"seconds": time.perf_counter() - started}
 
 
 if __name__ == "__main__":

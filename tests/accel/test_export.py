@@ -200,7 +200,7 @@ def test_what_a_format_cannot_take_is_named(
 
 
 def test_the_gate_on_mismatch_refuses_and_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"not exported: it differs from the trained policy by .*, over 1e-05"):
+    with pytest.raises(ExportError, match=r"not exported: its parameters differ .*, over max-mismatch 1e-05"):
         export(cartpole, tmp_path / "new" / "bundle", scheme="int8", episodes=0, max_mismatch=1e-5)
     assert left_in(tmp_path) == []
     assert export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0, max_mismatch=1e-5).path.is_dir()
@@ -221,7 +221,7 @@ def test_the_gate_on_returns_counts_shares_of_the_magnitude(full: float, compres
     if loss > 0:
         with pytest.raises(ExportError, match="of the return"):
             Gate(max_return_loss=loss - 0.01).check(mismatch, returns)
-    with pytest.raises(ExportError, match="differs from the trained policy"):
+    with pytest.raises(ExportError, match="differ from the trained policy's"):
         Gate(max_mismatch=0.4).check(mismatch, returns)
     assert ("lower" in returns.verdict) == (loss > 0) and ("higher" in returns.verdict) == (loss < 0)
 
