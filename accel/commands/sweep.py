@@ -13,9 +13,12 @@ from accel.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel.sweep import CandidateOptions, SearchOptions, SweepResult
+    from accel.sweep.front import Row
 
 _SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
 _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
+
+_PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,12 @@ class SweepOptions:
 
     run: Annotated[Path | None, tyro.conf.arg(help="run directory of a trained policy")] = None
     config: Annotated[Path | None, tyro.conf.arg(help="TOML file with [train], [space.FIELD] and [sweep]")] = None
-    trials: Annotated[int | None, tyro.conf.arg(help="trials of the study in all; 100 after, 20 in training")] = None
+    trials: Annotated[
+        int | None,
+        tyro.conf.arg(
+            help="candidates in all, without repeated ones or such as cannot be built; 100 after, 20 in training"
+        ),
+    ] = None
     objectives: Annotated[
         str | None,
         tyro.conf.arg(
@@ -56,7 +64,10 @@ class SweepOptions:
     prune: Annotated[str | None, tyro.conf.arg(help="shares of units to remove; default: 0,0.25,0.5,0.75")] = None
     rank: Annotated[str | None, tyro.conf.arg(help="ranks as shares of the full one; default: 1,0.5,0.25")] = None
     rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch")] = None
-    batch: Annotated[int | None, tyro.conf.arg(help="rows of a timed policy call; default: the run's envs")] = None
+    batch: Annotated[
+        int | None,
+        tyro.conf.arg(help="observations of a timed policy call, 1 for most devices; default: envs-per-actor"),
+    ] = None
     episodes: Annotated[int | None, tyro.conf.arg(help="seeded episodes of candidates that deserve them")] = None
     sample: Annotated[bool, tyro.conf.arg(help="sample their actions instead of taking the likeliest")] = False
     max_kl: Annotated[float | None, tyro.conf.arg(help="nats; candidates further from fp32 are not played")] = None
@@ -124,8 +135,19 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 def _text(result: SweepResult) -> str:
     many = "" if len(result.front) == 1 else "s"
-    lines = [f"{result.trials} trials, {len(result.front)} best trade-off{many}:"]
-    for row, file in zip(result.front, result.configurations, strict=True):
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in row.values.items())
-        lines.append(f"  trial {row.number}: {row.label}\n    {figures}\n    accel train --config {file}")
+    lines = [f"{result.tally}", f"{len(result.front)} best trade-off{many}:"]
+    for place, (row, file) in enumerate(zip(result.front, result.configurations, strict=True)):
+        lines.append(f"  trial {row.number}: {row.label}\n    {_figures(row)}\n    accel train --config {file}")
+        lines += [f"    {result.exports[place]}"] if result.exports else []
     return "\n".join([*lines, f"Tables and figures are in {result.directory}"])
+
+
+def _figures(row: Row) -> str:
+    """Every quantity; of a latency its ratio too, rather than the two times that it is made of."""
+    parts = []
+    for name, value in row.values.items():
+        if name in _PARTS_OF_LATENCY:
+            continue
+        fp32 = row.references.get("latency") if name == "latency" else None
+        parts.append(f"{name} {value:.4g}" + ("" if fp32 is None else f" us ({value / fp32:.2f} of fp32's)"))
+    return ", ".join(parts)

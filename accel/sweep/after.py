@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -18,12 +19,13 @@ from accel.errors import ConfigError
 from accel.loading import TrainedRun
 from accel.spaces import Json
 from accel.sweep.choices import ChoiceOptions, SchemeSpace
+from accel.sweep.endings import SAME_AS, UNBUILT, has_ended
 from accel.sweep.front import Row
 from accel.sweep.measure import MeasureOptions, Workbench
 from accel.sweep.quantities import AFTER_TRAINING, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
-from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, Outcome, StudyOptions, is_done
+from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, Outcome, StudyOptions
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.inventory import policy_layers
 
@@ -113,7 +115,7 @@ class AfterTraining:
         if known is None:
             screened = bench.screen(bench.fp32)
             # what others do on this machine slows single measurements down, and all latencies refer to this one
-            latency = min(bench.latencies([bench.fp32])[0] for _ in range(_REFERENCE_MEASUREMENTS))
+            latency = min(bench.latencies([bench.fp32])[0].median_us for _ in range(_REFERENCE_MEASUREMENTS))
             known = {"bytes": screened["bytes"], "latency": latency, "kl": 0.0, "agreement": 1.0}
             if "return" in self._wanted:
                 returns = bench.play(bench.fp32)
@@ -147,7 +149,7 @@ class AfterTraining:
         trial.set_user_attr(_SCHEME, scheme)
         trials = trial.study.get_trials(deepcopy=False)
         for other in trials:
-            if is_done(other) and other.user_attrs.get(_SCHEME) == scheme:
+            if has_ended(other) and other.user_attrs.get(_SCHEME) == scheme:
                 trial.set_user_attr(SAME_AS, other.number)
                 violations = {name: v for name, v in other.constraints.items() if name in _OWN_CONSTRAINTS}
                 skipped = other.user_attrs.get(SKIPPED)
@@ -157,7 +159,7 @@ class AfterTraining:
         try:
             artifact = self.bench.compress(scheme)
         except (SchemeError, UnsupportedLayerError) as error:
-            return Outcome({}, self._references, {_BUILT: 1.0}, f"cannot be built: {error}")
+            return Outcome({}, self._references, {_BUILT: 1.0}, f"cannot be built: {error}", UNBUILT)
         measured = self.bench.screen(artifact)
         measured["latency"] = self._latency(measured["policy_us"], measured["fp32_us"])
         trial.set_user_attr(MEASURED, measured)
@@ -166,11 +168,11 @@ class AfterTraining:
         if measured["kl"] > self._options.max_kl:
             excess = measured["kl"] / self._options.max_kl - 1.0
             reason = f"not played: KL {measured['kl']:.3g} is over {self._options.max_kl:g} nats"
-            return Outcome(measured, self._references, {_NEAR: excess}, reason)
+            return Outcome(measured, self._references, {_NEAR: excess}, reason, "too far from fp32")
         better = next((other for other in trials if _dominates(other, measured)), None)
         if better is not None:
             reason = f"not played: trial {better.number} is nearer to fp32, faster and smaller"
-            return Outcome(measured, self._references, {_NEAR: -1.0}, reason)
+            return Outcome(measured, self._references, {_NEAR: -1.0}, reason, "dominated")
         returns = self.bench.play(artifact)
         trial.set_user_attr(_RETURNS, returns)
         return Outcome({**measured, "return": sum(returns) / len(returns)}, self._references, {_NEAR: -1.0})
@@ -184,16 +186,42 @@ class AfterTraining:
         config = self._run.config.replace(compressor=self.label(trial), actor_runtime="onnxruntime", name=None)
         return {name: value for name, value in config.to_toml_values().items() if name != "results_dir"}
 
+    def export_command(self, label: str, directory: Path) -> str | None:
+        """See ``driver.Experiment.export_command``."""
+        run, out = shlex.quote(str(self._run.path)), shlex.quote(str(directory))
+        return f"accel export {run} --scheme {shlex.quote(label)} --format onnx --out {out}"
+
+    def how_measured(self) -> str:
+        """See ``driver.Experiment.how_measured``."""
+        batch, latency = self._options.measure.batch, self._references["latency"]
+        return (
+            f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} on this machine, one "
+            f"thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs; the best trade-offs were "
+            "measured again, all in turns, with quartiles in pareto.json. Devices mostly act on one observation: "
+            "`--batch 1`."
+        )
+
     def measure_again(self, rows: list[Row]) -> list[Row]:
         """See ``driver.Experiment.measure_again``: latencies of all in turns, with fp32 among them."""
         if "latency" not in self._wanted or not rows:
             return rows
         logger.info("measuring the latency of %d candidates again, in turns", len(rows))
         artifacts = [self.bench.fp32, *(self.bench.compress(row.label) for row in rows)]
-        fp32_us, *found = self.bench.latencies(artifacts)
+        fp32, *found = self.bench.latencies(artifacts)
         return [
-            row.with_values(latency=self._latency(us, fp32_us), policy_us=us, fp32_us=fp32_us)
-            for row, us in zip(rows, found, strict=True)
+            row.with_values(
+                **{
+                    name: self._latency(us, fp32.median_us)
+                    for name, us in (
+                        ("latency", timed.median_us),
+                        ("latency_q1", timed.q1_us),
+                        ("latency_q3", timed.q3_us),
+                    )
+                },
+                policy_us=timed.median_us,
+                fp32_us=fp32.median_us,
+            )
+            for row, timed in zip(rows, found, strict=True)
         ]
 
     def _latency(self, policy_us: float, fp32_us: float) -> float:

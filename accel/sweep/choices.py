@@ -65,6 +65,11 @@ class ChoiceOptions:
     def with_bits(cls, names: Sequence[str]) -> Self:
         """The usual choices with some number formats only. Raises ConfigError: an unknown one."""
         for name in names:
+            if name == "qat":
+                raise ConfigError(
+                    "bits 'qat' is a way to train: after training its graph is that of int8, so say int8; in training "
+                    "give qat as a choice of [space.compressor]"
+                )
             if name not in BITS:
                 raise ConfigError(f"unknown bits {name!r}{did_you_mean(name, BITS)}; there are {', '.join(BITS)}")
         return cls(tuple(bits for bits in BITS if bits in names))

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from accel.progress_text import duration
 from accel.signals import terminations_interrupt
 from accel.spaces import Json
+from accel.sweep.endings import SAME_AS, tally
 from accel.sweep.errors import SweepError
 from accel.sweep.front import Row, balanced, front, nearest_miss
 from accel.sweep.hosts import one_host
@@ -27,7 +28,6 @@ from accel.sweep.storage import connected
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
-    SAME_AS,
     SKIPPED,
     Outcome,
     StudyOptions,
@@ -87,6 +87,14 @@ class Experiment(Protocol):
         """Values of a TOML file with which ``accel train`` trains what the trial tried."""
         ...
 
+    def export_command(self, label: str, directory: Path) -> str | None:
+        """What exports a candidate into a directory; None where ``accel train`` comes first."""
+        ...
+
+    def how_measured(self) -> str:
+        """How figures came about, in a few sentences, for the table."""
+        ...
+
     def measure_again(self, rows: list[Row]) -> list[Row]:
         """The front measured anew under equal conditions, where that makes it more exact."""
         ...
@@ -101,12 +109,16 @@ class SweepResult:
         front: the best trade-offs, best in the first objective first.
         trials: how many trials the study has that came to their end.
         configurations: TOML files of the front, in its order.
+        exports: commands that export the front as it is, in its order; none in training.
+        tally: how all trials ended, in a line.
     """
 
     directory: Path
     front: tuple[Row, ...]
     trials: int
     configurations: tuple[Path, ...]
+    exports: tuple[str, ...]
+    tally: str
 
 
 def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, command: Sequence[str]) -> SweepResult:
@@ -161,6 +173,8 @@ def _conclude(
     again = {row.number: row for row in contenders}
     rows = [again.get(row.number, row) for row in rows]
     found = front(contenders, objectives, constraints)
+    commands = [experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found]
+    exports = tuple(command for command in commands if command is not None)
     findings = Findings(
         kind=experiment.kind,
         title=experiment.title,
@@ -172,12 +186,14 @@ def _conclude(
         labels={trial.number: experiment.label(trial) for trial in study.get_trials(deepcopy=False)},
         configurations={row.number: experiment.configuration(study.trials[row.number]) for row in found},
         command=tuple(command),
+        exports=exports,
+        how_measured=experiment.how_measured(),
     )
     files = write_outputs(findings, study, directory)
     done, _ = counts(study)
     if not found:
         raise SweepError(_nothing_feasible(options, rows, done, directory))
-    return SweepResult(directory, tuple(found), done, files)
+    return SweepResult(directory, tuple(found), done, files, exports, tally(study.trials))
 
 
 def _nothing_feasible(options: StudyOptions, rows: Sequence[Row], done: int, directory: Path) -> str:

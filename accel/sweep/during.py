@@ -116,6 +116,26 @@ class InTraining:
         values = self._file.configure(trial.params).to_toml_values()
         return {name: value for name, value in values.items() if name not in ("name", "results_dir")}
 
+    def export_command(self, label: str, directory: Path) -> str | None:
+        """See ``driver.Experiment.export_command``: what was trained is the run of a trial."""
+        return None
+
+    def how_measured(self) -> str:
+        """See ``driver.Experiment.how_measured``."""
+        base, space = self._file.base, self._file.space
+        ends = [] if base.stop_at_return is None else [f"a return of {base.stop_at_return:g}"]
+        ends.append(f"{base.total_env_steps:,} environment steps")
+        ends += [] if base.max_seconds is None else [f"{base.max_seconds:g} s"]
+        seed = "a seed that is searched" if "seed" in space else f"one seed ({base.seed})"
+        text = (
+            f"One run a trial, {seed}; return: mean of the last {base.stop_window} training episodes; runs stop at "
+            f"{' or '.join(ends)}, whichever comes first. Base configuration: preset {self._file.preset or 'none'}, "
+            f"corrector {base.corrector}, compressor {base.compressor}; searched: {', '.join(space)}."
+        )
+        if base.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
+            text += " Returns beyond the one at which runs stop differ by their stopping: compare times."
+        return text
+
     def measure_again(self, rows: list[Row]) -> list[Row]:
         """See ``driver.Experiment.measure_again``: a training run is what it is."""
         return rows

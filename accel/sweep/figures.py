@@ -14,11 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from accel.sweep.front import Row
+from accel.sweep.importance import Importance
 from accel.sweep.quantities import Quantity, Values
 
 _DPI = 140
 _GREY, _BLUE, _ORANGE, _GREEN = "#b8bcc4", "#1f5fa8", "#d9730d", "#2a8f57"
 _COLOURS = (_BLUE, _ORANGE, _GREEN, "#8a4fb0", "#7a7f87")
+_TEXT = "#555555"
 _MAXIMAL_PARAMETERS = 20
 # Costs that differ by more than this are drawn on a logarithmic axis.
 _LOGARITHMIC_RATIO = 10.0
@@ -43,7 +45,11 @@ class FrontFigure:
     title: str
 
     def draw(self) -> bytes:
-        """PNG bytes; with a single objective its history over trials."""
+        """PNG bytes."""
+        return _png(self.figure())
+
+    def figure(self) -> Figure:
+        """A panel for each pair of objectives; with a single objective its history over trials."""
         pairs = list(combinations(self.objectives, 2))
         figure = Figure(figsize=(5.2 * max(len(pairs), 1), 4.6), dpi=_DPI, layout="constrained")
         panels = figure.subplots(1, max(len(pairs), 1), squeeze=False)[0]
@@ -56,7 +62,7 @@ class FrontFigure:
         handles, labels = panels[0].get_legend_handles_labels()
         found = dict(zip(labels, handles, strict=True))
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-        return _png(figure)
+        return figure
 
     def _pair(self, panel: Axes, x: Quantity, y: Quantity) -> None:
         panel.scatter(*_points(self._others, x, y), s=14, color=_GREY, label="other trials", linewidths=0)
@@ -68,6 +74,9 @@ class FrontFigure:
             values = [row.values[quantity.name] for row in (*self.rows, *self.front)]
             if quantity.direction == "minimise" and values and 0 < min(values) < max(values) / _LOGARITHMIC_RATIO:
                 _logarithmic(panel, axis)
+            known = [*values, *([self.references[quantity.name]] if quantity.name in self.references else [])]
+            if known and min(known) == max(known):
+                _all_equal(panel, axis, known[0], self.bounds.get(quantity.name))
             if quantity.name in self.bounds:
                 line(self.bounds[quantity.name], color=_ORANGE, linewidth=1, linestyle="--", label="constraint")
         panel.set_xlabel(_axis(x), fontsize=9)
@@ -92,31 +101,46 @@ class FrontFigure:
         return [row for row in self.rows if row.number not in best]
 
 
-def draw_importances(shares: Mapping[str, Mapping[str, float]], title: str) -> bytes:
-    """Parameters by their greatest share, a bar for each objective. PNG bytes."""
+def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
+    """Parameters by their greatest share, a bar for each objective; a line for each of which nothing can be said."""
+    told = {objective: importance.shares for objective, importance in found.items() if importance.remark is None}
     greatest: dict[str, float] = {}
-    for values in shares.values():
-        for name, share in values.items():
+    for shares in told.values():
+        for name, share in shares.items():
             greatest[name] = max(greatest.get(name, 0.0), share)
     names = sorted(greatest, key=lambda name: greatest[name])[-_MAXIMAL_PARAMETERS:]
-    figure = Figure(figsize=(7.5, 1.6 + 0.34 * max(len(names), 3)), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(7.5, 2.2 + 0.34 * max(len(names), 3)), dpi=_DPI, layout="constrained")
     panel = figure.subplots()
-    if not names:
-        panel.text(0.5, 0.5, "too few different trials to tell", ha="center", va="center", color="#555555")
-        panel.set_axis_off()
-    height = 0.8 / max(len(shares), 1)
-    for index, (objective, values) in enumerate(shares.items()):
+    height = 0.8 / max(len(told), 1)
+    for index, (objective, shares) in enumerate(told.items()):
         places = [place + 0.4 - (index + 0.5) * height for place in range(len(names))]
-        widths = [values.get(name, 0.0) for name in names]
-        panel.barh(places, widths, height, label=objective, color=_COLOURS[index % len(_COLOURS)])
+        label = f"{objective} ({found[objective].trials} trials)"
+        widths = [shares.get(name, 0.0) for name in names]
+        panel.barh(places, widths, height, label=label, color=_COLOURS[index % len(_COLOURS)])
+    remarks = "\n".join(f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None)
     if names:
         panel.set_yticks(range(len(names)), names, fontsize=8)
-        panel.set_xlabel("share of what decides the best tenth of the trials (PED-ANOVA)", fontsize=8)
-        panel.set_xlim(left=0)
+        panel.set_xlabel("share of the variance that a parameter explains alone (ε²)", fontsize=8)
+        panel.set_xlim(0, 1)
         panel.legend(fontsize=8, frameon=False, loc="lower right")
         _plain(panel)
-    figure.suptitle(title, fontsize=10)
+        figure.text(0.01, -0.01, remarks, fontsize=8, color=_TEXT, va="top")
+    else:
+        panel.text(0.5, 0.5, remarks, ha="center", va="center", fontsize=9, color=_TEXT)
+        panel.set_axis_off()
+    figure.suptitle(f"What decides in {title}", fontsize=10)
     return _png(figure)
+
+
+def _all_equal(panel: Axes, axis: Axis, value: float, bound: float | None) -> None:
+    """An axis of equal values: from zero to somewhat beyond them, which is said."""
+    ends = [0.0, 1.2 * value if value else 1.0] + ([] if bound is None else [1.2 * bound])
+    set_limits = panel.set_xlim if axis is panel.xaxis else panel.set_ylim
+    set_limits(min(ends), max(ends))
+    across, up = (0.98, 0.04) if axis is panel.xaxis else (0.98, 0.96)
+    vertical = "bottom" if axis is panel.xaxis else "top"
+    text = f"all equal: {value:g}"
+    panel.text(across, up, text, transform=panel.transAxes, fontsize=8, color=_TEXT, ha="right", va=vertical)
 
 
 def _logarithmic(panel: Axes, axis: Axis) -> None:
@@ -144,5 +168,5 @@ def _plain(panel: Axes) -> None:
 def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     FigureCanvasAgg(figure)
-    figure.savefig(file, format="png")
+    figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.1)
     return file.getvalue()

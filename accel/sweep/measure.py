@@ -38,6 +38,15 @@ class MeasureOptions:
     sample: bool = False
 
 
+@dataclass(frozen=True)
+class CallTime:
+    """Microseconds of a policy call, over rounds: the median and both quartiles."""
+
+    median_us: float
+    q1_us: float
+    q3_us: float
+
+
 class Workbench:
     """Measures schemes on one trained run; everything but the latency is the same whoever measures.
 
@@ -79,13 +88,13 @@ class Workbench:
         self.caveat = episodes.caveat
         return [float(value) for value in episodes.returns]
 
-    def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[float]:
-        """Median microseconds of a call of each, all in turns within one session."""
+    def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[CallTime]:
+        """Times of a call of each, all in turns within one session."""
         return latencies(artifacts, self._inputs, self._options.batch)
 
 
-def latencies(artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int) -> list[float]:
-    """Median microseconds of a policy call of each artifact, over rounds that take them in turns.
+def latencies(artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array], batch: int) -> list[CallTime]:
+    """Times of a policy call of each artifact, over rounds that take them in turns.
 
     Args:
         artifacts: at least one.
@@ -103,7 +112,8 @@ def latencies(artifacts: Sequence[CompressedPolicy], inputs: Mapping[str, Array]
     for number in range(_ROUNDS):
         for index, session in enumerate(sessions):
             samples[number, index] = 1e6 * _seconds(session, calls[index])
-    return [float(value) for value in np.median(samples, axis=0)]
+    q1, median, q3 = np.quantile(samples, (0.25, 0.5, 0.75), axis=0)
+    return [CallTime(float(m), float(low), float(high)) for m, low, high in zip(median, q1, q3, strict=True)]
 
 
 def _seconds(session: PolicySession, calls: int) -> float:

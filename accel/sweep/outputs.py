@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,18 @@ from optuna.trial import FrozenTrial
 from accel.atomic import write_atomically
 from accel.machine import describe_machine
 from accel.spaces import Json
+from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, tally
 from accel.sweep.figures import FrontFigure, draw_importances
 from accel.sweep.front import Row
-from accel.sweep.importance import importances
+from accel.sweep.importance import METHOD, Importance, Sample, importances
 from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
-from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, StudyOptions, counts
+from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, StudyOptions, counts
 from accel.toml import to_toml
 from monitor.statistics import Interval, mean_interval
+
+_MOST_DECISIVE = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Findings:
         labels: of all trials, by number.
         configurations: of the front, by trial number.
         command: the command line.
+        exports: what exports the front, in its order; none in training.
+        how_measured: how figures came about.
     """
 
     kind: str
@@ -50,6 +56,8 @@ class Findings:
     labels: Mapping[int, str]
     configurations: Mapping[int, Mapping[str, object]]
     command: tuple[str, ...]
+    exports: tuple[str, ...]
+    how_measured: str
 
 
 def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Path, ...]:
@@ -59,15 +67,15 @@ def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Pa
         The configurations, in the front's order.
     """
     files = _write_configurations(findings, directory)
-    shares = importances(study, findings.options.objectives)
-    document = _document(findings, study, shares, files)
+    decisive = importances(_samples(study), findings.options.objectives)
+    document = _document(findings, study, decisive, files)
     write_atomically(directory / "pareto.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
-    write_atomically(directory / "pareto.md", _markdown(findings, study, document, files).encode())
+    write_atomically(directory / "pareto.md", _markdown(findings, study, decisive, files).encode())
     objectives, title = findings.options.objectives, f"{findings.title} ({findings.kind})"
     bounds = {c.quantity: c.bound(findings.references) for c in findings.options.constraints}
     figure = FrontFigure(findings.rows, findings.front, objectives, findings.references, bounds, title)
     write_atomically(directory / "pareto.png", figure.draw())
-    write_atomically(directory / "importance.png", draw_importances(shares, title))
+    write_atomically(directory / "importance.png", draw_importances(decisive, title))
     return files
 
 
@@ -86,9 +94,7 @@ def _write_configurations(findings: Findings, directory: Path) -> tuple[Path, ..
     return tuple(files)
 
 
-def _document(
-    findings: Findings, study: Study, shares: Mapping[str, Mapping[str, float]], files: Sequence[Path]
-) -> Json:
+def _document(findings: Findings, study: Study, decisive: Mapping[str, Importance], files: Sequence[Path]) -> Json:
     options, differences = findings.options, _differences(study)
     by_number = {trial.number: trial for trial in study.trials}
     return {
@@ -111,7 +117,7 @@ def _document(
             | {"configuration": f"best/{path.name}", "balanced": row is findings.balanced}
             for row, path in zip(findings.front, files, strict=True)
         ],
-        "importances": {name: dict(values) for name, values in shares.items()},
+        "importances": {name: dataclasses.asdict(found) for name, found in decisive.items()},
         "subject": study.user_attrs.get("sweep"),
         "fp32_returns": study.user_attrs.get("returns"),
         "machine": describe_machine(),
@@ -151,27 +157,34 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
         "violations": trial.constraints,
         "parameters": trial.params,
     }
-    for name in (SKIPPED, ERROR, SAME_AS, "returns", "run"):
+    for name in (SKIP, SKIPPED, ERROR, SAME_AS, DRAWN_AT_RANDOM, "returns", "run"):
         if name in attributes:
             value[name] = attributes[name]
     return value
 
 
-def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[Path]) -> str:
+def _samples(study: Study) -> list[Sample]:
+    """Every candidate that was measured in part at least, once each."""
+    trials = [trial for trial in study.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
+    return [Sample(trial.params, trial.user_attrs[MEASURED]) for trial in trials]
+
+
+def _markdown(findings: Findings, study: Study, decisive: Mapping[str, Importance], files: Sequence[Path]) -> str:
     options = findings.options
     columns, differences = _columns(findings), _differences(study)
     constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
-    states = [_state(trial) for trial in document["trials"]]  # type: ignore[attr-defined]
-    tally = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     lines = [
         f"# Best trade-offs of {findings.title}",
         "",
-        f"Sweep {findings.kind}, {tally} trials, sampler {options.sampler}, pruner {options.pruner}, seed "
-        f"{options.seed}. Objectives: "
+        f"{tally(study.trials)}.",
+        "",
+        f"Sweep {findings.kind}, sampler {options.sampler}, pruner {options.pruner}, seed {options.seed}. Objectives: "
         + ", ".join(f"{q.name} ({q.direction})" for q in options.objectives)
         + f". Constraints: {constraints}.",
         "",
         *_how_played(study),
+        findings.how_measured,
+        "",
     ]
     extra = ["return − fp32, same seeds [95 %]"] if differences else []
     if not findings.front:
@@ -190,7 +203,17 @@ def _markdown(findings: Findings, study: Study, document: Json, files: Sequence[
             figures.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
         mark = " **balanced**" if row is findings.balanced else ""
         lines.append(f"| {row.number}{mark} | " + " | ".join(figures) + f" | `{row.label}` | best/{path.name} |")
-    return "\n".join([*lines, ""])
+    if findings.exports:
+        lines += ["", "Export one as it is:", "", "```", *findings.exports, "```"]
+    return "\n".join([*lines, "", *_what_decides(decisive), ""])
+
+
+def _what_decides(decisive: Mapping[str, Importance]) -> list[str]:
+    lines = ["## What decides", "", f"By {METHOD}.", ""]
+    for objective, found in decisive.items():
+        greatest = ", ".join(f"`{name}` {share:.2f}" for name, share in list(found.shares.items())[:_MOST_DECISIVE])
+        lines.append(f"- {objective}: " + (found.remark or f"{greatest} ({found.trials} trials)") + ".")
+    return lines
 
 
 def _how_played(study: Study) -> list[str]:
@@ -201,10 +224,6 @@ def _how_played(study: Study) -> list[str]:
     caveat = study.user_attrs.get(CAVEAT)
     ends = "." if caveat is None else f"; in full precision {caveat}."
     return [f"A return is the mean of {subject['episodes']} {subject['acted']} episodes on the same seeds{ends}", ""]
-
-
-def _state(trial: Mapping[str, object]) -> str:
-    return "repeated" if SAME_AS in trial else str(trial["state"])
 
 
 def _columns(findings: Findings) -> list[Quantity]:

@@ -37,11 +37,13 @@ class SweepFile:
         base: the configuration that trials change.
         space: what they change, and within which limits.
         sweep: the remaining table, as it is.
+        preset: that the base begins with, None for the defaults.
     """
 
     base: TrainConfig
     space: Mapping[str, BaseDistribution]
     sweep: Mapping[str, object]
+    preset: str | None = None
 
     def suggest(self, trial: Trial) -> dict[str, Value]:
         """The fields that a trial sets."""
@@ -77,7 +79,7 @@ def load_sweep_file(path: Path) -> SweepFile:
     if not space:
         raise ConfigError(f"{path}: the space is empty: add [space.FIELD] tables, such as [space.learning_rate]")
     distributions = {name: _distribution(name, description, base, path) for name, description in space.items()}
-    return SweepFile(base, distributions, sweep)
+    return SweepFile(base, distributions, sweep, None if preset is None else str(preset))
 
 
 def _table(tables: Mapping[str, object], name: str, path: Path) -> dict[str, object]:

@@ -17,6 +17,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from accel.errors import AccelError, ConfigError
+from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, UNBUILT, Skip, is_done
 from accel.sweep.errors import SweepError
 from accel.sweep.quantities import Constraint, Quantity, Values
 from accel.sweep.recovery import ERROR, GRACE_S, Attendance, is_mine, release_own, signs_of_life, was_taken_over
@@ -25,12 +26,13 @@ from accel.sweep.storage import public_url
 from accel.transport.launcher import detect_launch
 from compressors.errors import CompressorError
 
-MEASURED, SKIPPED, SAME_AS, SUBJECT, OWN_BOUNDS = "measured", "skipped", "same_as", "sweep", "own_bounds"
+MEASURED, SKIPPED, SUBJECT, OWN_BOUNDS = "measured", "skipped", "sweep", "own_bounds"
 CAVEAT = "caveat"
 _WORKERS = "worker:"
 _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
 _MAXIMAL_REPETITIONS = 30
+_MAXIMAL_FRUITLESS = 100
 _AWAIT_S = 0.5
 
 logger = logging.getLogger("accel")
@@ -45,12 +47,14 @@ class Outcome:
         references: what fp32 has, for relative constraints.
         violations: bounds of the sweep's own, above 0 where they are not met.
         skipped: why the trial ended before its objectives were all measured; None for a complete one.
+        skip: the same in a word or two, for counting.
     """
 
     measured: Values
     references: Values
     violations: Values = field(default_factory=dict)
     skipped: str | None = None
+    skip: Skip | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class StudyOptions:
         url: of the storage.
         objectives: at least one; several make a front.
         constraints: what feasible trials meet.
-        trials: how many the study has at its end, all workers together.
+        trials: how many the study has at its end, all workers together; neither repeated ones nor candidates that
+            cannot be built count.
         sampler, pruner: Optuna's.
         seed: of the sampler; every worker derives its own.
         max_seconds: this worker starts no trial after this time; None for no limit.
@@ -157,11 +162,14 @@ def work(
     others = Attendance(options.grace_s)
 
     def objective(trial: Trial) -> tuple[float, ...]:
+        if study.sampler is scattered:
+            trial.set_user_attr(DRAWN_AT_RANDOM, True)
         with signs_of_life(trial, options.grace_s):
             return _measure(trial, options, evaluate)
 
     others.recover(study)
-    chosen, scattered, repeated = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials)), 0
+    chosen, scattered = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials))
+    repeated = fruitless = 0
     while _remaining(study, options.trials) > 0 or _await_signs(study, options.trials, others):
         if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
             logger.warning(
@@ -171,14 +179,24 @@ def work(
         if repeated >= _MAXIMAL_REPETITIONS:
             logger.warning("stopping: the last %d trials all repeated others; the space has hardly more", repeated)
             break
+        if fruitless >= _MAXIMAL_FRUITLESS:
+            logger.warning(
+                "stopping: the last %d proposals repeated others or could not be built; allow milder choices", fruitless
+            )
+            break
         if _remaining(study, options.trials) <= 0:
             continue
+        if repeated == _REPETITIONS_TO_DIVERSIFY and study.sampler is chosen and options.sampler != "random":
+            logger.info("the last %d proposals repeated others: drawing at random until there is a new one", repeated)
         # a sampler that has settled on a few candidates finds no new ones by itself
-        study.sampler = chosen if repeated < _REPETITIONS_TO_DIVERSIFY else scattered
+        at_random = repeated >= _REPETITIONS_TO_DIVERSIFY and options.sampler != "random"
+        study.sampler = scattered if at_random else chosen
         if not _run_one(study, objective):
             continue
         mine = [trial for trial in study.get_trials(deepcopy=False) if is_mine(trial) and trial.state.is_finished()]
         repeated = repeated + 1 if SAME_AS in mine[-1].user_attrs else 0
+        unbuilt = mine[-1].user_attrs.get(SKIP) == UNBUILT
+        fruitless = fruitless + 1 if repeated or unbuilt else 0
         if not repeated:
             report(study, mine[-1])
         _give_up_if_nothing_works(study)
@@ -204,6 +222,8 @@ def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Ou
         trial.set_constraint(name, violation)
     if outcome.skipped is not None:
         trial.set_user_attr(SKIPPED, outcome.skipped)
+        if outcome.skip is not None:
+            trial.set_user_attr(SKIP, outcome.skip)
         raise optuna.TrialPruned(outcome.skipped)
     return tuple(measured[quantity.name] for quantity in options.objectives)
 
@@ -237,12 +257,6 @@ def counts(study: Study) -> tuple[int, int]:
     """(trials that are done, trials under way)."""
     trials = study.get_trials(deepcopy=False)
     return sum(map(is_done, trials)), sum(trial.state == TrialState.RUNNING for trial in trials)
-
-
-def is_done(trial: FrozenTrial) -> bool:
-    """Whether a trial came to its own end, however that was; not killed ones, nor those that repeat another."""
-    ended = trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
-    return ended and SAME_AS not in trial.user_attrs
 
 
 def remaining_seconds(study: Study, trials: int) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from accel.cli import main
+from accel.commands.sweep import _text
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
 from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepError, SweepResult, sweep_run
@@ -52,7 +55,15 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
     table = (swept.directory / "pareto.md").read_text()
     repeated = sum("same_as" in trial for trial in document["trials"])
-    assert (f"{repeated} repeated" in table) == (repeated > 0)
+    played = sum("returns" in trial for trial in document["trials"])
+    assert f"\n10 candidates: {played} played, " in table
+    assert f"; {repeated} proposals repeated others" in table
+    assert "median of a policy call of 4 observations on this machine, one thread, relative to fp32" in table
+    assert f"scaled to fp32's {document['fp32']['latency']:.4g} µs" in table
+    for entry in document["front"]:
+        figures = entry["values"]
+        assert 0 < figures["latency_q1"] <= figures["latency"] <= figures["latency_q3"]
+    assert "- return: too few trials to tell" in table or "- return: all " in table
     assert all(f"`{row.label}`" in table for row in swept.front)
 
 
@@ -66,6 +77,23 @@ def test_the_table_says_how_candidates_were_played_and_which_games_repeat(tmp_pa
         assert f"the mean of 6 {how} episodes" in line
         # the environment plays one of five scripts, so that six greedy episodes cannot all differ
         assert sample or "of 6 games differ" in line
+
+
+def test_a_trade_off_is_exported_by_the_command_that_the_table_gives(swept: SweepResult) -> None:
+    table = (swept.directory / "pareto.md").read_text()
+    assert len(swept.exports) == len(swept.front) and all(f"\n{command}\n" in table for command in swept.exports)
+    arguments = shlex.split(swept.exports[-1])
+    assert arguments[:2] == ["accel", "export"]
+    assert main([*arguments[1:], "--episodes", "0"]) == 0
+    assert arguments[arguments.index("--scheme") + 1] == swept.front[-1].label
+    assert (Path(arguments[-1]) / "contract.json").exists()
+
+
+def test_the_console_gives_latency_with_its_ratio_once(swept: SweepResult) -> None:
+    text = _text(swept)
+    assert len(re.findall(r"latency [0-9.]+ us \([0-9.]+ of fp32's\)", text)) == len(swept.front)
+    assert "policy_us" not in text and "fp32_us" not in text
+    assert swept.tally in text and all(command in text for command in swept.exports)
 
 
 def test_every_measured_trial_was_screened_before_it_was_played(swept: SweepResult) -> None:
@@ -237,6 +265,7 @@ def test_the_command_line_says_what_is_wrong_in_one_message(
         (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
         (("--run", run, "--max-seconds", -1), "--max-seconds = -1.0", 2),
         (("--run", run, "--bits", "int9"), "unknown bits 'int9'", 2),
+        (("--run", run, "--bits", "qat,fp32"), "after training its graph is that of int8, so say int8", 2),
         (("--run", run, "--prune", "half"), "give numbers", 2),
         (("--run", run, "--storage", "sqlite://"), "in memory", 1),
         (("--run", run, "--out", tmp_path / "file" / "out", "--trials", 1), "cannot write to", 1),

@@ -15,7 +15,10 @@ import pytest
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.sweep import SearchOptions, SweepError, sweep_training
+from accel.sweep.during import InTraining
+from accel.sweep.quantities import IN_TRAINING
 from accel.sweep.recovery import process_start
+from accel.sweep.space import load_sweep_file
 from accel.sweep.storage import default_url
 from accel.transport.launcher import mpirun_command
 from tests.accel.sweeping import trials_of, worker
@@ -64,6 +67,10 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) ->
         assert trial["values"]["return"] == pytest.approx(summary["return_mean"])
         assert trial["values"]["bytes"] == (runs / trial["run"] / "policy" / "final.accel").stat().st_size
         assert 0 < trial["values"]["actor_s"] < 1e6
+    table = (tmp_path / "out" / "pareto.md").read_text()
+    assert "One run a trial, one seed (0); return: mean of the last 5 training episodes; runs stop at 600 env" in table
+    assert "preset none, corrector vtrace, compressor int8; searched: learning_rate, compressor." in table
+    assert result.exports == () and "accel export" not in table
     for row, path in zip(result.front, result.configurations, strict=True):
         config = TrainConfig.create(**tomllib.loads(path.read_text()))
         assert {name: getattr(config, name) for name in row.parameters} == row.parameters
@@ -148,6 +155,17 @@ def test_a_time_to_a_threshold_that_is_not_reached_is_infeasible(tmp_path: Path)
         sweep_training(file, SearchOptions(out=tmp_path / "out"))
     (trial,) = trials_of(default_url(tmp_path / "out"), "out")
     assert trial.constraints["stop_at_return"] > 0
+
+
+def test_the_evidence_s_sweep_asks_how_soon_a_task_is_solved() -> None:
+    loaded = load_sweep_file(Path(__file__).parents[2] / "scripts" / "evidence" / "sweep-cartpole.toml")
+    search = SearchOptions.create(loaded.sweep, "")
+    options = search.study_options(IN_TRAINING, Path("out"), 20, ("return",))
+    assert [q.name for q in options.objectives] == ["training_s", "bytes"]
+    assert [c.quantity for c in options.constraints] == ["return"]
+    told = InTraining(loaded, options, Path("out")).how_measured()
+    assert "runs stop at a return of 475 or 1,000,000 environment steps or 20 s" in told
+    assert "preset quickstart" in told and "compare times" not in told
 
 
 @pytest.mark.parametrize(
