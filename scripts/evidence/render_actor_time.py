@@ -152,7 +152,8 @@ def _trained_section(rows: Sequence[Row]) -> str:
             lines.append([*line, *(["refused", *["–"] * 10] if "refused" in row else _trained_cells(row, full))])
     text = (
         "## Trained policies\n\nOne run a block, compressed after training, without fine-tuning (a student of distill "
-        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and greedy agreement over observations that the "
+        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and greedy agreement "
+        "over observations that the "
         "policy meets, none of which calibrated it. Returns are of seeded episodes, the same for every scheme; sampled "
         "actions where greedy games repeat each other. The difference is paired by seed, with Student's 95 % interval; "
         "`told apart`: whether that interval leaves zero out. Every return is under rows/.\n\n"
