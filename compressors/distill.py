@@ -55,7 +55,7 @@ class Distill(Reduction):
         """See ``Reduction.reduce``.
 
         Raises:
-            SchemeError: no student factory or divergence was given.
+            SchemeError: no student factory or divergence was given, or the student is larger than the policy.
             UnsupportedLayerError: the policy is recurrent.
             GraphError: the student's output has another shape than the policy's.
         """
@@ -64,6 +64,12 @@ class Distill(Reduction):
         if len(example_inputs) > 1:
             raise UnsupportedLayerError(f"{self.scheme} takes policies without recurrent state; use prune or lowrank")
         student = self.student_factory(self.size, module)
+        ours, theirs = _size(student), _size(module)
+        if ours > theirs:
+            raise SchemeError(
+                f"{self.scheme}: the student has more parameters ({_count(ours)}) than the policy ({_count(theirs)}); "
+                "use prune or lowrank, or a smaller student"
+            )
         return Student(student, module, example_inputs, self.divergence, self.learning_rate)
 
 
@@ -132,6 +138,14 @@ def make_distill(arguments: tuple[str, ...], context: Context) -> Distill:
     if len(arguments) != 1 or not _SIZE.fullmatch(arguments[0]):
         raise SchemeError(f"distill({','.join(arguments)}): give the student's size as units x layers, such as 64x2")
     return Distill(arguments[0], context.student_factory, context.divergence)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.2f} M" if parameters >= 10_000 else str(parameters)
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:

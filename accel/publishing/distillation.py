@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accel.config import TrainConfig
 from accel.networks import PolicyNetwork, build_network
+from accel.networks.initialisation import orthogonal
 from accel.networks.policy import ActingModule
+from accel.networks.torsos import NatureCNN, Torso
 from accel.spaces import ActionSpec
+
+# a student of so many units has the channels of Nature-CNN
+_FULL_WIDTH = 256
+_SMALLEST_IMAGE = 36
 
 
 class StudentFactory:
-    """Makes students: an mlp of the size that the scheme names, behind the policy's own observation normaliser.
+    """Makes students of the size that the scheme names, behind the policy's own observation normaliser: an mlp, or, for
+    images of at least 36 x 36, a ``StudentCNN``.
 
     Args:
         config: the run's, for the seed and the activation.
@@ -25,11 +35,42 @@ class StudentFactory:
 
     def __call__(self, size: str, policy: nn.Module) -> nn.Module:
         """A student such as ``64x2`` on the policy's device."""
-        network = build_network(f"mlp:{size}", self._spec, activation=self._config.activation, seed=self._config.seed)
-        student: ActingModule = network.acting_module().to(next(policy.parameters()).device)
+        student: ActingModule = self._network(size).acting_module().to(next(policy.parameters()).device)
         if isinstance(policy, ActingModule):
             student.normaliser = policy.normaliser
         return student
+
+    def _network(self, size: str) -> PolicyNetwork:
+        spec, seed = self._spec, self._config.seed
+        if not spec.is_image or min(spec.observation_shape[1:]) < _SMALLEST_IMAGE:
+            return build_network(f"mlp:{size}", spec, activation=self._config.activation, seed=seed)
+        width, depth = map(int, size.split("x"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return PolicyNetwork(spec, StudentCNN(spec.observation_shape, width, depth), width, channels_last=True)
+
+
+class StudentCNN(Torso):
+    """Nature-CNN's three convolutions with ``width`` / 256 of its channels, then ``depth`` layers of ``width`` units,
+    ReLU. An mlp's first layer would have a weight for every pixel and unit."""
+
+    def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
+        super().__init__()
+        nature = NatureCNN(shape, width / _FULL_WIDTH)
+        self.convolutions = nature.convolutions
+        sizes = [nature.hidden.in_features, *[width] * depth]
+        self.layers = nn.ModuleList(orthogonal(nn.Linear(a, b)) for a, b in pairwise(sizes))
+        self.features = width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] float to [N, width]."""
+        x = images
+        for convolution in self.convolutions:
+            x = F.relu(convolution(x))
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
 
 
 class PolicyDivergence:
