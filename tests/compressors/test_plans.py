@@ -20,6 +20,8 @@ SCHEMES = [
     "fp16",
     "int8",
     "int8(per_channel,s8s8)",
+    "qat",
+    "prune(0.5)+qat(per_channel)",
     "int8-dynamic(force)",
     "int4",
     "prune(0.5)",
