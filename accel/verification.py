@@ -70,6 +70,8 @@ def verify(bundle: Path) -> Verification:
     """
     if not bundle.is_dir():
         raise BundleError(_why_missing(bundle))
+    if not (bundle / run_policy.CONTRACT).exists() and (bundle / "config.toml").exists():
+        raise BundleError(f"{bundle} is not a bundle, it is a run: accel export {bundle} --out BUNDLE makes one of it")
     try:
         contract = run_policy.read_contract(bundle)
         return _verify(bundle, contract)
@@ -95,6 +97,7 @@ def _verify(bundle: Path, contract: Contract) -> Verification:
     target = make_format(str(contract["target"]["format"]))
     if target.runs_onnx:
         run_policy.check_cpu(contract)
+    run_policy.load_vectors(bundle, contract)
     session = target.session(bundle, contract, 1)
     vectors = run_policy.check_vectors(session, bundle, contract)
     report = json.loads((bundle / REPORT).read_text(encoding="utf-8"))

@@ -158,6 +158,11 @@ def _running(target: Facts) -> str:
         "python run_policy.py --play     # with gymnasium and the environment\n"
         'echo \'{"observation": [...], "first": true}\' | python run_policy.py --stdin\n```\n\n'
     )
+    if target["format"] not in ("onnx", "ort"):
+        text += (
+            f"It runs and checks `model.onnx` on onnxruntime, not the files of target {target['format']}: "
+            "`accel verify` checks those.\n\n"
+        )
     if target["format"] == "openvino":
         settings = ", ".join(f"{key}={value}" for key, value in target["settings"].items())
         return text + f"`model.xml` and `model.bin` are OpenVINO's; compile them with {settings}."

@@ -117,7 +117,7 @@ class Policy:
         Args: observation: as the contract says; first: it begins an episode.
         """
         session, wanted = self._session, self.contract["inputs"][0]
-        array = np.asarray(observation, wanted["dtype"])
+        array = as_observation(observation, wanted["dtype"])
         if list(array.shape) != wanted["shape"][1:]:
             raise ValueError(f"the observation has shape {list(array.shape)}, the policy takes {wanted['shape'][1:]}")
         session.inputs[wanted["name"]][0] = array
@@ -129,6 +129,23 @@ class Policy:
             session.inputs[source][...] = session.outputs[following]
         params = session.outputs[self.contract["outputs"][0]["name"]][0].copy()
         return choose_action(params, self.contract["action"], self._rng), params
+
+
+def as_observation(observation: object, dtype: str) -> Array:
+    """An observation's numbers as the policy takes them. Raises ValueError unless all are finite numbers in range."""
+    try:
+        given = np.asarray(observation)
+        if given.dtype.kind not in "biuf":
+            raise ValueError
+    except ValueError:
+        raise ValueError("the observation is not an array of numbers") from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(dtype)
+    if not np.isfinite(array).all():
+        raise ValueError("the observation has numbers that are not finite, or too great for single precision")
+    if dtype == "uint8" and not np.array_equal(array, given):
+        raise ValueError("the observation has numbers that are not integers from 0 to 255")
+    return array
 
 
 def choose_action(params: Array, action: Mapping[str, Any], rng: np.random.Generator | None) -> Array:
@@ -169,7 +186,14 @@ def read_contract(bundle: Path) -> Contract:
             raise BundleError(f"{bundle / SUMS} is damaged: copy the bundle again")
         for name, expected in sums.items():
             if hashlib.sha256((bundle / name).read_bytes()).hexdigest() != expected:
-                raise BundleError(f"{bundle / name} is damaged: its checksum does not match; copy the bundle again")
+                raise BundleError(
+                    f"{bundle / name} is damaged, or {SUMS} is: its checksum does not match; copy the bundle again"
+                )
+        extra = {path.name for path in bundle.iterdir()} - {*sums, SUMS, "__pycache__"}
+        if extra:
+            raise BundleError(
+                f"{bundle} has files that are none of the bundle's: {', '.join(sorted(extra))}; remove them"
+            )
         contract: Contract = json.loads((bundle / CONTRACT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BundleError(f"{bundle} is no complete bundle: {error.filename} is missing; copy it again") from error
@@ -208,9 +232,19 @@ def load_vectors(bundle: Path, contract: Contract) -> tuple[dict[str, Array], di
         with np.load(bundle / contract["vectors"]["path"], allow_pickle=False) as stored:
             arrays = dict(stored.items())
         inputs = {spec["name"]: arrays[f"input/{spec['name']}"] for spec in contract["inputs"]}
-        return inputs, {spec["name"]: arrays[f"output/{spec['name']}"] for spec in contract["outputs"]}
+        outputs = {spec["name"]: arrays[f"output/{spec['name']}"] for spec in contract["outputs"]}
     except (OSError, KeyError, ValueError) as error:
         raise BundleError(f"the test vectors of {bundle} cannot be read: {error}") from error
+    for specs, found in ((contract["inputs"], inputs), (contract["outputs"], outputs)):
+        for spec in specs:
+            wanted = [contract["vectors"]["rows"], *spec["shape"][1:]]
+            array = found[spec["name"]]
+            if list(array.shape) != wanted or array.dtype != spec["dtype"]:
+                raise BundleError(
+                    f"the contract says {wanted} {spec['dtype']} for the test vectors of '{spec['name']}', and they "
+                    f"are {list(array.shape)} {array.dtype}: the bundle was changed; export it again"
+                )
+    return inputs, outputs
 
 
 def run_rows(session: PolicySession, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -279,7 +313,32 @@ def verify(bundle: Path) -> dict[str, Any]:
     check_cpu(contract)
     session = OnnxSession(bundle, contract, 1)
     vectors = check_vectors(session, bundle, contract)
-    return {"scheme": contract["scheme"], "vectors": vectors, "latency": measure_latency(session)[0]}
+    target = contract["target"]["format"]
+    tested = f"{contract['model']['path']} on onnxruntime"
+    note = "" if target in ("onnx", "ort") else f"; the files of target {target} were not run: accel verify runs them"
+    return {
+        "scheme": contract["scheme"],
+        "target": target,
+        "tested": tested + note,
+        "vectors": vectors,
+        "latency": measure_latency(session)[0],
+    }
+
+
+def read_request(line: str) -> tuple[object, bool]:
+    """(observation, first) of one line. Raises ValueError, which says what a line has to be."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError('the line is no JSON: give {"observation": [...], "first": true}') from None
+    if not isinstance(request, dict) or "observation" not in request:
+        raise ValueError('the line has no "observation": give {"observation": [...], "first": true}')
+    first = request.get("first", False)
+    if not isinstance(first, bool):
+        raise ValueError(
+            f'"first" is {json.dumps(first)[:40]}: give true where the observation begins an episode, or false'
+        )
+    return request["observation"], first
 
 
 def answer(policy: Policy) -> None:
@@ -288,11 +347,11 @@ def answer(policy: Policy) -> None:
         if not line.strip():
             continue
         try:
-            request = json.loads(line)
-            action, params = policy.act(request["observation"], first=bool(request.get("first", False)))
+            observation, first = read_request(line)
+            action, params = policy.act(observation, first=first)
             reply: dict[str, Any] = {"action": action.tolist(), "params": params.tolist()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
+        except ValueError as error:
+            reply = {"error": str(error)}
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 

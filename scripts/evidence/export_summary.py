@@ -99,7 +99,7 @@ def _returns(returns: Row) -> list[str]:
     model, full, difference = returns["model"], returns["fp32"], returns["difference"]
     ends = "-" if difference is None else _interval(difference)
     return [
-        f"{model['mean']:.5g} / {full['mean']:.5g}" + ("" if returns["engine"] != "onnxruntime" else " (onnxruntime)"),
+        f"{model['mean']:.5g} / {full['mean']:.5g}" + ("" if returns["engine"] == "onnxruntime" else " (onnxruntime)"),
         f"{model['worst']:.5g} / {full['worst']:.5g}",
         ends,
         returns["verdict"],

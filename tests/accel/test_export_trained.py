@@ -9,7 +9,6 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.configfiles import load_preset
-from accel.errors import ExportError
 from accel.exporting import run_policy
 from accel.launch import train
 
@@ -34,15 +33,12 @@ def test_a_trained_policy_keeps_its_return_in_int8(trained: Path) -> None:
 
 
 @pytest.mark.learning
-def test_the_gate_on_returns_lets_good_policies_pass_and_refuses_others(trained: Path, tmp_path: Path) -> None:
+def test_the_gate_on_returns_lets_a_good_policy_pass(trained: Path, tmp_path: Path) -> None:
     bundle = accel.export(trained, tmp_path / "int8", scheme="int8", episodes=16, max_return_loss=0.1)
     returns = bundle.report["returns"]
     assert returns["fp32"]["mean"] > SOLVED and returns["loss"] <= 0.1
     played = run_policy.play(run_policy.Policy(bundle.path), episodes=3, seed=0)
     assert min(played) > 100
-    with pytest.raises(ExportError, match=r"not exported: it loses .*% of the return .*, over -50.00%"):
-        accel.export(trained, tmp_path / "no-better", scheme="int8", episodes=16, max_return_loss=-0.5)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["int8"]
 
 
 @pytest.mark.learning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -125,6 +126,11 @@ def test_what_is_no_bundle_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda contract: contract["vectors"].update(path="../vectors.npz"), "cannot be read"),
         (lambda contract: contract["inputs"].pop(), "other inputs than the contract says"),
         (lambda contract: contract.pop("outputs"), "is not the contract"),
+        (
+            lambda contract: contract["inputs"][0].update(shape=["batch", 99]),
+            r"says \[\d+, 99\] float32 for the test vec",
+        ),
+        (lambda contract: contract["outputs"][0].update(dtype="float64"), "says .* float64 .* was changed; export it"),
         (lambda contract: contract.update(model={}), "not one that this version understands"),
     ],
 )
@@ -192,6 +198,56 @@ def test_the_program_plays_like_the_trained_policy(original: Path) -> None:
     assert [float(line.split()[-1]) for line in done.stdout.splitlines()[:4]] == returns
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1, 2, 3, 4]", 'the line has no "observation": give'),
+        ("{}", 'the line has no "observation": give'),
+        ("7", 'the line has no "observation": give'),
+        ("{", "the line is no JSON: give"),
+        ('{"observation": VALUES, "first": 1}', '"first" is 1: give true'),
+        ('{"observation": [null, 1, 2, 3]}', "is not an array of numbers"),
+        ('{"observation": {"x": 1}}', "is not an array of numbers"),
+        ('{"observation": [[1], 2]}', "is not an array of numbers"),
+        ('{"observation": [NaN, 1]}', "not finite"),
+        ('{"observation": [1e999, 1]}', "not finite"),
+        ('{"observation": [1e200, 1]}', "not finite, or too great"),
+        ('{"observation": [1]}', "the policy takes"),
+    ],
+)
+def test_bad_lines_get_one_clear_message_each(
+    line: str, message: str, original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = run_policy.Policy(original)
+    good = json.dumps([0.0] * policy.contract["inputs"][0]["shape"][1])
+    line = line.replace("VALUES", good)
+    monkeypatch.setattr("sys.stdin", io.StringIO(line + '\n{"observation": ' + good + "}\n"))
+    run_policy.answer(policy)
+    refused, answered = map(json.loads, capsys.readouterr().out.splitlines())
+    assert refused.keys() == {"error"} and message in refused["error"] and "Error" not in refused["error"]
+    assert answered.keys() == {"action", "params"}
+
+
+def test_images_are_codes() -> None:
+    assert run_policy.as_observation([0, 255], "uint8").tolist() == [0, 255]
+    for values in ([256], [-1], [0.5]):
+        with pytest.raises(ValueError, match="integers from 0 to 255"):
+            run_policy.as_observation(values, "uint8")
+
+
+def test_other_files_runs_and_damaged_checksums_are_named(bundle: Path, original: Path) -> None:
+    (bundle / "notes.txt").touch()
+    with pytest.raises(BundleError, match=r"none of the bundle's: notes\.txt; remove"):
+        verify(bundle)
+    (bundle / "notes.txt").unlink()
+    sums = (bundle / "SHA256SUMS").read_text()
+    (bundle / "SHA256SUMS").write_text(("1" if sums[0] == "0" else "0") + sums[1:])
+    with pytest.raises(BundleError, match="is damaged, or SHA256SUMS is"):
+        verify(bundle)
+    with pytest.raises(BundleError, match="is not a bundle, it is a run: accel export"):
+        verify(original.parent / "runs" / "run")
+
+
 def test_a_program_of_ones_own_can_import_it(original: Path) -> None:
     policy = run_policy.Policy(original, sample=True, seed=3)
     size = policy.contract["inputs"][0]["shape"][1]
@@ -243,6 +299,10 @@ def test_the_round_trip_needs_numpy_and_onnxruntime_only(original: Path, tmp_pat
     assert answered.returncode == 0, answered.stderr
     replies = [json.loads(line) for line in answered.stdout.splitlines()]
     assert [reply["action"] for reply in replies[: len(steps)]] == [action for _, action in steps]
+    assert [reply["error"].partition(":")[0] for reply in replies[len(steps) :]] == [
+        'the line has no "observation"',
+        "the line is no JSON",
+    ]
     assert all("error" in reply for reply in replies[len(steps) :]) and len(replies) == len(steps) + 2
     flip(Path(shutil.copytree(original, tmp_path / "damaged")) / "model.onnx", 100)
     damaged = run_program(tmp_path / "damaged", "--verify", python=python)
