@@ -1,0 +1,21 @@
+"""Tests that name ``u8s8`` need a CPU on which its sums do not saturate: elsewhere binding it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from compressors.cpu import ARM, VNNI, cpu_features
+from compressors.errors import SchemeError
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip where the CPU's instruction is what is missing."""
+    try:
+        return (yield)
+    except SchemeError as error:
+        if cpu_features() & {VNNI, ARM} or "u8s8" not in str(error):
+            raise
+        pytest.skip(f"{item.name} needs VNNI or ARM's dot product: {error}")
