@@ -74,7 +74,8 @@ class Mismatch:
         chi2: mean χ²(π‖μ), closed form; infinite as soon as one state's is.
         chi2_infinite: share of states whose χ² is infinite, in [0, 1].
         ess: mean over states of 1/(1 + χ²), in [0, 1]; infinite χ² counts 0.
-        greedy_agreement: share of states in which both policies' most likely action is the same, in [0, 1].
+        greedy_agreement: share of states in which both policies' most likely action is the same, in [0, 1]; of
+            gaussians in which every mean is within ``monitor.divergence.GREEDY_TOLERANCE`` of μ's standard deviations.
         mean_weight: mean of π/μ over the actions taken; 1 in expectation.
         mean_log_weight: mean of log π/μ over the actions taken, nats; −KL(μ‖π) in expectation. The total's is the sum
             of staleness's and compression's.

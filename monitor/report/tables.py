@@ -10,6 +10,7 @@ from statistics import median
 
 import numpy as np
 
+from monitor.divergence import GREEDY_TOLERANCE
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
 from monitor.report.labels import acting
@@ -24,7 +25,7 @@ _MISMATCH = {
     "chi2": "χ²",
     "chi2_infinite": "states with infinite χ²",
     "retention": "trace retention",
-    "greedy_agreement": "same greedy action",
+    "greedy_agreement": "greedy actions agree",
     "clipped": "clipped weights",
     "mean_weight": "mean weight",
 }
@@ -102,7 +103,10 @@ def runs_table(analysis: Analysis) -> Table:
                 )
             )
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
-    caption = "Every run. No scheme changes what the environment takes: where that differs, the machine was busy."
+    caption = (
+        "Every run. No scheme changes the environment's own work: where its time differs, the machine was busy with "
+        "something else, or a larger policy left the environment less cache and memory bandwidth."
+    )
     return Table(caption, ("run", "configuration", "seed", *counted, "ended"), tuple(rows))
 
 
@@ -125,7 +129,9 @@ def mismatch_table(analysis: Analysis) -> Table | None:
         "How far the policy that acted was from the one that learned: medians over the records of all seeds, infinite "
         f"ones included, and in how many a quantity was {_ABOVE}. A mean over states of KL, χ² or a weight "
         "is what its one worst state makes of it. χ² of two Gaussians is infinite in every state where π is more "
-        "than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0."
+        "than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0. Greedy actions agree "
+        f"where the likeliest choices are the same; of Gaussians, where every mean is within {GREEDY_TOLERANCE:g} "
+        "standard deviations, those of the policy that is compared with: π_v for staleness, else μ."
     )
     return Table(caption, ("configuration", "factor", "scheme", *(_MISMATCH[name] for name in measured)), tuple(rows))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from accel.bench.figures import actor_panels, draw
+from monitor.divergence import GREEDY_TOLERANCE
 from monitor.statistics import Interval, mean_interval
 
 Row = dict[str, Any]
@@ -141,7 +142,7 @@ def _refresh_section(rows: Sequence[Row]) -> str:
 
 def _trained_section(rows: Sequence[Row]) -> str:
     heads = [
-        "run", "environment", "network", "scheme", "bytes", "KL, nats", "ESS", "same greedy action", "mean return",
+        "run", "environment", "network", "scheme", "bytes", "KL, nats", "ESS", "greedy actions agree", "mean return",
         "95 %", "− fp32, same seeds", "95 %", "told apart", "episodes", "actions",
     ]  # fmt: skip
     lines = []
@@ -152,11 +153,12 @@ def _trained_section(rows: Sequence[Row]) -> str:
             lines.append([*line, *(["refused", *["–"] * 10] if "refused" in row else _trained_cells(row, full))])
     text = (
         "## Trained policies\n\nOne run a block, compressed after training, without fine-tuning (a student of distill "
-        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and greedy agreement "
-        "over observations that the "
-        "policy meets, none of which calibrated it. Returns are of seeded episodes, the same for every scheme; sampled "
-        "actions where greedy games repeat each other. The difference is paired by seed, with Student's 95 % interval; "
-        "`told apart`: whether that interval leaves zero out. Every return is under rows/.\n\n"
+        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and agreement of "
+        f"greedy actions (the same choice; of continuous actions, every mean within {GREEDY_TOLERANCE:g} standard "
+        "deviations) over observations that the policy meets, none of which calibrated it. Returns are of seeded "
+        "episodes, the same for every scheme; sampled actions where greedy games repeat each other. The difference is "
+        "paired by seed, with Student's 95 % interval; `told apart`: whether that interval leaves zero out. Every return "
+        "is under rows/.\n\n"
     )
     return text + _table(heads, lines)
 

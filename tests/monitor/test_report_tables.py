@@ -1,0 +1,46 @@
+"""What the report's tables say of figures that mean different things for different policies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from monitor.divergence import divergences
+from monitor.report.analysis import Choices, analyse
+from monitor.report.runs import Run
+from monitor.report.series import Series
+from monitor.report.tables import mismatch_table, runs_table
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TwoMeans:
+    kind: Literal["categorical", "multi_categorical", "gaussian"] = "gaussian"
+    sizes: tuple[int, ...] = (2,)
+
+
+def make_run(seed: int, columns: dict[str, Floats], scheme: str = "int8") -> Run:
+    series = Series({"elapsed_s": np.arange(1.0, 5.0), "env_steps": np.arange(1.0, 5.0), **columns}, 4)
+    return Run(f"{scheme}-{seed}", "/r", {"env": "E", "compressor": scheme, "seed": seed}, {"cpu": "A"}, None, series)
+
+
+def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
+    columns = {"compression_ess": np.ones(4), "compression_greedy_agreement": np.array([0.5, 0.75, 0.75, 1.0])}
+    table = mismatch_table(analyse([make_run(0, columns)], Choices()))
+    assert table is not None
+    assert table.rows[0][table.columns.index("greedy actions agree")] == "0.75"
+    (bound,) = re.findall(r"every mean is within ([0-9.]+) standard deviations", table.caption)
+    log_std = np.full((2, 2), np.log(0.1))
+    means = np.array([[0.0, 0.049], [0.0, 0.051]])
+    found = divergences(TwoMeans(), np.c_[means, log_std], np.c_[np.zeros((2, 2)), log_std])
+    assert found.greedy_agrees.tolist() == (means <= float(bound) * 0.1).all(1).tolist() == [True, False]
+
+
+def test_a_busy_machine_is_not_the_only_cause_of_a_slower_environment() -> None:
+    caption = runs_table(analyse([make_run(0, {})], Choices())).caption
+    assert "busy" in caption and "less cache and memory bandwidth" in caption
