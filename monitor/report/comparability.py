@@ -17,9 +17,10 @@ MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
 LIBRARIES = ("torch", "onnxruntime")
 """Another version of these is another speed and may be another return."""
 ENVIRONMENT_OPTIONS = ("actors", "envs_per_actor")
-"""Options that change what a step of the environment costs; no scheme does."""
+"""Options that change the work of an environment step; no scheme does."""
 UNEQUAL_LOAD = 0.1
-"""Environments whose costs per step differ by more than this share ran on a machine that was not equally busy."""
+"""Environments whose costs per step differ by more than this share did not run under equal conditions: the machine was
+busy with something else, or a larger policy took its cache (at 2048x3 that alone is worth more)."""
 _CAUSES = {"staleness": STALENESS_KL_ALARM, "compression": KL_ALARM}
 
 
@@ -52,9 +53,10 @@ def differences(baseline: Group, group: Group) -> tuple[str, ...]:
         more = max(before, after) / min(before, after) - 1
         if more > UNEQUAL_LOAD:
             found.append(
-                f"the machine was not equally busy: an environment step took {after:.3g} µs beside {group.label} and "
-                f"{before:.3g} µs beside {baseline.label}, {more:.0%} apart, though no scheme changes it; do not "
-                "believe differences in speed of that size"
+                f"an environment step took {after:.3g} µs beside {group.label} and {before:.3g} µs beside "
+                f"{baseline.label}, {more:.0%} apart: the machine was not equally busy, or the larger policy left the "
+                "environment less cache and memory bandwidth; unless the latter is known, do not believe differences "
+                "in speed of that size"
             )
     return tuple(found)
 

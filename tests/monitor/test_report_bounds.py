@@ -88,7 +88,7 @@ def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
     def told(*others: Run) -> str:
         return "; ".join(analyse([*ours, *others], Choices(), ours[0]).caveats)
 
-    both = "the machine was not equally busy"
+    both = "the machine was not equally busy, or the larger policy left the environment less cache"
     assert both in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
     assert "15% apart" in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
     assert both in told(run(0, {"env": 1.6}, learner_s))
