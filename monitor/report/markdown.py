@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.drawing import Drawing
+from monitor.report.publications import publications_table
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
@@ -28,6 +29,7 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
         ("Speedups", tables.speedup_table(analysis)),
         ("Runs", tables.runs_table(analysis)),
         ("Mismatch", tables.mismatch_table(analysis)),
+        ("Publications", publications_table(analysis)),
         ("Decisions", tables.decisions_table(analysis)),
         ("Machines", tables.machines_table(analysis)),
         ("Options", tables.options_table(analysis)),

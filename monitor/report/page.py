@@ -10,6 +10,7 @@ from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES
 from monitor.report.drawing import Drawing, colour_variables
 from monitor.report.html import Html, element, join
+from monitor.report.publications import publications_table
 
 OUTCOMES = {
     "same": "Same return",
@@ -134,7 +135,7 @@ def _figure(drawing: Drawing) -> Html:
 
 def _tables(analysis: Analysis) -> Html:
     speedups, decisions = tables.speedup_table(analysis), tables.decisions_table(analysis)
-    mismatch = tables.mismatch_table(analysis)
+    mismatch, checks = tables.mismatch_table(analysis), publications_table(analysis)
     commands = tables.commands(analysis)
     return join(
         element("h2", "Results"),
@@ -143,6 +144,7 @@ def _tables(analysis: Analysis) -> Html:
         None if speedups is None else _table(speedups),
         _table(tables.runs_table(analysis)),
         None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),
+        None if checks is None else join(element("h2", "Publications"), _table(checks)),
         None if decisions is None else join(element("h2", "Decisions"), _table(decisions)),
         element("h2", "Machines and commands"),
         _table(tables.machines_table(analysis)),

@@ -15,12 +15,13 @@ from monitor.report.series import Series
 
 _KEPT = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
-    r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?|(actor|learner)_\w+_share)$"
+    r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
+    r"|(kept_back|publish_kl|qat_differences|qat_greatest_difference)/.+|(actor|learner)_\w+_share)$"
 )
 
 
 def run_to_json(run: Run) -> dict[str, object]:
-    """The run without the metrics that no figure shows; ``run_from_json`` restores the rest, to six digits."""
+    """The run without the metrics that no figure or table shows; ``run_from_json`` restores the rest, to six digits."""
     columns = {name: [_plain(v) for v in run.series.columns[name]] for name in run.series.columns if _KEPT.match(name)}
     return {
         "name": run.name,

@@ -21,6 +21,8 @@ MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
 _CHUNK_RECORDS = 4096
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
+_PEAKS = frozenset({"kept_back", "publish_kl", "qat_differences", "qat_greatest_difference"})
+"""Of these, by scheme, the greatest is what a report tells."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -51,8 +53,8 @@ class Series:
 def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
     """Read a metrics file of any size in one pass.
 
-    Neighbouring records are averaged (counters: the last, ``*_min`` and ``*_max``: the extreme) so that between
-    ``max_points`` and twice as many remain of a long run.
+    Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
+    found: the extreme) so that between ``max_points`` and twice as many remain of a long run.
 
     Raises:
         ReportError: the file cannot be read.
@@ -132,7 +134,7 @@ def _reduce(name: str, values: Floats, factor: int) -> Floats:
     if factor == 1:
         return values
     padded = np.concatenate([values, np.full(-len(values) % factor, math.nan)]).reshape(-1, factor)
-    if name in _MONOTONE or name.endswith("_max"):
+    if name in _MONOTONE or name.endswith("_max") or name.partition("/")[0] in _PEAKS:
         return np.asarray(np.fmax.reduce(padded, axis=1))
     if name.endswith("_min"):
         return np.asarray(np.fmin.reduce(padded, axis=1))

@@ -157,8 +157,8 @@ def _trained_section(rows: Sequence[Row]) -> str:
         f"greedy actions (the same choice; of continuous actions, every mean within {GREEDY_TOLERANCE:g} standard "
         "deviations) over observations that the policy meets, none of which calibrated it. Returns are of seeded "
         "episodes, the same for every scheme; sampled actions where greedy games repeat each other. The difference is "
-        "paired by seed, with Student's 95 % interval; `told apart`: whether that interval leaves zero out. Every return "
-        "is under rows/.\n\n"
+        "paired by seed, with Student's 95 % interval; `told apart`: whether that interval leaves zero out. Every "
+        "return is under rows/.\n\n"
     )
     return text + _table(heads, lines)
 

@@ -18,6 +18,7 @@ from monitor.errors import MonitorError
 from monitor.report.analysis import Choices, analyse
 from monitor.report.document import write_report
 from monitor.report.markdown import escaped, table_text
+from monitor.report.publications import publications_table
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.tables import Table, machines_table, mismatch_table, results_table, runs_table, speedup_table
@@ -94,7 +95,7 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
         parts.append("\n".join(f"- {escaped(text)}" for text in bounds(analysis)))
         if analysis.caveats:
             parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
-        tables = (speedup_table, results_table, mismatch_table, runs_table, machines_table)
+        tables = (speedup_table, results_table, mismatch_table, publications_table, runs_table, machines_table)
         parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
         parts += list(map(escaped, method(analysis)))
         made = [conditions_of(run, sample) for run, sample in zip(runs, samples.values(), strict=True)]

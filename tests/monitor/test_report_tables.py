@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,7 +14,10 @@ import numpy.typing as npt
 
 from monitor.divergence import divergences
 from monitor.report.analysis import Choices, analyse
+from monitor.report.document import write_report
+from monitor.report.publications import publications_table
 from monitor.report.runs import Run
+from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
 from monitor.report.tables import mismatch_table, runs_table
 
@@ -44,3 +50,43 @@ def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
 def test_a_busy_machine_is_not_the_only_cause_of_a_slower_environment() -> None:
     caption = runs_table(analyse([make_run(0, {})], Choices())).caption
     assert "busy" in caption and "less cache and memory bandwidth" in caption
+
+
+def checked(seed: int) -> Run:
+    columns = {
+        "kept_back/int8": np.array([np.nan, 0.0, 0.0, 0.0]),
+        "publish_kl/int8": np.array([np.nan, 0.25, 0.5, 0.125 * (1 + seed)]),
+        # resumed after two: the process that goes on counts from zero
+        "kept_back/qat": np.array([0.0, 2.0, 1.0, 1.0 + seed]),
+        "qat_differences/qat": np.array([np.nan, 0.0, 0.001, 0.0005]),
+        "qat_greatest_difference/qat": np.array([np.nan, 0.0, 1.0, 1.0]),
+    }
+    return make_run(seed, columns, "qat")
+
+
+def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path) -> None:
+    analysis = analyse([checked(0), checked(1), checked(2), make_run(0, {}, "fp32")], Choices())
+    table = publications_table(analysis)
+    assert table is not None
+    assert table.columns[:3] == ("configuration", "scheme", "kept back")
+    assert table.rows == (
+        ("qat", "int8", "0", "0.25", "0.5", "–", "–"),
+        ("qat", "qat", "12", "–", "–", "0.001", "1"),
+    )
+    written = write_report(analysis, tmp_path / "r", written="now")
+    for text in (html.unescape(written.page.read_text()), written.markdown.read_text()):
+        assert "What the checks before publication found" in text
+        assert "greatest share of codes that differ" in text
+
+
+def test_a_run_without_checks_or_without_qat_has_no_such_columns() -> None:
+    assert publications_table(analyse([make_run(0, {})], Choices())) is None
+    table = publications_table(analyse([make_run(0, {"kept_back/int8": np.zeros(4)})], Choices()))
+    assert table is not None and table.columns == ("configuration", "scheme", "kept back")
+    assert "KL" not in table.caption and "codes" not in table.caption
+
+
+def test_samples_keep_what_checks_found() -> None:
+    restored = [run_from_json(json.loads(json.dumps(run_to_json(checked(seed)))), "r") for seed in range(2)]
+    known = [analyse(runs, Choices()) for runs in (restored, [checked(0), checked(1)])]
+    assert publications_table(known[0]) == publications_table(known[1])
