@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.errors import BundleError
+from accel.errors import BundleError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract
@@ -26,6 +26,7 @@ class Verification:
         latency: microseconds a call at batch 1: ``p50_us``, ``p95_us``, ``p99_us``; ``calls`` measured.
         exported: the same on the machine that exported the bundle.
         cpu: this machine's processor.
+        check: what the bundle's own check program printed here, for a format that brings one; None for others.
     """
 
     path: Path
@@ -35,16 +36,19 @@ class Verification:
     latency: Json
     exported: Json
     cpu: str
+    check: str | None = None
 
     def text(self) -> str:
         """The findings in a few lines."""
         ours, theirs, vectors = self.latency, self.exported, self.vectors
+        program = "" if self.check is None else f"\nits check program, compiled and run here: {self.check}"
         return (
             f"{self.path}: {self.scheme} as {self.format}, every file is whole\n"
             f"{vectors['rows']} test vectors: relative difference {vectors['relative']:.2e} of at most "
             f"{vectors['bound']:g}, greatest {vectors['greatest']:.2e}\n"
             f"one observation takes p50 {ours['p50_us']:.1f}, p95 {ours['p95_us']:.1f}, p99 {ours['p99_us']:.1f} µs on "
             f"{self.cpu}; p50 {theirs['p50_us']:.1f} µs where it was exported"
+            f"{program}"
         )
 
     def to_json(self) -> Json:
@@ -66,7 +70,7 @@ def verify(bundle: Path) -> Verification:
     Raises:
         BundleError: a file is missing or damaged, the contract is not one, the CPU lacks what the model assumes, or
             outputs differ from the test vectors by more than their bound.
-        MissingExtraError: the bundle's format needs a package that is not installed.
+        MissingExtraError: the bundle's format needs a package that is not installed; for C, a compiler.
     """
     if not bundle.is_dir():
         raise BundleError(_why_missing(bundle))
@@ -94,7 +98,10 @@ def _why_missing(bundle: Path) -> str:
 
 
 def _verify(bundle: Path, contract: Contract) -> Verification:
-    target = make_format(str(contract["target"]["format"]))
+    try:
+        target = make_format(str(contract["target"]["format"]), writing=False)
+    except MissingExtraError as error:
+        raise MissingExtraError(f"every file of {bundle} is whole, but the policy was not run: {error}") from error
     if target.runs_onnx:
         run_policy.check_cpu(contract)
     run_policy.load_vectors(bundle, contract)
@@ -109,4 +116,5 @@ def _verify(bundle: Path, contract: Contract) -> Verification:
         latency=dict(run_policy.measure_latency(session)[0]),
         exported=report["latency"]["model"],
         cpu=read_machine().cpu,
+        check=target.check(bundle),
     )

@@ -167,7 +167,14 @@ def _running(target: Facts) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in target["settings"].items())
         return text + f"`model.xml` and `model.bin` are OpenVINO's; compile them with {settings}."
     if target["format"] == "c":
-        return text + f"Call `{target['function']}` of `policy.h`; it takes one observation, needs libm and no heap."
+        check = target["check"]
+        return text + (
+            f"Call `{target['function']}` of `policy.h`; it takes one observation, needs libm and no heap. On the "
+            f"device, `check.c` runs it on {check['rows']} test vectors, which `vectors.h` holds as constants, prints "
+            "the greatest difference, and exits with 0 where all is within the bound and with 1 otherwise:\n\n"
+            f"```\n{check['build']} && {check['run']}\n```\n\nFor a device, put its own compiler in the place of gcc. "
+            "`accel verify` does the same where there is a C compiler."
+        )
     return text + "`contract.json` says all that another program needs."
 
 

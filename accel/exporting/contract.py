@@ -13,7 +13,7 @@ from gymnasium import spaces
 from onnx import ModelProto
 
 import accel
-from accel.exporting.formats.base import Contract, Format, Written, runs_integers
+from accel.exporting.formats.base import Contract, Format, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
 from accel.extras import installed_version
@@ -39,7 +39,7 @@ def make_contract(
     fp32: ModelProto,
     target: Format,
     written: Written,
-    vector_rows: int,
+    vectors: Vectors,
     greedy: bool,
 ) -> Contract:
     """The contract without ``files``, which lists what is written after it.
@@ -47,7 +47,7 @@ def make_contract(
     Args:
         run: the trained run. artifact: the compressed policy. fp32: the model of full precision.
         target: the format. written: what it wrote.
-        vector_rows: how many test vectors there are.
+        vectors: the test vectors.
         greedy: how the policy was played for the report.
     Raises:
         EnvError: the run's environment cannot be made.
@@ -94,8 +94,8 @@ def make_contract(
         },
         "vectors": {
             "path": VECTORS,
-            "rows": vector_rows,
-            "bound": INTEGER_BOUND if runs_integers(counts) else FLOAT_BOUND,
+            "rows": len(next(iter(vectors.inputs.values()))),
+            "bound": vectors.bound,
             "measure": "root mean square difference / root mean square deviation of the expected from their mean row",
         },
         "acted": "greedy" if greedy else "sampled",
@@ -113,6 +113,11 @@ def make_contract(
             **{name: installed_version(name) for name in ("openvino", "emx-onnx-cgen")},
         },
     }
+
+
+def vector_bound(artifact: CompressedPolicy) -> float:
+    """How far another engine or CPU may be from the test vectors, as a share of the outputs' spread."""
+    return INTEGER_BOUND if runs_integers(operators(onnx.load_from_string(artifact.model))) else FLOAT_BOUND
 
 
 def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:

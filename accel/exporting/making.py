@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto
 
 from accel.errors import BundleError, ExportError
 from accel.exporting import run_policy
 from accel.exporting.card import model_card
-from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, write_json
-from accel.exporting.formats.base import Contract, Format, Written
+from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, write_json
+from accel.exporting.formats.base import Contract, Format, Vectors, Written
 from accel.exporting.gate import Gate
 from accel.exporting.graphs import standard_float
 from accel.exporting.measuring import (
@@ -81,8 +80,9 @@ class BundleMaker:
         """Write, measure, check; returns contract and report."""
         fp32 = standard_float(onnx.load_from_string(self._full.model))
         (self._directory / FP32_ONNX).write_bytes(fp32.SerializeToString())
-        written = self._write_model()
-        contract = self._contract(fp32, written)
+        vectors = self._vectors()
+        written = self._write_model(vectors)
+        contract = make_contract(self._run, self._artifact, fp32, self._target, written, vectors, self._greedy)
         self._load_once(contract)
         parity = self._parity(contract)
         whole = f"torch -> {self._target.name}"
@@ -111,17 +111,13 @@ class BundleMaker:
         self._finish(contract, report)
         return contract, report
 
-    def _write_model(self) -> Written:
-        written = self._target.write(self._artifact, self._directory)
+    def _write_model(self, vectors: Vectors) -> Written:
+        written = self._target.write(self._artifact, self._directory, vectors)
         if not self._target.runs_onnx:
             (self._directory / "model.onnx").write_bytes(self._artifact.model)
         return written
 
-    def _contract(self, fp32: ModelProto, written: Written) -> Contract:
-        rows = self._vectors()
-        return make_contract(self._run, self._artifact, fp32, self._target, written, rows, self._greedy)
-
-    def _vectors(self) -> int:
+    def _vectors(self) -> Vectors:
         """Write the test vectors: half real, half random, answered by the artifact one at a time, and by torch."""
         half = _VECTOR_ROWS[self._run.spec.observation_dtype]
         inputs = {name: np.concatenate([self._real[name][:half], self._random[name][:half]]) for name in self._real}
@@ -138,13 +134,14 @@ class BundleMaker:
         arrays |= {f"output/{name}": array for name, array in outputs.items()}
         arrays |= {f"torch/{name}": array for name, array in reference.items()}
         np.savez_compressed(self._directory / VECTORS, allow_pickle=False, **arrays)
-        return 2 * half
+        return Vectors(inputs, outputs, vector_bound(self._artifact))
 
     def _load_once(self, contract: Contract) -> None:
         """The target has to load and to compute what the artifact does."""
         try:
             session = self._target.session(self._directory, contract, 1)
             run_policy.check_vectors(session, self._directory, contract)
+            self._target.check(self._directory)
         except (BundleError, run_policy.BundleError) as error:
             raise ExportError(
                 f"format {self._target.name} does not hold scheme {self._artifact.scheme!r} of this policy: {error}"

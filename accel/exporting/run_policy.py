@@ -315,7 +315,9 @@ def verify(bundle: Path) -> dict[str, Any]:
     vectors = check_vectors(session, bundle, contract)
     target = contract["target"]["format"]
     tested = f"{contract['model']['path']} on onnxruntime"
-    note = "" if target in ("onnx", "ort") else f"; the files of target {target} were not run: accel verify runs them"
+    check = contract["target"].get("check")
+    remedy = "accel verify runs them" + (f", and so does: {check['build']} && {check['run']}" if check else "")
+    note = "" if target in ("onnx", "ort") else f"; the files of target {target} were not run: {remedy}"
     return {
         "scheme": contract["scheme"],
         "target": target,

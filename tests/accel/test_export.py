@@ -42,7 +42,7 @@ OWN = {
     "onnx": {"model.onnx"},
     "ort": {"model.ort"},
     "openvino": {"model.onnx", "model.xml", "model.bin"},
-    "c": {"model.onnx", "policy.c", "policy.h"},
+    "c": {"model.onnx", "policy.c", "policy.h", "check.c", "vectors.h"},
 }
 
 

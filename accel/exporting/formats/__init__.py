@@ -21,11 +21,11 @@ _HOMES = MappingProxyType(
 FORMATS = tuple(_HOMES)
 
 
-def make_format(name: str) -> Format:
-    """The format of a name. Raises ConfigError, which lists the formats, and MissingExtraError."""
+def make_format(name: str, *, writing: bool = True) -> Format:
+    """The format of a name, to write it or only to run it. Raises ConfigError, which lists them, MissingExtraError."""
     if name not in _HOMES:
         raise ConfigError(f"unknown format '{name}'; choose from {', '.join(FORMATS)}")
     module, _, attribute = _HOMES[name].partition(":")
     made = cast(Format, getattr(import_module(module), attribute)())
-    made.require()
+    made.require(writing=writing)
     return made

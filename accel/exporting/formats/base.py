@@ -7,11 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from accel.players import ActingSession
+from accel.players import ActingSession, Array
 from accel.spaces import Json
 from compressors.artifact import CompressedPolicy
 
 Contract = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Test vectors: what the compressed policy answers on onnxruntime.
+
+    Attributes:
+        inputs, outputs: by name, [N, ...]; half of the rows are real, half random.
+        bound: greatest relative difference elsewhere, see ``run_policy.mismatch``.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    bound: float
 
 
 @dataclass(frozen=True)
@@ -42,13 +56,16 @@ class Format(Protocol):
     batch: int | None
     runs_onnx: bool
 
-    def require(self) -> None:
-        """Raise MissingExtraError or ExportError where something that the format needs is not installed."""
+    def require(self, *, writing: bool) -> None:
+        """Raise MissingExtraError where something that writing, or else running, the format needs is not installed."""
         ...
 
-    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
         """Write the format's own files for a policy.
 
+        Args:
+            artifact: the policy. directory: the bundle.
+            vectors: for a format that brings a program of its own which checks the policy where it runs.
         Raises:
             ExportError: the format cannot take an operator of the policy; names it.
         """
@@ -63,6 +80,14 @@ class Format(Protocol):
             batch: rows of a call; a format with a batch of its own is called as often as needed.
         Raises:
             BundleError: it cannot be loaded.
+        """
+        ...
+
+    def check(self, directory: Path) -> str | None:
+        """Run the bundle's own check program: what it printed, in one line, or None for a format that brings none.
+
+        Raises:
+            BundleError: it cannot be built, or finds another policy than was exported.
         """
         ...
 

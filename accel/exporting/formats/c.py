@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +21,8 @@ import numpy as np
 import onnx
 
 from accel.errors import BundleError, ExportError, MissingExtraError
-from accel.exporting.formats.base import Written
+from accel.exporting.formats.base import Vectors, Written
+from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.extras import install_command
@@ -43,13 +45,13 @@ class CFormat:
     batch = 1
     runs_onnx = False
 
-    def require(self) -> None:
-        """Raise MissingExtraError without the generator, ExportError without a compiler to check its work with."""
-        if importlib.util.find_spec("emx_onnx_cgen") is None:
+    def require(self, *, writing: bool) -> None:
+        """Raise MissingExtraError without a compiler, and for writing without the generator."""
+        if writing and importlib.util.find_spec("emx_onnx_cgen") is None:
             raise MissingExtraError(f"format c needs emx-onnx-cgen: {install_command('c')}")
         compiler()
 
-    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
         """See ``Format.write``."""
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
@@ -74,15 +76,35 @@ class CFormat:
             ) from error
         (directory / SOURCE).write_text(source, encoding="utf-8")
         (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
+        (directory / VECTORS).write_text(vectors_header(vectors), encoding="ascii")
+        (directory / CHECK).write_text(check_program(vectors, artifact), encoding="ascii")
         compiled = compile_policy(directory).facts
         size = int(str(compiled["code_bytes"])) + int(str(compiled["static_bytes"]))
-        return Written(
-            (SOURCE, HEADER), size, {"function": FUNCTION, "operators": operators(model), "compiled": compiled}
-        )
+        facts: Json = {
+            "function": FUNCTION,
+            "operators": operators(model),
+            "compiled": compiled,
+            "check": {"build": BUILD, "run": RUN, "rows": len(chosen_rows(vectors))},
+        }
+        return Written((SOURCE, HEADER, CHECK, VECTORS), size, facts)
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
         """See ``Format.session``."""
         return CSession(directory, contract, batch)
+
+    def check(self, directory: Path) -> str | None:
+        """Build ``check.c`` as the contract says, with this machine's compiler, and run it."""
+        with tempfile.TemporaryDirectory(prefix="accel-c-") as place:
+            here = Path(place) / "bundle"
+            here.mkdir()
+            for name in (SOURCE, HEADER, CHECK, VECTORS):
+                shutil.copyfile(directory / name, here / name)
+            _run(here, *compiler(), *shlex.split(BUILD)[1:])
+            done = _start(here, RUN)
+        said = "; ".join(done.stdout.splitlines())
+        if done.returncode != 0:
+            raise BundleError(f"{directory / CHECK} fails: {said}")
+        return said
 
 
 class CSession:
@@ -119,13 +141,17 @@ class CompiledPolicy:
     facts: Json
 
 
-def compiler() -> str:
-    """The C compiler: CC, cc or gcc. Raises ExportError where there is none."""
-    for name in (os.environ.get("CC"), "cc", "gcc"):
-        found = shutil.which(name) if name else None
+def compiler() -> tuple[str, ...]:
+    """The words that call the C compiler: CC's, or else cc or gcc. Raises MissingExtraError where there is none."""
+    chosen = os.environ.get("CC", "").strip()
+    for words in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"]]:
+        found = shutil.which(words[0])
         if found:
-            return found
-    raise ExportError("format c needs a C compiler to check what it writes: install gcc, or name one in CC")
+            return (found, *words[1:])
+    lacking = f"CC names {chosen!r}, which is not there" if chosen else "there is no cc and no gcc here"
+    raise MissingExtraError(
+        f"format c needs a C compiler to run its sources, and {lacking}: install gcc, or name another compiler in CC"
+    )
 
 
 def compile_policy(directory: Path) -> CompiledPolicy:
@@ -142,8 +168,8 @@ def _compile(source: str) -> CompiledPolicy:
     here = Path(tempfile.mkdtemp(prefix="accel-c-"))
     atexit.register(shutil.rmtree, here, ignore_errors=True)
     (here / SOURCE).write_text(source, encoding="utf-8")
-    _run(here, compiler(), *_FLAGS, "-fPIC", "-fstack-usage", "-c", SOURCE)
-    _run(here, compiler(), "-shared", "-o", "policy.so", "policy.o", "-lm")
+    _run(here, *compiler(), *_FLAGS, "-fPIC", "-fstack-usage", "-c", SOURCE)
+    _run(here, *compiler(), "-shared", "-o", "policy.so", "policy.o", "-lm")
     text, data, bss, *_ = _run(here, "size", "policy.o").splitlines()[1].split()
     usage = here / "policy.su"
     frames = re.findall(r":(\w+)\t(\d+)\t", usage.read_text()) if usage.exists() else []
@@ -153,20 +179,24 @@ def _compile(source: str) -> CompiledPolicy:
         "code_bytes": int(text),
         "static_bytes": int(data) + int(bss),
         "stack_bytes": own + deepest if frames else None,
-        "compiler": _run(here, compiler(), "--version").partition("\n")[0],
+        "compiler": _run(here, *compiler(), "--version").partition("\n")[0],
         "flags": " ".join(_FLAGS),
     }
     return CompiledPolicy(here / "policy.so", facts)
 
 
 def _run(directory: Path, *command: str) -> str:
-    try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ExportError(f"{command[0]} cannot be run: {error}; install gcc and binutils") from error
+    done = _start(directory, *command)
     if done.returncode != 0:
         raise BundleError(f"{SOURCE} does not compile: {done.stderr.strip()[:500]}")
     return done.stdout
+
+
+def _start(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ExportError(f"{command[0]} cannot be run: {error}; install gcc and binutils") from error
 
 
 def _header(artifact: CompressedPolicy) -> str:

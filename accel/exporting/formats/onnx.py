@@ -8,7 +8,7 @@ from typing import Any
 
 from accel.errors import BundleError
 from accel.exporting import run_policy
-from accel.exporting.formats.base import Written
+from accel.exporting.formats.base import Vectors, Written
 from accel.players import ActingSession
 from compressors.artifact import CompressedPolicy
 
@@ -22,10 +22,10 @@ class OnnxFormat:
     batch = None
     runs_onnx = True
 
-    def require(self) -> None:
+    def require(self, *, writing: bool) -> None:
         """onnxruntime is always there."""
 
-    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
         """See ``Format.write``."""
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))
@@ -36,3 +36,7 @@ class OnnxFormat:
             return run_policy.OnnxSession(directory, dict(contract), batch)
         except run_policy.BundleError as error:
             raise BundleError(str(error)) from error
+
+    def check(self, directory: Path) -> str | None:
+        """``run_policy.py`` is the check program of every bundle."""
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from accel.errors import BundleError, ExportError, MissingExtraError
-from accel.exporting.formats.base import Written
+from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.extras import install_command
@@ -32,12 +32,12 @@ class OpenVinoFormat:
     batch = None
     runs_onnx = False
 
-    def require(self) -> None:
+    def require(self, *, writing: bool) -> None:
         """Raise MissingExtraError without OpenVINO."""
         if importlib.util.find_spec("openvino") is None:
             raise MissingExtraError(f"format openvino needs OpenVINO: {install_command('openvino')}")
 
-    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
         """See ``Format.write``."""
         import openvino
 
@@ -60,6 +60,10 @@ class OpenVinoFormat:
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
         """See ``Format.session``."""
         return OpenVinoSession(directory, contract, batch)
+
+    def check(self, directory: Path) -> str | None:
+        """There is none."""
+        return None
 
 
 class OpenVinoSession:

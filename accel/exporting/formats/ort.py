@@ -7,7 +7,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from accel.errors import ExportError
-from accel.exporting.formats.base import Written
+from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.onnx import OnnxFormat
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import session_options
@@ -20,7 +20,7 @@ class OrtFormat(OnnxFormat):
 
     name = "ort"
 
-    def write(self, artifact: CompressedPolicy, directory: Path) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
         """See ``Format.write``."""
         options = session_options(artifact.optimisation)
         if artifact.optimisation == "all":

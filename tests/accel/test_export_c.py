@@ -1,0 +1,172 @@
+"""The check program of a C bundle: it passes for what was exported, fails for anything else, and is plain C99."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.cli import main
+from accel.errors import BundleError, MissingExtraError
+from accel.exporting import run_policy
+from accel.exporting.bundle import Bundle, export
+from accel.exporting.formats.base import Vectors
+from accel.exporting.formats.c_check import chosen_rows, vectors_header
+from accel.verification import verify
+from tests.accel.test_verify import resum, run_program
+from tests.accel.trained_runs import make_run
+
+STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    directory = tmp_path_factory.mktemp("c")
+    run = make_run(directory / "runs", env="CartPole-v1", network="mlp:16x1+lstm:8", calibration_size=64)
+    return export(run, directory / "bundle", scheme="int8", format="c", episodes=0)
+
+
+@pytest.fixture
+def bundle(exported: Bundle, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported.path, tmp_path / "bundle"))
+
+
+def build_and_run(bundle: Path) -> subprocess.CompletedProcess[str]:
+    """The very command of the contract, as a reader of the model card types it."""
+    check = json.loads((bundle / "contract.json").read_text())["target"]["check"]
+    return subprocess.run(
+        f"{check['build']} && {check['run']}", shell=True, cwd=bundle, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_of_the_card_passes_and_leaves_the_bundle_as_it_was(bundle: Path) -> None:
+    done = build_and_run(bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["params", "next_state_0", "next_state_1"]
+    for line in lines:
+        found = re.fullmatch(
+            r"\w+: greatest difference (\S+), relative difference (\S+) of at most 0.02, 64 rows: pass", line
+        )
+        assert found is not None and float(found[2]) <= 0.02 and float(found[1]) < 1
+    card = (bundle / "MODEL_CARD.md").read_text()
+    check = json.loads((bundle / "contract.json").read_text())["target"]["check"]
+    assert f"{check['build']} && {check['run']}" in card and check["rows"] == 64
+    assert verify(bundle).check == "; ".join(lines)
+
+
+def test_our_sources_are_warning_free_c99(bundle: Path) -> None:
+    done = subprocess.run(
+        ["gcc", *STRICT, "-c", "-o", "/dev/null", "check.c"], cwd=bundle, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def change_vector(bundle: Path) -> None:
+    """One expected output, by ten."""
+    text = (bundle / "vectors.h").read_text()
+    head, _, tail = text.partition("vectors_params[64][1][2] = {\n{{")
+    number, _, rest = tail.partition("f")
+    (bundle / "vectors.h").write_text(f"{head}vectors_params[64][1][2] = {{\n{{{{{float(number) + 10}f{rest}")
+
+
+def change_weight(bundle: Path) -> None:
+    """One code of the policy head, from one end of the range to the other."""
+    replace(bundle, r"int8_t weight\d+_params_matrix\[\d+\]\[2\] = \{\s*\{\s*(-?\d+)", "(\\1) > 0 ? -127 : 127")
+
+
+def double_scale(bundle: Path) -> None:
+    """Every weight of the policy head at once."""
+    replace(bundle, r"float weight\d+_params_scale\[1\] = \{\s*(\S+f)", "2.0f * \\1")
+
+
+def make_not_a_number(bundle: Path) -> None:
+    """A policy that answers with NaN."""
+    replace(bundle, r"float weight\d+_params_scale\[1\] = \{\s*(\S+f)", "(0.0f / 0.0f)")
+
+
+def replace(bundle: Path, pattern: str, by: str) -> None:
+    text = (bundle / "policy.c").read_text()
+    found = re.search(pattern, text)
+    assert found is not None
+    (bundle / "policy.c").write_text(text[: found.start(1)] + by.replace(r"\1", found[1]) + text[found.end(1) :])
+
+
+@pytest.mark.parametrize("damage", [change_vector, change_weight, double_scale, make_not_a_number])
+def test_a_changed_vector_or_weight_fails(damage: Callable[[Path], None], bundle: Path) -> None:
+    damage(bundle)
+    done = build_and_run(bundle)
+    assert done.returncode == 1
+    assert re.search(r"^params: .*: FAIL$", done.stdout, re.MULTILINE), done.stdout
+    with pytest.raises(BundleError, match="is damaged, or SHA256SUMS is"):
+        verify(bundle)
+    resum(bundle)
+    # of the sources, policy.c is also held to vectors.npz, before its own program is run
+    with pytest.raises(BundleError, match=r"params: .* FAIL|output 'params' differs from the test vectors"):
+        verify(bundle)
+
+
+def test_sources_that_do_not_compile_are_refused(bundle: Path) -> None:
+    (bundle / "check.c").write_text("int main(void) { return }\n")
+    resum(bundle)
+    with pytest.raises(BundleError, match="does not compile"):
+        verify(bundle)
+
+
+def test_without_a_compiler_verification_says_what_was_not_run(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(MissingExtraError, match=r"every file of .* is whole, but the policy was not run: .* no cc and"):
+        verify(bundle)
+    monkeypatch.setenv("CC", "no-such-compiler -m32")
+    assert main(["verify", str(bundle)]) == MissingExtraError.exit_code
+    captured = capsys.readouterr()
+    assert "CC names 'no-such-compiler -m32', which is not there" in captured.err and captured.err.count("\n") == 1
+
+
+def test_verification_needs_no_generator(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
+    assert str(verify(bundle).check).endswith("pass")
+
+
+def test_the_bundles_python_program_says_that_it_runs_the_onnx_model(bundle: Path) -> None:
+    done = run_program(bundle, "--verify")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["target"] == "c" and printed["vectors"]["relative"] == 0
+    check = json.loads((bundle / "contract.json").read_text())["target"]["check"]
+    assert printed["tested"] == (
+        "model.onnx on onnxruntime; the files of target c were not run: accel verify runs them, and so does: "
+        f"{check['build']} && {check['run']}"
+    )
+    change_weight(bundle)
+    assert "policy.c is damaged" in run_program(bundle, "--verify").stderr
+    resum(bundle)
+    assert run_program(bundle, "--verify").returncode == 0  # as it says, it does not run them
+
+
+def test_great_inputs_leave_few_rows_and_constants_give_the_same_values_back() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (8, 4, 84, 84), dtype=np.uint8)
+    values = np.array([[0.1, -0.0], [1.0, 1e-45], [3e38, -1 / 3], *rng.standard_normal((5, 2))], np.float32)
+    rows = chosen_rows(Vectors({"observations": images}, {"params": values}, 0.02))
+    assert rows.tolist() == [0, 2, 5, 7]  # of both halves, real and random
+    text = vectors_header(Vectors({"observations": values}, {"params": values}, 1e-4))
+    assert max(map(len, text.splitlines())) <= 120
+    body = text.partition("vectors_params[8][1][2] = {")[2]
+    found = np.array(re.findall(r"([-+.\de]+)f", body)).astype(np.float32).reshape(-1, 2)
+    assert found.tobytes() == values.tobytes()
+    spread = re.search(r"#define SPREAD_params (\S+)", text)
+    assert spread is not None
+    moved = values.copy()
+    moved[0, 0] += 1
+    difference, _ = run_policy.mismatch(moved, values)
+    assert difference == pytest.approx(np.sqrt(1 / values.size) / float(spread[1]))
