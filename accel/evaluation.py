@@ -9,6 +9,7 @@ import numpy as np
 
 from accel.errors import ConfigError
 from accel.loading import TrainedRun, load_run
+from accel.play_progress import NoPlayProgress, PlayProgress
 from accel.playing import MAX_ENVS, Episodes, collect_inputs, play
 from accel.spaces import Json
 from compressors.artifact import CompressedPolicy
@@ -96,6 +97,7 @@ def evaluate(
     baseline: bool = False,
     video: Path | None = None,
     envs: int = MAX_ENVS,
+    progress: PlayProgress | None = None,
 ) -> Evaluation:
     """Play a trained policy through the session that actors use, and say what it earned.
 
@@ -114,6 +116,7 @@ def evaluate(
         baseline: also play full precision on the same seeds.
         video: write one more episode to this .mp4 or .gif file.
         envs: how many environments play at once.
+        progress: told what is going on.
     Raises:
         ConfigError: scheme and artifact both given, an artifact of another policy, a number that is not positive.
         CheckpointError: the run has no checkpoint, or a damaged one.
@@ -125,17 +128,24 @@ def evaluate(
         raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
     text = str(parse_scheme(scheme or FULL_PRECISION))
     loaded = load_run(run) if isinstance(run, Path) else run
+    progress = NoPlayProgress() if progress is None else progress
+    if artifact is None and text != FULL_PRECISION:
+        progress.begin(f"compressing as {text}")
     policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
     if video is not None:
         from accel.video import record_episode
 
-        record_episode(policy, loaded, video, seed=seed, greedy=greedy)
-    played = play(policy, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs)
+        progress.begin(f"recording {video}", 1)
+        record_episode(policy, loaded, video, seed=seed, greedy=greedy, progress=progress)
+    progress.begin(f"playing {policy.scheme}", episodes)
+    played = play(policy, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     full: Episodes | None = None
     if baseline and policy.scheme == FULL_PRECISION and artifact is None:
         full = played
     elif baseline:
-        full = play(loaded.compress(FULL_PRECISION), loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs)
+        progress.begin(f"playing {FULL_PRECISION} on the same seeds", episodes)
+        whole = loaded.compress(FULL_PRECISION)
+        full = play(whole, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     return Evaluation(
         run=str(loaded.path),
         env=loaded.config.env,

@@ -15,6 +15,7 @@ from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
 from accel.loading import TrainedRun
+from accel.play_progress import NoPlayProgress, PlayProgress
 from accel.players import Array, Bools, Player, Policy, make_player
 from accel.sampling import make_sampler
 
@@ -65,6 +66,7 @@ def play(
     envs: int = MAX_ENVS,
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
+    progress: PlayProgress | None = None,
 ) -> Episodes:
     """Play n episodes, each from its own seed.
 
@@ -84,6 +86,7 @@ def play(
         envs: how many environments play at once; part of what a seed means.
         max_episode_steps: an episode without an end is an error after this many steps.
         frame: called with a picture [height, width, 3] of environment 0 before every step; environments then draw.
+        progress: told after every step how many episodes have ended.
     Raises:
         ConfigError: ``episodes`` or ``envs`` is not positive.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
@@ -95,13 +98,16 @@ def play(
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     player = make_player(policy, run.network.state_shapes, width)
     environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
+    progress = NoPlayProgress() if progress is None else progress
     games: set[object] = set()
     env_steps, start = 0, time.perf_counter()
     try:
         for number, begin in enumerate(range(0, episodes, width)):
             count = min(width, episodes - begin)
             game = _Round(environment, player, (seed, _EVALUATION, number), greedy, count, frame)
-            env_steps += width * game.play(max_episode_steps, run.config.env)
+            for steps, ended in game.play(max_episode_steps, run.config.env):
+                progress.advance(begin + ended, env_steps + width * steps)
+            env_steps += width * steps
             returns[begin : begin + count] = game.returns[:count]
             lengths[begin : begin + count] = game.lengths[:count]
             games |= game.endings
@@ -129,9 +135,10 @@ class _Round:
         self.endings: set[object] = set()
         self._running = np.arange(environment.num_envs) < count
 
-    def play(self, max_episode_steps: int, name: str) -> int:
-        """Until every episode that matters has ended; returns the vector steps that it took."""
+    def play(self, max_episode_steps: int, name: str) -> Iterator[tuple[int, int]]:
+        """Until every episode that matters has ended; yields (vector steps, episodes ended) after every step."""
         environment, running = self._environment, self._running
+        count = int(np.count_nonzero(running))
         action = environment.spec.action
         sampler = make_sampler(action, environment.num_envs, _NOISE_ROWS, np.random.default_rng(self._seed))
         actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
@@ -156,8 +163,10 @@ class _Round:
             if ended.any():
                 self._note_endings(np.flatnonzero(ended), observations)
             running ^= ended
-            if not running.any():
-                return step + 1
+            left = int(np.count_nonzero(running))
+            yield step + 1, count - left
+            if not left:
+                return
         raise EnvError(
             f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with max_episode_steps "
             "among the environment's arguments"

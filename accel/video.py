@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, cast
 
-from accel.errors import ConfigError, MissingExtraError
+from accel.errors import ConfigError, EnvError, MissingExtraError
 from accel.extras import install_command
 from accel.loading import TrainedRun
+from accel.play_progress import PlayProgress
 from accel.players import Policy
 from accel.playing import Episodes, Picture, play
 
@@ -17,23 +24,45 @@ FRAMES_PER_S = 30
 _NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
 
 
+# what libraries print of their own accord while they draw: pygame's greeting, and Mesa's search for a GPU's driver
+_SETTINGS = MappingProxyType({"PYGAME_HIDE_SUPPORT_PROMPT": "1", "EGL_LOG_LEVEL": "fatal"})
+# by themselves MuJoCo and SDL look for a display, even to draw off screen
+_OFF_SCREEN = MappingProxyType({"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy"})
+_LIBRARIES = MappingProxyType(
+    {
+        "egl": "libEGL, package libegl1 of Debian and Ubuntu",
+        "osmesa": "libOSMesa, package libosmesa6 of Debian and Ubuntu",
+        "glfw": "glfw, which also needs a display",
+    }
+)
+_TALKATIVE = ("OpenGL", "imageio", "imageio_ffmpeg")
+
+
 class _Writer(Protocol):
     def append_data(self, im: Picture) -> None: ...
     def close(self) -> None: ...
 
 
-def record_episode(policy: Policy, run: TrainedRun, path: Path, *, seed: int = 0, greedy: bool = True) -> Episodes:
+def record_episode(
+    policy: Policy,
+    run: TrainedRun,
+    path: Path,
+    *,
+    seed: int = 0,
+    greedy: bool = True,
+    progress: PlayProgress | None = None,
+) -> Episodes:
     """Play one episode and write what it looks like; the file appears when it is complete.
 
     Args:
         policy: who plays.
         run: where the environment comes from.
         path: an .mp4 or .gif file, replaced if it is there.
-        seed, greedy: as for ``play``.
+        seed, greedy, progress: as for ``play``.
     Raises:
         ConfigError: another kind of file, or one that cannot be written.
         MissingExtraError: the writer, or what the environment draws with, is not installed.
-        EnvError: the environment cannot draw itself.
+        EnvError: the environment cannot draw itself; for MuJoCo, with what to do about it.
     """
     suffix = path.suffix.lower()
     if suffix not in _NEEDS:
@@ -46,20 +75,29 @@ def record_episode(policy: Policy, run: TrainedRun, path: Path, *, seed: int = 0
             raise MissingExtraError(
                 f"writing {suffix} files needs {module}: {install_command('video')}{other}"
             ) from None
-    if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own choice needs a display, even to draw off screen
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        for name, value in _OFF_SCREEN.items():
+            os.environ.setdefault(name, value)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
     try:
         writer = _open_writer(partial, suffix)
         try:
-            episodes = play(
-                policy,
-                run,
-                episodes=1,
-                seed=seed,
-                greedy=greedy,
-                frame=lambda p: _append(writer, p),
-            )
+            with _hushed():
+                episodes = play(
+                    policy,
+                    run,
+                    episodes=1,
+                    seed=seed,
+                    greedy=greedy,
+                    frame=lambda p: _append(writer, p),
+                    progress=progress,
+                )
+        except EnvError as error:
+            if remedy := _remedy(error):
+                raise EnvError(f"{error}; {remedy}") from error
+            raise
         finally:
             writer.close()
         os.replace(partial, path)
@@ -70,13 +108,37 @@ def record_episode(policy: Policy, run: TrainedRun, path: Path, *, seed: int = 0
     return episodes
 
 
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without the log and the warnings of libraries that draw; what fails there is an exception besides."""
+    levels = {name: logging.getLogger(name).level for name in _TALKATIVE}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(glfw|pygame|pkg_resources|OpenGL|imageio)\b")
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+def _remedy(error: EnvError) -> str:
+    """What to do where MuJoCo lacks a library, of which it speaks in attributes of None; empty for other errors."""
+    if error.__cause__ is None or not any(name.partition(".")[0] == "mujoco" for name in sys.modules):
+        return ""
+    way = os.environ.get("MUJOCO_GL", "glfw")
+    install = f"install {_LIBRARIES[way]}, or " if way in _LIBRARIES else ""
+    return f"MuJoCo draws by MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
+
+
 def _open_writer(path: Path, suffix: str) -> _Writer:
     import imageio.v2 as imageio
 
     path.touch()
     if suffix == ".gif":
         return cast(_Writer, imageio.get_writer(path, mode="I", duration=1000 / FRAMES_PER_S, loop=0))
-    return cast(_Writer, imageio.get_writer(path, fps=FRAMES_PER_S, macro_block_size=2))
+    return cast(_Writer, imageio.get_writer(path, fps=FRAMES_PER_S, macro_block_size=2, ffmpeg_log_level="error"))
 
 
 def _append(writer: _Writer, picture: Picture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 
 from accel.errors import ConfigError
 from accel.evaluation import evaluate
+from accel.play_progress import showing
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,18 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     if options.sample and options.greedy:
         raise ConfigError("give --greedy or --sample, not both")
-    result = evaluate(
-        options.run,
-        scheme=options.scheme,
-        artifact=options.artifact,
-        episodes=options.episodes,
-        seed=options.seed,
-        greedy=not options.sample,
-        baseline=options.baseline,
-        video=options.video,
-        envs=options.envs,
-    )
+    with showing(sys.stderr) as progress:
+        result = evaluate(
+            options.run,
+            scheme=options.scheme,
+            artifact=options.artifact,
+            episodes=options.episodes,
+            seed=options.seed,
+            greedy=not options.sample,
+            baseline=options.baseline,
+            video=options.video,
+            envs=options.envs,
+            progress=progress,
+        )
     print(json.dumps(result.to_json(), indent=2) if options.json else result.text())
     return 0

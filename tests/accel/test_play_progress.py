@@ -1,0 +1,150 @@
+"""What is shown while a policy plays: lines in growing intervals, one redrawn line on a terminal, nobody else's."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.envs.loop import EnvLoop
+from accel.errors import EnvError
+from accel.evaluation import evaluate
+from accel.loading import load_run
+from accel.play_progress import LinePlayProgress, LivePlayProgress, showing
+from accel.playing import Picture, play
+from accel.video import record_episode
+from tests.accel.trained_runs import make_run
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_lines_come_after_1_2_4_seconds_and_every_30_from_there_on() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = LinePlayProgress(stream, clock)
+    progress.begin("playing int8", 20)
+    for second in range(1, 101):
+        clock.now_s = 100.0 + second
+        progress.advance(second // 10, 1000 * second)
+    begun, *lines = stream.getvalue().splitlines()
+    assert begun == "playing int8"
+    assert [line.rpartition(", ")[2] for line in lines] == ["1 s", "3 s", "7 s", "15 s", "31 s", "1:01", "1:31"]
+    assert lines[4] == "playing int8: 3 of 20 episodes, 31,000 steps, 31 s"
+    progress.begin("recording v.gif", 1)
+    clock.now_s += 1
+    progress.advance(0, 30)
+    assert stream.getvalue().splitlines()[-2:] == ["recording v.gif", "recording v.gif: 30 steps, 1 s"]
+
+
+def test_a_closed_stream_is_given_up() -> None:
+    stream = io.StringIO()
+    stream.close()
+    LinePlayProgress(stream).begin("playing fp32", 3)
+
+
+def test_playing_tells_every_step_and_every_end(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    class Told:
+        def begin(self, what: str, episodes: int = 0) -> None:
+            raise AssertionError("playing begins nothing")
+
+        def advance(self, episodes: int, steps: int) -> None:
+            told.append((episodes, steps))
+
+    run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))
+    played = play(run.compress("fp32"), run, episodes=7, envs=3, progress=Told())
+    assert told[-1] == (7, played.env_steps)
+    assert [steps for _, steps in told] == list(range(3, played.env_steps + 1, 3))
+    ended = np.array([episodes for episodes, _ in told])
+    assert (np.diff(ended) >= 0).all() and ended[0] == 0
+    assert (ended >= 3).argmax() + 1 == played.lengths[:3].max()
+
+
+def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
+    run, stream = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2")), io.StringIO()
+    clock = Clock()
+    video = tmp_path / "v.gif"
+    evaluate(run, scheme="int8", episodes=2, baseline=True, video=video, progress=LinePlayProgress(stream, clock))
+    assert stream.getvalue().splitlines() == [
+        "compressing as int8",
+        f"recording {video}",
+        "playing int8",
+        "playing fp32 on the same seeds",
+    ]
+
+
+def test_a_terminal_gets_one_line_that_goes_when_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        with showing(terminal) as progress:
+            assert isinstance(progress, LivePlayProgress)
+            progress.begin("playing [int8]", 20)
+            progress.advance(3, 4000)
+        monkeypatch.setenv("TERM", "dumb")
+        with showing(terminal) as progress:
+            assert isinstance(progress, LinePlayProgress)
+        drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "playing [int8]" in drawn and "4,000 steps" in drawn
+    assert drawn.endswith("\x1b[2K") or drawn.rstrip("\r\n").endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "LunarLander-v3"])
+def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> None:
+    run, video = make_run(tmp_path, env=env, network="mlp:16x1"), tmp_path / "v.mp4"
+    bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "XDG_RUNTIME_DIR")}
+    command = [sys.executable, "-m", "accel", "evaluate", str(run), "--episodes", "1", "--video", str(video)]
+    done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    assert set(lines) == {f"recording {video}", "playing fp32"}, done.stderr
+    assert done.stdout.splitlines()[-1] == f"one episode is shown in {video}" and len(done.stdout.splitlines()) == 3
+
+
+def test_libraries_are_hushed_while_they_draw_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, draw = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x1")), EnvLoop.render
+
+    def render(self: EnvLoop) -> Picture:
+        logging.getLogger("OpenGL.acceleratesupport").error("no OpenGL_accelerate")
+        logging.getLogger("mine").error("a wheel came off")
+        warnings.warn_explicit("no display", UserWarning, "glfw.py", 1, module="glfw")
+        return draw(self)
+
+    monkeypatch.setattr(EnvLoop, "render", render)
+    record_episode(run.compress("fp32"), run, tmp_path / "v.gif")
+    assert {record.getMessage() for record in caplog.records} == {"a wheel came off"}
+    logging.getLogger("OpenGL.acceleratesupport").warning("heard again")
+    assert caplog.records[-1].getMessage() == "heard again"
+
+
+def test_where_mujoco_cannot_draw_the_error_says_what_to_do(tmp_path: Path) -> None:
+    run = make_run(tmp_path, env="InvertedPendulum-v5", network="mlp:8x1")
+    command = [sys.executable, "-m", "accel", "evaluate", str(run), "--video", str(tmp_path / "v.mp4")]
+    bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    for way, wanted in (("glfw", "install glfw, which also needs a display, or set"), ("abacus", "here: set")):
+        done = subprocess.run(
+            command, env={**bare, "MUJOCO_GL": way}, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == EnvError.exit_code
+        error = done.stderr.splitlines()[-1]
+        assert f"MuJoCo draws by MUJOCO_GL={way} here" in error and wanted in error
+        assert error.endswith("MUJOCO_GL to another of egl, osmesa, glfw") and len(done.stderr.splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
