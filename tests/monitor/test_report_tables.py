@@ -55,6 +55,7 @@ def test_a_busy_machine_is_not_the_only_cause_of_a_slower_environment() -> None:
 def checked(seed: int) -> Run:
     columns = {
         "kept_back/int8": np.array([np.nan, 0.0, 0.0, 0.0]),
+        "doubts/int8": np.array([np.nan, 1.0, 1.0, 2.0]),
         "publish_kl/int8": np.array([np.nan, 0.25, 0.5, 0.125 * (1 + seed)]),
         # resumed after two: the process that goes on counts from zero
         "kept_back/qat": np.array([0.0, 2.0, 1.0, 1.0 + seed]),
@@ -68,10 +69,10 @@ def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path
     analysis = analyse([checked(0), checked(1), checked(2), make_run(0, {}, "fp32")], Choices())
     table = publications_table(analysis)
     assert table is not None
-    assert table.columns[:3] == ("configuration", "scheme", "kept back")
+    assert table.columns[:4] == ("configuration", "scheme", "kept back", "doubts")
     assert table.rows == (
-        ("qat", "int8", "0", "0.25", "0.5", "–", "–"),
-        ("qat", "qat", "12", "–", "–", "0.001", "1"),
+        ("qat", "int8", "0", "6", "0.25", "0.5", "–", "–"),
+        ("qat", "qat", "12", "–", "–", "–", "0.001", "1"),
     )
     written = write_report(analysis, tmp_path / "r", written="now")
     for text in (html.unescape(written.page.read_text()), written.markdown.read_text()):
