@@ -1,7 +1,8 @@
 """CompressedPolicy: ONNX bytes plus the contract an actor needs, in a byte format of our own. No torch, no pickle.
 
-Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two CRC-32 cover everything:
-one the prefix (but itself) and the header, one the model, so that a new version of the same weights reads none of them.
+Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two checksums cover it all: a
+CRC-32 the prefix (but itself) and the header, ``compressors.checksum`` the model, so that a new version of the same
+weights reads none of them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NoReturn, cast, get_args
 
+from compressors.checksum import checksum
 from compressors.errors import ArtifactError
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Optimisation = Literal["none", "basic", "all"]
 Buffer = bytes | bytearray | memoryview
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b"\x89ACCELPY"
-# magic, format version, flags (0), header bytes, model bytes, policy version, the model's CRC
+# magic, format version, flags (0), header bytes, model bytes, policy version, the model's checksum
 _PREFIX = struct.Struct("<8sHHIQqI")
 # CRC of prefix and header
 _CHECKSUM = struct.Struct("<I")
@@ -84,11 +86,14 @@ class CompressedPolicy:
             "optimisation": self.optimisation,
             "variant": self.variant,
         }
-        return json.dumps(header, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+        try:
+            return json.dumps(header, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as error:
+            raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
 
     @cached_property
-    def _model_crc(self) -> int:
-        return zlib.crc32(self.model)
+    def _model_checksum(self) -> int:
+        return checksum(self.model)
 
     @cached_property
     def digest(self) -> bytes:
@@ -104,22 +109,25 @@ class CompressedPolicy:
     def with_version(self, version: int) -> CompressedPolicy:
         """The same policy under another version; costs no pass over the model."""
         copy = dataclasses.replace(self, version=version)
-        for name in ("_header", "_model_crc", "digest"):
+        for name in ("_header", "_model_checksum", "digest"):
             if name in self.__dict__:
                 copy.__dict__[name] = self.__dict__[name]
+        return copy
+
+    def with_model(self, model: bytes, version: int) -> CompressedPolicy:
+        """Another model of the same contract, whose header is encoded once. Raises ArtifactError as ``to_bytes``."""
+        copy = dataclasses.replace(self, model=model, version=version)
+        copy.__dict__["_header"] = self._header
         return copy
 
     def to_bytes(self) -> bytes:
         """The artifact in its byte format. Raises ArtifactError when the metadata is not plain JSON."""
         if not 0 <= self.version < 2**63:
             raise ArtifactError(f"policy version {self.version} is negative or over 63 bits")
-        try:
-            header = self._header
-        except (TypeError, ValueError) as error:
-            raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
-        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, self._model_crc)
-        checksum = _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix)))
-        return b"".join((prefix, checksum, header, self.model))
+        header, model_sum = self._header, self._model_checksum
+        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, model_sum)
+        header_sum = _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix)))
+        return b"".join((prefix, header_sum, header, self.model))
 
     @classmethod
     def from_bytes(cls, buffer: Buffer) -> CompressedPolicy:
@@ -127,7 +135,7 @@ class CompressedPolicy:
         view = memoryview(buffer).cast("B")
         if len(view) < _START:
             _refuse(f"{len(view)} bytes are fewer than the {_START} of an artifact's prefix")
-        magic, format_version, flags, header_bytes, model_bytes, version, model_crc = _PREFIX.unpack_from(view)
+        magic, format_version, flags, header_bytes, model_bytes, version, model_sum = _PREFIX.unpack_from(view)
         if magic != MAGIC:
             _refuse("the magic bytes are wrong; these bytes are something else")
         if format_version != FORMAT_VERSION:
@@ -135,14 +143,14 @@ class CompressedPolicy:
         if len(view) != _START + header_bytes + model_bytes:
             _refuse(f"{len(view)} bytes where the prefix announces {_START + header_bytes + model_bytes}")
         header = view[_START : _START + header_bytes]
-        model = view[_START + header_bytes :]
-        (checksum,) = _CHECKSUM.unpack_from(view, _PREFIX.size)
-        if zlib.crc32(header, zlib.crc32(view[: _PREFIX.size])) != checksum or zlib.crc32(model) != model_crc:
+        model = bytes(view[_START + header_bytes :])
+        (header_sum,) = _CHECKSUM.unpack_from(view, _PREFIX.size)
+        if zlib.crc32(header, zlib.crc32(view[: _PREFIX.size])) != header_sum or checksum(model) != model_sum:
             _refuse("the checksum does not match; it was damaged on its way")
         if flags != 0 or version < 0:
             _refuse("reserved flags are set or the version is negative")
-        artifact = _from_header(_parse_json(bytes(header)), version, bytes(model))
-        artifact.__dict__["_model_crc"] = model_crc
+        artifact = _from_header(_parse_json(bytes(header)), version, model)
+        artifact.__dict__["_model_checksum"] = model_sum
         return artifact
 
 

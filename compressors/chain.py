@@ -197,10 +197,11 @@ class PipelinePlan:
     ) -> None:
         self._scheme = scheme
         self._reductions = reductions
-        self._metadata = metadata
         self._module = module
         self.graph = graph
         self.encoder = encoder
+        contract = (graph.inputs, graph.outputs, metadata, encoder.cpu_features)
+        self._contract = CompressedPolicy(scheme, 0, *contract, b"", encoder.optimisation, encoder.variant)
         self.copying = threading.Lock()
 
     @property
@@ -221,17 +222,7 @@ class PipelinePlan:
     def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
         """See ``Plan.refresh``."""
         self._module = module
-        return CompressedPolicy(
-            scheme=self._scheme,
-            version=version,
-            inputs=self.graph.inputs,
-            outputs=self.graph.outputs,
-            metadata=self._metadata,
-            cpu_features=self.encoder.cpu_features,
-            model=self.encoder.encode(self.revise(module).parameters),
-            optimisation=self.encoder.optimisation,
-            variant=self.encoder.variant,
-        )
+        return self._contract.with_model(self.encoder.encode(self.revise(module).parameters), version)
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.calibrate``."""

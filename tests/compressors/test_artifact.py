@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.artifact import FORMAT_VERSION, CompressedPolicy, TensorSpec
+from compressors.checksum import checksum
 from compressors.errors import ArtifactError
 from compressors.runtime import PolicySession
 from tests.compressors.policies import CASES
@@ -186,9 +187,10 @@ def test_another_format_version_is_named() -> None:
         CompressedPolicy.from_bytes(sealed(json.dumps(_HEADER).encode(), format_version=9))
 
 
-def sealed(header: bytes, model: bytes = b"model", format_version: int = 1) -> bytes:
+def sealed(header: bytes, model: bytes = b"model", format_version: int = FORMAT_VERSION) -> bytes:
     """An artifact of these parts whose checksums are right."""
-    prefix = struct.pack("<8sHHIQqI", b"\x89ACCELPY", format_version, 0, len(header), len(model), 1, zlib.crc32(model))
+    sizes = (len(header), len(model), 1)
+    prefix = struct.pack("<8sHHIQqI", b"\x89ACCELPY", format_version, 0, *sizes, checksum(model))
     return prefix + struct.pack("<I", zlib.crc32(header, zlib.crc32(prefix))) + header + model
 
 
