@@ -117,8 +117,9 @@ class PrunedModule(BoundReduction):
         corrections = self._reconstruction.corrections(state, self._indices)
         projected: dict[str, Array] = {}
         for name, array in state.items():
-            for axis, index in self._indices.get(name, {}).items():
-                array = np.take(array, index, axis=axis)
+            for axis, index in sorted(self._indices.get(name, {}).items()):
+                # rows first, which are whole; torch takes columns nearly twice as fast as numpy
+                array = torch.from_numpy(array).index_select(axis, torch.from_numpy(index)).numpy()
             projected[f"{self.prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
         if self._recurrent is not None:
             projected[_KEPT], projected[_PLACES] = self._state_indices()

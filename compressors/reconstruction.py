@@ -91,6 +91,7 @@ class _Reader:
         places: [channels, S] places along the weight's input axis; S > 1 behind a flattened image.
         moments: None before anything was observed.
         prediction: likewise.
+        columns: [kept, S] where the kept places lie among the columns that are kept; None: all, in this order.
         folded: what was worked out for weights of the past, of wide layers.
     """
 
@@ -98,6 +99,7 @@ class _Reader:
     places: IndexArray
     moments: _Moments | None = None
     prediction: _Prediction | None = None
+    columns: IndexArray | None = None
     folded: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, inputs: Tensor) -> None:
@@ -106,20 +108,29 @@ class _Reader:
         if bool(torch.isfinite(newer.covariance).all()):
             self.moments = newer if self.moments is None else self.moments.with_newer(newer)
 
-    def fold(self, rows: Array) -> tuple[FloatArray, FloatArray]:
-        """For a weight's kept rows [O, input axis, *taps], what comes to its columns and to its bias [O]."""
-        change: FloatArray = np.zeros(rows.shape, dtype=np.float32)
+    def predict(self, kept: IndexArray, columns: IndexArray) -> None:
+        """Find the best prediction from the channels ``kept``, when ``columns`` of the weight are kept, ascending."""
+        if self.moments is not None:
+            self.prediction = _Prediction.solve(self.moments, kept)
+        places = np.searchsorted(columns, self.places[kept])
+        self.columns = None if np.array_equal(places.ravel(), np.arange(len(columns))) else places
+
+    def fold(self, rows: Array, columns: int) -> tuple[FloatArray, FloatArray]:
+        """For a weight's kept rows [O, input axis, *taps], what comes to its ``columns`` kept ones and its bias [O]."""
         if self.prediction is None:
-            return change, np.zeros(len(rows), dtype=np.float32)
+            return np.zeros((len(rows), columns, *rows.shape[2:]), np.float32), np.zeros(len(rows), np.float32)
         found = self.prediction
         taps = int(np.prod(rows.shape[2:]))
-        gone = torch.from_numpy(rows[:, self.places[found.removed]]).reshape(len(rows), len(found.removed), -1)
+        places = torch.from_numpy(self.places[found.removed].ravel())
+        gone = torch.from_numpy(rows).index_select(1, places).view(len(rows), len(found.removed), -1)
         if gone.shape[2] == 1:
             folded = gone[:, :, 0] @ found.matrix
         else:
             folded = torch.einsum("orp,rk->okp", gone, found.matrix)
-        shape = (len(rows), len(found.kept), self.places.shape[1], *rows.shape[2:])
-        change[:, self.places[found.kept]] = folded.reshape(shape).numpy()
+        change: FloatArray = folded.reshape(len(rows), -1, *rows.shape[2:]).numpy()
+        if self.columns is not None:
+            own, change = change, np.zeros((len(rows), columns, *rows.shape[2:]), dtype=np.float32)
+            change[:, self.columns.ravel()] = own
         # a kernel's taps all see the same mean
         constants: FloatArray = (gone.flatten(1) @ found.constant.repeat_interleave(taps, dim=1).flatten()).numpy()
         return change, constants
@@ -181,10 +192,9 @@ class Reconstruction:
         for parameter, readers in self._readers.items():
             rows = _kept_rows(state[parameter], indices[parameter])
             for reader in readers:
-                if reader.moments is not None:
-                    reader.prediction = _Prediction.solve(reader.moments, kept[reader.group])
+                reader.predict(kept[reader.group], indices[parameter][1])
                 is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > LATE_FOLD
-                reader.folded = reader.fold(rows) if is_wide else None
+                reader.folded = reader.fold(rows, len(indices[parameter][1])) if is_wide else None
 
     def corrections(self, state: State, indices: Mapping[str, Mapping[int, IndexArray]]) -> dict[str, FloatArray]:
         """Parameter to what is added to its kept rows and columns; empty before inputs were observed."""
@@ -192,9 +202,9 @@ class Reconstruction:
         for parameter, readers in self._readers.items():
             if all(reader.prediction is None for reader in readers):
                 continue
-            rows = _kept_rows(state[parameter], indices[parameter])
-            change, constants = _sum([reader.folded or reader.fold(rows) for reader in readers])
-            corrections[parameter] = change[:, indices[parameter][1]]
+            axes = indices[parameter]
+            parts = [r.folded or r.fold(_kept_rows(state[parameter], axes), len(axes[1])) for r in readers]
+            corrections[parameter], constants = _sum(parts)
             owner, _, attribute = parameter.rpartition(".")
             corrections[f"{owner}.{_BIASES[attribute]}".removeprefix(".")] = constants
         return corrections
@@ -216,7 +226,7 @@ class Reconstruction:
 
 
 def _kept_rows(weight: Array, indices: Mapping[int, IndexArray]) -> Array:
-    return weight[indices[0]] if 0 in indices else weight
+    return np.take(weight, indices[0], axis=0) if 0 in indices else weight
 
 
 def _sum(parts: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
