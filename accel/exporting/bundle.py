@@ -35,7 +35,10 @@ class Bundle:
 
     def text(self) -> str:
         """What there is and what it is worth, in a few lines; MODEL_CARD.md says it at length."""
-        return f"{summary(self.contract, self.report)}\n{self.path} is complete; MODEL_CARD.md in it says more"
+        return (
+            f"{summary(self.contract, self.report)}\n{self.path} is complete; MODEL_CARD.md in it says more, and accel "
+            "verify or its own run_policy.py --verify checks it where it is going to run"
+        )
 
 
 def export(

@@ -114,6 +114,9 @@ def check_report(bundle: Bundle, format: str) -> None:
     assert report["bytes"]["model"] > 0
     card = (bundle.path / "MODEL_CARD.md").read_text()
     assert "CartPole-v1 policy, int8" in card and report["returns"]["verdict"] in card
+    assert sorted(re.findall(r"^- `([\w.]+)`: ", card, re.MULTILINE)) == sorted(
+        ALWAYS - {"MODEL_CARD.md"} | OWN[format]
+    )
     if format == "c":
         compiled = bundle.contract["target"]["compiled"]
         assert compiled["code_bytes"] == report["bytes"]["model"] and compiled["static_bytes"] == 0

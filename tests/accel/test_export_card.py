@@ -1,0 +1,96 @@
+"""What a bundle's model card and the printed lines say: one meaning a figure, no claim beyond the figures."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.exporting.bundle import Bundle, export
+from accel.exporting.card import model_card, summary
+from tests.accel.trained_runs import make_run
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    directory = tmp_path_factory.mktemp("card")
+    run = make_run(directory / "runs", env="CartPole-v1", network="mlp:16x1", calibration_size=64)
+    return export(run, directory / "bundle", scheme="int8", episodes=4, max_mismatch=0.5)
+
+
+@pytest.fixture
+def report(bundle: Bundle) -> dict[str, Any]:
+    return copy.deepcopy(dict(bundle.report))
+
+
+def parity_rows(card: str) -> list[list[str]]:
+    section = card.partition("## Parity")[2].partition("##")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")][
+        1:
+    ]
+
+
+def test_batches_share_a_line_only_where_every_figure_is_equal(bundle: Bundle, report: dict[str, Any]) -> None:
+    for row in report["parity"]:
+        row.update(relative=1e-3, greatest=2e-3, kl=3e-3, greedy_agreement=0.5)
+    cells = parity_rows(model_card(bundle.contract, report))
+    stages = ["torch → fp32 as ONNX", "fp32 as ONNX → int8 as onnx", "torch → int8 as onnx"]
+    assert [row[:3] for row in cells] == [
+        [stage, inputs, batches]
+        for inputs in ("real", "random")
+        for stage, batches in zip(stages, ("1, 4, 32", "1, 4, 32", "1"), strict=True)
+    ]
+    assert {tuple(row[3:]) for row in cells} == {("1.00e-03", "2.00e-03", "3.00e-03", "50.0%")}
+    for name in ("relative", "greatest", "kl", "greedy_agreement"):
+        changed = copy.deepcopy(report)
+        changed["parity"][1][name] *= 1.5  # torch → fp32 in batches of 4
+        rows = parity_rows(model_card(bundle.contract, changed))
+        assert [row[2] for row in rows[:3]] == ["1, 32", "4", "1, 4, 32"] and len(rows) == 7, name
+
+
+def test_every_row_of_the_report_is_in_the_table(bundle: Bundle, report: dict[str, Any]) -> None:
+    cells = parity_rows(model_card(bundle.contract, report))
+    assert sum(len(row[2].split(", ")) for row in cells) == len(report["parity"]) == 14
+    assert f"Up to {max(row['rows'] for row in report['parity'])} inputs" in model_card(bundle.contract, report)
+
+
+@pytest.mark.parametrize(("ratio", "wanted"), [(2.0, "2.00{} faster"), (0.5, "2.00{} slower"), (1.0, "1.00{} faster")])
+def test_a_slower_policy_is_called_slower(ratio: float, wanted: str, bundle: Bundle, report: dict[str, Any]) -> None:
+    report["latency"]["speed_up_p50"] = ratio
+    assert wanted.format("×") in model_card(bundle.contract, report)
+    assert wanted.format("x") in summary(bundle.contract, report)
+
+
+def test_equal_returns_everywhere_are_said_to_tell_nothing_apart(bundle: Bundle, report: dict[str, Any]) -> None:
+    note = "very episode of both returned 500: if that is the most that the environment gives"
+    report["returns"]["model"]["returns"] = report["returns"]["fp32"]["returns"] = [500.0] * 4
+    assert note in model_card(bundle.contract, report) and note in summary(bundle.contract, report)
+    report["returns"]["fp32"]["returns"] = [500.0, 500.0, 500.0, 499.0]
+    assert note not in model_card(bundle.contract, report) + summary(bundle.contract, report)
+    report["returns"] = None
+    assert "Not measured." in model_card(bundle.contract, report) and "mean return" not in summary(
+        bundle.contract, report
+    )
+
+
+def test_bounds_that_were_held_are_named(bundle: Bundle, report: dict[str, Any]) -> None:
+    assert "holds what was asked of it: max-mismatch 0.5." in model_card(bundle.contract, report)
+    report["gate"] = {"max_return_loss": None, "max_mismatch": None}
+    assert "No bound was set on what compression may cost" in model_card(bundle.contract, report)
+
+
+def test_the_cpu_that_is_assumed_is_named(bundle: Bundle, report: dict[str, Any]) -> None:
+    contract = copy.deepcopy(bundle.contract)
+    contract["model"]["cpu_features"] = contract["target"]["cpu_features"] = ["vnni"]
+    assert "The model assumes a CPU with vnni, and `run_policy.py` refuses others" in model_card(contract, report)
+    contract["target"]["cpu_features"] = []
+    assert "assumed by target onnx; `model.onnx` assumes a CPU with vnni" in model_card(contract, report)
+    contract["model"]["cpu_features"] = []
+    assert "- No feature of the CPU is assumed.\n" in model_card(contract, report)
+
+
+def test_the_printed_lines_say_where_to_check(bundle: Bundle) -> None:
+    assert Path(bundle.path, "MODEL_CARD.md").exists()
+    assert bundle.text().endswith("or its own run_policy.py --verify checks it where it is going to run")
