@@ -91,7 +91,8 @@ class TrainConfig(BaseModel):
     )
     check_interval_updates: Count = Field(
         200,
-        description="learner updates between checks of a published policy against the learner's; the first is checked",
+        description="learner updates between checks of a published policy against the learner's on many observations; "
+        "every other one is checked on a few",
     )
     max_publish_kl: Clip = Field(
         0.5,

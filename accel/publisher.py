@@ -45,8 +45,9 @@ class Publisher:
 
     A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
     ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
-    wrong. The first artifact of a level, and one every ``check_interval_updates``, is checked; a bad one is kept back,
-    and ``fp32`` stands in for it until one is fit again. With the torch runtime the weights are published as they are.
+    wrong. Every artifact is checked on a few recent rows, the first of a level, and one every
+    ``check_interval_updates``, on many; a bad one is kept back, and ``fp32`` stands in for it until one is fit again.
+    With the torch runtime the weights are published as they are.
 
     Students' lessons, choices of channels and bases, and later calibrations are worked out in a thread beside the
     learner's, on copies, and taken over between two publications. What falls due while that thread is busy is noted

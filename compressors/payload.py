@@ -76,7 +76,7 @@ class Payload:
         constant_slots = {name: Slot.like(array) for name, array in constants.items()}
         every = {**slots, **constant_slots}
         self._buffer = bytearray(_model(nodes, inputs, outputs, every, opset).SerializeToString())
-        places = dict(_initializers(memoryview(self._buffer)))
+        places = dict(initializer_places(memoryview(self._buffer)))
         self.views: dict[str, Array] = {}
         for name, slot in every.items():
             start, stop = places[name]
@@ -101,8 +101,8 @@ def _model(
     graph = helper.make_graph(
         nodes,
         "policy",
-        [_value(spec) for spec in inputs],
-        [_value(spec) for spec in outputs],
+        [value_info(spec) for spec in inputs],
+        [value_info(spec) for spec in outputs],
         initializer=[_tensor(name, slot) for name, slot in slots.items()],
     )
     imports = opset_imports(nodes, opset)
@@ -117,7 +117,8 @@ def opset_imports(nodes: Sequence[NodeProto], opset: int) -> list[OperatorSetIdP
     return imports
 
 
-def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """A model's input or output, with the batch's size left open."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     return helper.make_tensor_value_info(spec.name, element, ["batch" if s is None else s for s in spec.shape])
 
@@ -129,7 +130,7 @@ def _tensor(name: str, slot: Slot) -> TensorProto:
     return TensorProto(name=name, dims=slot.shape, data_type=slot.element, raw_data=bytes(size))
 
 
-def _initializers(model: memoryview) -> Iterator[tuple[str, tuple[int, int]]]:
+def initializer_places(model: memoryview) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name and byte range of the raw content of every initializer of a serialised model."""
     for number, start, stop in _fields(model, 0, len(model)):
         if number != _MODEL_GRAPH:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,13 +58,35 @@ def verify_artifact(
         VerificationError: it cannot be read back or loaded, an input does not fit, an output has another shape than the
             policy's or is not finite, or the mismatch exceeds the bound.
     """
+    device = next(reference.parameters()).device
+    found, wanted = _run(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
+    check_outputs(artifact, found, wanted)
+    mismatch = _mismatch(found[0], wanted[0], measure)
+    if bound is not None and not mismatch.measured <= bound:
+        raise VerificationError(
+            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
+            f"{bound:g}; calibrate or rechoose, or take a milder scheme"
+        )
+    return mismatch
+
+
+def reference_outputs(
+    artifact: CompressedPolicy, reference: torch.nn.Module, inputs: Mapping[str, Array], device: torch.device
+) -> list[Array]:
+    """What the policy itself, on its device, returns for inputs by name, [N, *shape]; in the artifact's order."""
     import torch
 
-    found = _run(artifact, inputs)
-    device = next(reference.parameters()).device
     with torch.no_grad():
         result = reference(*(torch.from_numpy(inputs[spec.name]).to(device) for spec in artifact.inputs))
-    wanted = [tensor.cpu().numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
+    return [tensor.cpu().numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
+
+
+def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Sequence[Array]) -> None:
+    """Hold an artifact's outputs against the policy's, by shape, and against infinity.
+
+    Raises:
+        VerificationError: an output has another shape than the policy's or is not finite.
+    """
     if [a.shape for a in found] != [a.shape for a in wanted]:
         raise VerificationError(
             f"policy {artifact.scheme!r} returns shapes {[a.shape for a in found]} where the policy returns "
@@ -75,13 +97,6 @@ def verify_artifact(
             raise VerificationError(
                 f"output {spec.name!r} of policy {artifact.scheme!r} is not finite; do not publish it"
             )
-    mismatch = _mismatch(found[0], wanted[0], measure)
-    if bound is not None and not mismatch.measured <= bound:
-        raise VerificationError(
-            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
-            f"{bound:g}; calibrate or rechoose, or take a milder scheme"
-        )
-    return mismatch
 
 
 def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:

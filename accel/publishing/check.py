@@ -14,10 +14,18 @@ from accel.publishing.inputs import RecentInputs, made_up_inputs
 from accel.spaces import EnvSpec
 from compressors.artifact import CompressedPolicy
 from compressors.cpu import cpu_features
-from compressors.verify import verify_artifact
+from compressors.errors import ArtifactError, VerificationError
+from compressors.probe import ArtifactProbe
+from compressors.verify import check_outputs, reference_outputs, verify_artifact
 
 ROWS = 256
 IMAGES = 32
+FEW_ROWS = 16
+FEW_IMAGES = 4
+DEVIATIONS = 2.0
+"""Standard errors of a mean over few rows that must fit below the bound too."""
+
+Inputs = Mapping[str, npt.NDArray[np.generic]]
 
 
 class ArtifactCheck:
@@ -37,26 +45,95 @@ class ArtifactCheck:
         self._state_shapes = state_shapes
         self._recent = recent
         self._max_kl = max_kl
-        self._divergence = PolicyDivergence(spec.action)
+        self._made_up: Inputs = {}
+        self.divergence = PolicyDivergence(spec.action)
 
     def __call__(self, artifact: CompressedPolicy, module: torch.nn.Module) -> float:
         """The mean KL in nats.
 
-        An artifact for CPUs that can do more than this one is run regardless, but not held to the bound: what this CPU
-        saturates, the actors' do not.
-
         Raises:
             VerificationError: the artifact does not pass; see ``verify_artifact``.
         """
-        bound = self._max_kl
-        if not set(artifact.cpu_features) <= cpu_features():
-            artifact, bound = dataclasses.replace(artifact, cpu_features=()), None
-        mismatch = verify_artifact(artifact, module, self.inputs(), bound, measure=self._divergence.of_arrays)
+        artifact, bound = self.terms(artifact)
+        mismatch = verify_artifact(artifact, module, self.inputs(), bound, measure=self.divergence.of_arrays)
         return mismatch.measured
 
-    def inputs(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def terms(self, artifact: CompressedPolicy) -> tuple[CompressedPolicy, float | None]:
+        """What to run and which bound to hold it to.
+
+        An artifact for CPUs that can do more than this one is run regardless, but not held to the bound: what this CPU
+        saturates, the actors' do not.
+        """
+        if set(artifact.cpu_features) <= cpu_features():
+            return artifact, self._max_kl
+        return dataclasses.replace(artifact, cpu_features=()), None
+
+    def inputs(self) -> Inputs:
         """What the next artifact is run on, [N, *shape] by name."""
         rows = IMAGES if self._spec.is_image else ROWS
+        return self._recent.newest(rows) if self._recent.rows else self._substitutes()
+
+    def few_inputs(self) -> Inputs:
+        """A few of them, others at each call, to be read at once."""
+        rows = FEW_IMAGES if self._spec.is_image else FEW_ROWS
         if self._recent.rows:
-            return self._recent.newest(rows)
-        return made_up_inputs(self._spec, self._state_shapes, rows)
+            return self._recent.next_few(rows)
+        return {name: values[:rows] for name, values in self._substitutes().items()}
+
+    def _substitutes(self) -> Inputs:
+        if not self._made_up:
+            rows = IMAGES if self._spec.is_image else ROWS
+            self._made_up = made_up_inputs(self._spec, self._state_shapes, rows)
+        return self._made_up
+
+
+class QuickCheck:
+    """The check of every artifact of one level, on few inputs, in a session that stays open.
+
+    Few rows say little about the mean over all. An artifact passes when two standard errors above their mean KL are
+    still within the bound; whether any other passes, the whole check must say, so that chance keeps none back.
+    """
+
+    def __init__(self, check: ArtifactCheck) -> None:
+        self._check = check
+        self._probe: ArtifactProbe | None = None
+        self._device: torch.device | None = None
+
+    def __call__(self, artifact: CompressedPolicy, module: torch.nn.Module) -> bool:
+        """Whether the artifact is surely close enough to the policy.
+
+        Raises:
+            VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
+        """
+        artifact, bound = self._check.terms(artifact)
+        inputs = self._check.few_inputs()
+        found = self._outputs(artifact, inputs)
+        if self._device is None:
+            self._device = next(module.parameters()).device
+        wanted = reference_outputs(artifact, module, inputs, self._device)
+        check_outputs(artifact, found, wanted)
+        if bound is None or self._check.divergence.at_most(found[0], wanted[0]) <= bound:
+            return True
+        rows = self._check.divergence.of_rows(torch.from_numpy(found[0]), torch.from_numpy(wanted[0])).numpy()
+        return greatest_mean(rows) <= bound
+
+    def _outputs(self, artifact: CompressedPolicy, inputs: Inputs) -> list[npt.NDArray[np.generic]]:
+        rows = len(inputs[artifact.inputs[0].name])
+        try:
+            if self._probe is None or self._probe.batch != rows or not self._probe.fits(artifact):
+                self._probe = ArtifactProbe.open(artifact, inputs)
+            return list(self._probe.run(artifact, inputs).values())
+        except ArtifactError as error:
+            self._probe = None
+            raise VerificationError(str(error)) from error
+
+
+def greatest_mean(sample: npt.NDArray[np.generic]) -> float:
+    """Two standard errors above a sample's mean; infinite for a single number, and NaN if the sample has one."""
+    count = len(sample)
+    if count < 2:
+        return float("inf")
+    values = sample.astype(np.float64)
+    mean = float(values.sum()) / count
+    deviations = values - mean
+    return mean + DEVIATIONS * float(np.sqrt(float(deviations @ deviations) / (count * (count - 1))))

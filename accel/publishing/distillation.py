@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ from accel.networks.initialisation import orthogonal
 from accel.networks.policy import ActingModule
 from accel.networks.torsos import NatureCNN, Torso
 from accel.spaces import ActionSpec
+
+Array = npt.NDArray[np.generic]
 
 # a student of so many units has the channels of Nature-CNN
 _FULL_WIDTH = 256
@@ -82,10 +87,29 @@ class PolicyDivergence:
 
     def __call__(self, student_params: Tensor, policy_params: Tensor) -> Tensor:
         """[N, P] each to a scalar."""
+        return self.of_rows(student_params, policy_params).mean()
+
+    def of_rows(self, student_params: Tensor, policy_params: Tensor) -> Tensor:
+        """[N, P] each to [N]."""
         from accel.distributions import make_distribution
 
         policy = make_distribution(self._action, policy_params)
-        return policy.kl(make_distribution(self._action, student_params)).mean()
+        return policy.kl(make_distribution(self._action, student_params))
+
+    def at_most(self, acting_params: Array, policy_params: Array) -> float:
+        """What no row's divergence exceeds, in nats, found in a tenth of the time; [N, P] each. Infinite for Gaussians.
+
+        With d the difference of logits, KL(softmax(p) ‖ softmax(p + d)) = log E_p[exp(d − E_p[d])] ≤ (max d − min d)²/8
+        for each of the categorical actions, and the range of d is twice its greatest absolute value at most.
+
+        Source:
+            Hoeffding 1963, Probability inequalities for sums of bounded random variables, eq. 4.16.
+        """
+        if self._action.kind == "gaussian":
+            return math.inf
+        difference = np.asarray(acting_params, np.float32) - np.asarray(policy_params, np.float32)
+        greatest = float(np.abs(difference).max())
+        return 0.5 * greatest * greatest * len(self._action.sizes)
 
     def of_arrays(self, policy_params: object, acting_params: object) -> float:
         """The same for numpy arrays, the policy's first."""

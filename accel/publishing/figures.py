@@ -8,7 +8,9 @@ Per level, as ``name/scheme``:
     calibrations          how often activation ranges were measured
     drifted_activations   activations found outside their range, over the whole run
     kept_back             publications at which the policy was unfit
-    publish_kl            mean KL(policy ‖ artifact) in nats at the last check; check_ms: what that check took
+    publish_kl            mean KL(policy ‖ artifact) in nats at the last whole check; check_ms: what that took
+    quick_check_ms        check of every other publication on few rows, mean since the last record
+    doubts                quick checks that called for a whole one at once, over the whole run
     rechoices             choices of channels and bases; rechoose_ms: mean of one beside the learner, over the whole run
     distill_kl            mean KL(policy ‖ student) in nats at the student's last training step; lessons: such steps
     qat_differences       share of activation codes in which a learner at a qat level and its artifact differed at the
@@ -42,6 +44,9 @@ class LevelFigures:
     rechoose_s: float = 0.0
     check_kl: float | None = None
     check_s: float = 0.0
+    quick_checks: int = 0
+    quick_check_s: float = 0.0
+    doubts: int = 0
     student_kl: float | None = None
     code_differences: CodeDifferences | None = None
 
@@ -58,6 +63,7 @@ def level_metrics(level: Level) -> dict[str, float]:
         "kept_back": figures.kept_back,
         "publish_kl": figures.check_kl,
         "check_ms": 1e3 * figures.check_s if figures.check_kl is not None else None,
+        "doubts": figures.doubts,
         "rechoices": figures.rechoices or None,
         "rechoose_ms": 1e3 * figures.rechoose_s / figures.rechoices if figures.rechoices else None,
         "distill_kl": figures.student_kl,
@@ -69,4 +75,7 @@ def level_metrics(level: Level) -> dict[str, float]:
         found["refresh_ms"] = 1e3 * figures.refresh_s / figures.refreshes
         found["serialise_ms"] = 1e3 * figures.serialise_s / figures.refreshes
         figures.refreshes, figures.refresh_s, figures.serialise_s = 0, 0.0, 0.0
+    if figures.quick_checks:
+        found["quick_check_ms"] = 1e3 * figures.quick_check_s / figures.quick_checks
+        figures.quick_checks, figures.quick_check_s = 0, 0.0
     return {name: float(value) for name, value in found.items() if value is not None}

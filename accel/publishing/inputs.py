@@ -31,6 +31,7 @@ class RecentInputs:
         self._generator = np.random.default_rng(np.random.SeedSequence([seed, capacity]))
         self._arrays: dict[str, Array] = {}
         self._next = 0
+        self._end = 0
         self._updates = 0
         self.rows = 0
 
@@ -69,6 +70,13 @@ class RecentInputs:
         places = np.arange(self._next - count, self._next) % max(self.rows, 1)
         return {name: array[places] for name, array in self._arrays.items()}
 
+    def next_few(self, rows: int) -> dict[str, Array]:
+        """At most so many rows as views, to be read at once: the last ones taken, then, from call to call, the ones
+        before, until there are newer ones or all have had their turn."""
+        start = max((self._end or self.rows) - rows, 0)
+        self._end = start
+        return {name: array[start : min(start + rows, self.rows)] for name, array in self._arrays.items()}
+
     def draw(self, rows: int, images: int) -> dict[str, torch.Tensor]:
         """Random rows, with repetition, as tensors on the CPU: so many of vectors, or of images [N, C, H, W]."""
         is_image = self._arrays["observations"].ndim == 4
@@ -82,7 +90,7 @@ class RecentInputs:
             if name not in self._arrays:
                 self._arrays[name] = np.zeros((self._capacity, *values.shape[1:]), values.dtype)
             self._arrays[name][places] = values
-        self._next = (self._next + count) % self._capacity
+        self._next = self._end = (self._next + count) % self._capacity
         self.rows = min(self.rows + count, self._capacity)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from accel.config import TrainConfig
-from accel.publishing.check import ArtifactCheck
+from accel.publishing.check import ArtifactCheck, QuickCheck
 from accel.publishing.figures import LevelFigures
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.schedule import Schedule
@@ -52,7 +52,7 @@ class Level:
         plan: bound to the module, not calibrated yet.
         module: the learner's acting module.
         config: the run's intervals.
-        check: what an artifact must pass.
+        check: what artifacts must pass, on few rows each and on many now and then.
     Attributes:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, chosen, trained.
         awaited: whether choices for a policy long gone are being renewed, until when the level is not published.
@@ -71,6 +71,8 @@ class Level:
         self._module = module
         self._config = config
         self._check = check
+        self._quick_check = QuickCheck(check)
+        self._passed = b""
         self._check_due = True
         self._blocked = False
         self._calibrations = Schedule(config.calibration_interval_updates)
@@ -101,8 +103,7 @@ class Level:
         if self._blocked and not self._check_due:
             self.figures.kept_back += 1
             return None
-        figures = self.figures
-        started = perf_counter()
+        figures, started = self.figures, perf_counter()
         try:
             artifact = self.plan.refresh(self._module, version=0)
             refreshed = perf_counter()
@@ -110,12 +111,11 @@ class Level:
             figures.refresh_s += refreshed - started
             figures.serialise_s += perf_counter() - refreshed
             figures.refreshes += 1
-            if self._check_due:
-                self._run_check(artifact)
+            self._examine(artifact, payload)
         except (VerificationError, WeightsError) as error:
             self._keep_back(error)
             return None
-        figures.payload_bytes = len(payload)
+        figures.payload_bytes, self._passed = len(payload), payload
         self._release()
         return payload
 
@@ -133,8 +133,7 @@ class Level:
     def is_quick(self) -> bool:
         """Whether what is due is best done at once: ranges that nothing is published without, and whatever the
         learner's own forward pass computes with."""
-        first = not self.ready or self.awaited
-        return self._rounds or (first and not (self._chooses or self._has_student))
+        return self._rounds or ((not self.ready or self.awaited) and not (self._chooses or self._has_student))
 
     def resume(self, inputs: RecentInputs) -> None:
         """Before use, or after a time out of it: ranges and choices of channels and bases for the present policy."""
@@ -149,8 +148,7 @@ class Level:
         if self.quantiser is not None:
             self.quantiser.hold(self._module)
         check = self._checks.tick()
-        if self.scheme == FULL_PRECISION or not self._blocked:
-            self._check_due |= check
+        self._check_due |= check and (self.scheme == FULL_PRECISION or not self._blocked)
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
@@ -159,9 +157,8 @@ class Level:
             return
         if self._has_student and self._lessons.tick():
             self._due.add("lesson")
-        if self._chooses and self._choices.tick():
-            self._due.add("choice")
-        if self._blocked and check:  # the check follows, on what comes of it
+        # when it is blocked, the check follows, on what comes of the choice
+        if (self._chooses and self._choices.tick()) or (self._blocked and check):
             self._due.add("choice")
         if self._calibrations.tick():
             self._due.add("calibration")
@@ -190,8 +187,7 @@ class Level:
         worker and is no matter of ranges is raised here."""
         if self._pending is None or not self._pending.done():
             return
-        pending, self._pending = self._pending, None
-        task = self._started
+        pending, self._pending, task = self._pending, None, self._started
         try:
             outcome = pending.result()
             if outcome is not None:
@@ -250,17 +246,32 @@ class Level:
             rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
             logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
+    def _examine(self, artifact: CompressedPolicy, payload: bytes) -> None:
+        """The quick check of a new payload; the whole one when it is due, or when the quick one leaves a doubt."""
+        if not self._check_due:
+            if payload == self._passed and not self._has_student:  # what stays as it is, the policy may leave behind
+                return
+            self.figures.quick_checks += 1
+            started = perf_counter()
+            try:
+                if self._quick_check(artifact, self._reference()):
+                    return
+            finally:
+                self.figures.quick_check_s += perf_counter() - started
+            self.figures.doubts += 1
+        self._run_check(artifact)
+
+    def _reference(self) -> torch.nn.Module:
+        return self._module if self.quantiser is None else RoundedPolicy(self.quantiser, self._module)
+
     def _run_check(self, artifact: CompressedPolicy) -> None:
         self._check_due = False
         started = perf_counter()
         try:
-            if self.quantiser is None:
-                self.figures.check_kl = self._check(artifact, self._module)
-                return
-            self.figures.check_kl = self._check(artifact, RoundedPolicy(self.quantiser, self._module))
-            self.figures.code_differences = code_differences(
-                self.quantiser, artifact, self._module, self._check.inputs()
-            )
+            self.figures.check_kl = self._check(artifact, self._reference())
+            if self.quantiser is not None:
+                inputs = self._check.inputs()
+                self.figures.code_differences = code_differences(self.quantiser, artifact, self._module, inputs)
         finally:
             self.figures.check_s = perf_counter() - started
 

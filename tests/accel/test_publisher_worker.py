@@ -200,8 +200,8 @@ def test_ranges_alone_are_there_at_once() -> None:
 
 @pytest.mark.parametrize("actors", [0, 1])
 @pytest.mark.parametrize("what", ["rechoose", "calibration"])
-def test_new_choices_and_ranges_are_checked_before_they_go_out(what: str, actors: int) -> None:
-    changes = {f"{what}_interval_updates": 6, "max_publish_kl": 0.5, "actors": actors}
+def test_new_choices_and_ranges_get_a_whole_check(what: str, actors: int) -> None:
+    changes = {f"{what}_interval_updates": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
     with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
         with torch.no_grad():
@@ -209,12 +209,14 @@ def test_new_choices_and_ranges_are_checked_before_they_go_out(what: str, actors
         _update(publisher, net, 2)
         _rest(publisher)
         assert _published(publisher) == [level]
+        first_kl = publisher.metrics()[f"publish_kl/{level}"]
         with torch.no_grad():
-            net.policy_head.mean.weight.mul_(1e5)
-        assert _published(publisher) == [level], "checked on a schedule only"
-        _update(publisher, net, 6)
+            net.policy_head.mean.weight.mul_(2.0)
+        assert _published(publisher) == [level]
+        assert publisher.metrics()[f"publish_kl/{level}"] == first_kl, "in between a quick check does"
+        _update(publisher, net, 5)
         _rest(publisher)
-        assert level not in _published(publisher) and publisher.metrics()[f"kept_back/{level}"] == 1
+        assert _published(publisher) == [level] and publisher.metrics()[f"publish_kl/{level}"] > 2.0 * first_kl
 
 
 def test_ranges_that_cannot_be_measured_are_a_complaint(

@@ -1,0 +1,188 @@
+"""Every publication is checked on a few rows: what goes bad between two whole checks reaches no actor."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from accel.networks import PolicyNetwork
+from accel.publisher import Publisher
+from accel.publishing.check import QuickCheck, greatest_mean
+from accel.publishing.distillation import PolicyDivergence
+from accel.publishing.inputs import RecentInputs
+from accel.spaces import ActionSpec
+from compressors.artifact import CompressedPolicy
+from compressors.errors import VerificationError
+from compressors.runtime import PolicySession
+from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network
+
+
+def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
+    """One that has published its level, with no whole check to come for long."""
+    values: dict[str, object] = {
+        "activation": "relu",
+        "check_interval_updates": 1000,
+        "rechoose_interval_updates": 1000,
+    }
+    config = config_for(network, level, **(values | changes))
+    publisher = Publisher(config, net := make_network(config))
+    calibrate(publisher, net)
+    assert _offered(publisher) == level
+    return publisher, net
+
+
+def _offered(publisher: Publisher) -> str:
+    return "+".join(CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values())
+
+
+def _scale(parameter: torch.Tensor, factor: float) -> None:
+    with torch.no_grad():
+        parameter.mul_(factor)
+
+
+def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
+    """Weights of another publication, and of the same worth."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.0 + 1e-3 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("compressor", ["int8", "int8(per_channel)", "int4", "prune(0.5)+int8", "lowrank(0.25)+int8"])
+@pytest.mark.parametrize("part", ["torso.layers.0.weight", "torso.layers.1.weight", "policy_head.mean.weight"])
+def test_a_policy_that_goes_bad_is_kept_back_at_that_very_publication(
+    compressor: str, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    publisher, net = _publisher(compressor)
+    generator, parameter = torch.Generator().manual_seed(0), net.get_parameter(part)
+    for _ in range(3):
+        _jitter(net, generator)
+        assert _offered(publisher) == compressor
+    good = parameter.detach().clone()
+    _scale(parameter, 1e4)
+    assert [_offered(publisher) for _ in range(3)] == ["fp32"] * 3
+    assert publisher.metrics()[f"kept_back/{compressor}"] == 3
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "is kept back, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
+    with torch.no_grad():
+        parameter.copy_(good)
+    publisher.observe(make_batch(net, seed=2))
+    assert _offered(publisher) == compressor
+    assert [r for r in caplog.records if r.message == f"{compressor} is published again"]
+
+
+@pytest.mark.parametrize("max_publish_kl", [0.5, None])
+@pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:32"])
+def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
+    network: str, max_publish_kl: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every weight is finite, what fp32 makes of them is not."""
+    publisher, net = _publisher("int8", network, max_publish_kl=max_publish_kl)
+    weight = next(p for name, p in net.policy_head.named_parameters() if name.endswith("weight"))
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(torch.where(torch.arange(weight.numel()).view_as(weight) % 2 == 0, 3e38, -3e38))
+    assert torch.isfinite(weight).all() and _offered(publisher) == ""
+    assert [r for r in caplog.records if "is kept back" in r.message and "not finite" in r.message]
+    with torch.no_grad():
+        weight.copy_(good)
+    publisher.observe(make_batch(net, seed=2))
+    assert _offered(publisher) == "int8"
+
+
+def test_a_noisy_policy_within_the_bound_is_not_kept_back_by_chance() -> None:
+    """Few rows alone are over the bound time and again; the whole check decides then."""
+    publisher, net = _publisher("int4", max_publish_kl=None)
+    artifact = publisher.artifact(1, "int4")
+    assert artifact is not None
+    bound = 1.2 * publisher._check(artifact, net.acting_module())
+    publisher, net = _publisher("int4", max_publish_kl=bound)
+    generator, means = torch.Generator().manual_seed(0), []
+    for update in range(60):
+        _jitter(net, generator)
+        assert _offered(publisher) == "int4", update
+        artifact = publisher.artifact(1, "int4")
+        assert artifact is not None
+        few = publisher._check.few_inputs()["observations"]
+        wanted = net.acting_module()(torch.from_numpy(few))[0].detach()
+        means.append(_mean_kl(artifact, few, wanted))
+    assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
+    metrics = publisher.metrics()
+    assert metrics["kept_back/int4"] == 0 and metrics["doubts/int4"] >= 3 and metrics["quick_check_ms/int4"] > 0.0
+
+
+def _mean_kl(artifact: CompressedPolicy, observations: np.ndarray, wanted: torch.Tensor) -> float:
+    session = PolicySession(artifact, batch=len(observations))
+    session.inputs["observations"][...] = observations
+    session.run()
+    return float(PolicyDivergence(BOX)(torch.from_numpy(session.outputs["params"]), wanted))
+
+
+def test_what_did_not_change_is_not_checked_again() -> None:
+    publisher, net = _publisher("int8")
+    publisher.metrics()
+    assert _offered(publisher) == "int8" and "quick_check_ms/int8" not in publisher.metrics()
+    _jitter(net, torch.Generator().manual_seed(0))
+    assert _offered(publisher) == "int8" and "quick_check_ms/int8" in publisher.metrics()
+
+
+def test_a_student_that_the_policy_leaves_behind_is_kept_back() -> None:
+    """Its bytes stay the same, its distance does not."""
+    publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_updates=1000)
+    _scale(net.policy_head.mean.weight, 1e3)
+    assert _offered(publisher) == "fp32"
+
+
+def test_a_model_that_cannot_be_loaded_is_refused() -> None:
+    publisher, net = _publisher("int8")
+    artifact = publisher.artifact(1, "int8")
+    assert artifact is not None
+    check = QuickCheck(publisher._check)
+    assert check(artifact, net.acting_module())
+    broken = dataclasses.replace(artifact, model=artifact.model[:-40])
+    with pytest.raises(VerificationError, match="cannot be loaded"):
+        check(broken, net.acting_module())
+    assert check(artifact, net.acting_module())
+
+
+@pytest.mark.parametrize("action", [DISCRETE, ActionSpec("multi_categorical", (3, 2, 5))], ids=lambda a: a.kind)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_no_row_exceeds_what_the_short_cut_says(action: ActionSpec, scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    policy = 3.0 * torch.randn(4096, action.param_size, generator=generator)
+    acting = policy + scale * torch.randn(policy.shape, generator=generator)
+    divergence = PolicyDivergence(action)
+    for rows in range(0, 4096, 4):
+        mine, theirs = acting[rows : rows + 4], policy[rows : rows + 4]
+        exact = float(divergence.of_rows(mine, theirs).max())
+        assert exact <= divergence.at_most(mine.numpy(), theirs.numpy()) + 1e-6
+    assert math.isnan(divergence.at_most(acting.numpy(), np.full_like(policy.numpy(), np.nan)))
+
+
+def test_gaussians_have_no_short_cut() -> None:
+    assert PolicyDivergence(BOX).at_most(np.zeros((4, 6), np.float32), np.zeros((4, 6), np.float32)) == math.inf
+
+
+def test_the_greatest_mean_is_two_standard_errors_above() -> None:
+    sample = np.random.default_rng(0).exponential(size=16).astype(np.float32)
+    assert greatest_mean(sample) == pytest.approx(sample.mean() + 2.0 * sample.std(ddof=1) / 4.0, rel=1e-6)
+    assert greatest_mean(sample[:1]) == math.inf and math.isnan(greatest_mean(np.array([1.0, np.nan], np.float32)))
+
+
+def test_few_rows_are_the_newest_and_then_all_others_in_turn() -> None:
+    net = make_network(config_for("mlp:8x1", "int8"))
+    recent = RecentInputs(100, 16, seed=0)
+    recent.observe(make_batch(net, seed=0))
+    recent.observe(make_batch(net, seed=1))
+    newest = recent.newest(7)["observations"]
+    few = recent.next_few(7)["observations"].copy()
+    np.testing.assert_array_equal(few, newest)
+    seen = np.concatenate([few, *(recent.next_few(7)["observations"].copy() for _ in range(16))])
+    assert all((recent.every()["observations"] == row).all(axis=1).any() for row in seen)
+    assert len(np.unique(seen, axis=0)) == len(np.unique(recent.every()["observations"], axis=0))
+    assert len(recent.next_few(1000)["observations"]) == 100
