@@ -43,17 +43,20 @@ def residual(count: int, readers: Sequence[tuple[Tensor, Tensor, float]]) -> NDA
         best = torch.argsort(gains, descending=True, stable=True)[: min(-(-count // _ROUNDS), count - chosen)]
         scores[best.numpy()] = count - chosen - np.arange(len(best))
         chosen += len(best)
-        for given, read, ridge in left:
+        for given, read, ridge in left if chosen < count else ():
             _know(given, read, best, ridge)
     return scores
 
 
 def _know(given: Tensor, read: Tensor, best: Tensor, ridge: float) -> None:
     """Make of S and WᵀW S what they are once the channels ``best`` are known as well, in place."""
-    among = given[best][:, best] + ridge * torch.eye(len(best), dtype=given.dtype)
-    told = torch.linalg.solve(among, given[best])
-    read.addmm_(read[:, best], told, alpha=-1.0)
-    given.addmm_(given[:, best], told, alpha=-1.0)
+    rows = given[best]  # and columns, as S is symmetric
+    among = rows[:, best].double()
+    among.diagonal().add_(ridge)
+    # LAPACK takes much longer to solve for thousands of right-hand sides than to invert a few rows
+    told = torch.linalg.inv(among).to(rows.dtype) @ rows
+    read.addmm_(read.index_select(1, best), told, alpha=-1.0)
+    given.addmm_(rows.t(), told, alpha=-1.0)
 
 
 def magnitude(group: ChannelGroup, state: State) -> NDArray[np.float64]:

@@ -166,7 +166,6 @@ class PrunedModule(BoundReduction):
             self.observe(state, inputs)
 
     def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
-        loudness = magnitude(group, state)
         if self._options.importance == "residual":
             readers = self._reconstruction.what_is_read(group.name, state)
             if readers:
@@ -176,7 +175,7 @@ class PrunedModule(BoundReduction):
             if scores is not None:
                 return scores
             _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
-        return loudness
+        return magnitude(group, state)
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
         """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
