@@ -63,15 +63,15 @@ def check_target(out: Path, *, overwrite: bool) -> None:
 
 
 def draw(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Every figure there are numbers for, in the report's order."""
+    """Every figure there are numbers for, in the report's order: two beside each other are about equally tall."""
     drawn = (
         figures.learning_curve(analysis, "seconds"),
         figures.learning_curve(analysis, "steps"),
         figures.speedups(analysis),
+        course.mismatch(analysis),
         figures.time_per_step(analysis, "actor"),
         figures.time_per_step(analysis, "learner"),
         course.policy_lag(analysis),
-        course.mismatch(analysis),
         course.decisions(analysis),
     )
     return tuple(drawing for drawing in drawn if drawing is not None)

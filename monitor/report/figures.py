@@ -40,6 +40,8 @@ PHASE_TITLES = {
 }
 RATIOS = (0.1, 10.0)
 """Ends of the axis of speedups; what lies beyond is an arrow."""
+MAX_SINGLE = 12
+"""Runs of which each has a line of its own; those of more would hide their means."""
 LINE, NARROW = 58, 24
 """Characters in a line of a figure, and of the names left of its bars."""
 _ROUND = (1, 0.1, 10, 0.5, 2, 0.2, 5, 0.8, 1.25, 0.7, 1.5, 0.3, 3, 0.9, 1.1, 0.6, 1.75, 0.4, 4, 7)
@@ -49,6 +51,7 @@ _APART = 0.11
 def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
     """Return against ``seconds`` of training or environment ``steps``; None when no episode has finished."""
     curves = [r.against_time if axis == "seconds" else r.against_steps for r in analysis.results]
+    singly = sum(len(group.runs) for group in analysis.groups) <= MAX_SINGLE
     if all(curve is None for curve in curves):
         return None
     name = f"return_{axis}"
@@ -56,7 +59,7 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         figure, (axes,) = new_figure(3.3)
         for i, (result, curve) in enumerate(zip(analysis.results, curves, strict=True)):
             if curve is not None:
-                draw_curve(axes, curve, i, f"{result.group.label} ({_seeds(result)})")
+                draw_curve(axes, curve, i, f"{result.group.label} ({_seeds(result)})", seeds=singly)
         if math.isfinite(analysis.threshold):
             axes.axhline(analysis.threshold, color=MUTED, linewidth=1, linestyle=":")
             place = (0.01, analysis.threshold)
@@ -66,8 +69,9 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         axes.set_ylabel("mean training return")
         legend_below(axes)
         caption = (
-            f"Interquartile mean over seeds with a {analysis.choices.confidence:.0%} bootstrap band; thin lines are "
-            "single seeds. A curve starts where half of the seeds have values; one that has ended keeps its last."
+            f"Interquartile mean over seeds with a {analysis.choices.confidence:.0%} bootstrap band"
+            f"{'; thin lines are single seeds' if singly else ''}. A curve starts where half of the seeds have values; "
+            "one that has ended keeps its last."
         )
         ends = "; ".join(
             f"{r.group.label} ends at {c.centre[-1]:.4g}" for r, c in zip(analysis.results, curves, strict=True) if c
@@ -181,7 +185,15 @@ def _stack(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]], phases: 
             if width > 0.09 * widest:
                 dark = phase in {"wait", "policy", "correct", "measure"}
                 ink = "#10161d" if dark else "#fdfdfd"
-                axes.text(start + width / 2, y, f"{width:.3g}", ha="center", va="center", fontsize=8.5, color=ink)
+                axes.text(
+                    start + width / 2,
+                    y,
+                    f"{width:.3g}" if width < 1000 else f"{width:,.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8.5,
+                    color=ink,
+                )
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     axes.set_yticks(range(len(bars)), [wrapped(label, NARROW) for label, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)

@@ -161,7 +161,9 @@ def _tables(analysis: Analysis) -> Html:
 def _table(table: tables.Table) -> Html:
     head = element("tr", *(element("th", title, scope="col") for title in table.columns))
     rows = [element("tr", *map(_cell, table.columns, row, ("th", *("td",) * (len(row) - 1)))) for row in table.rows]
-    inner = element("table", element("caption", table.caption), element("thead", head), element("tbody", *rows))
+    inner = element(
+        "table", element("caption", element("span", table.caption)), element("thead", head), element("tbody", *rows)
+    )
     return element("div", element("div", inner, class_="scroll", tabindex="0"), class_="table")
 
 

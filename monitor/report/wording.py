@@ -21,7 +21,7 @@ def headline(analysis: Analysis) -> str:
     """The report in one sentence: the best comparison, or what the runs reached."""
     if analysis.comparisons and analysis.baseline is not None:
         best = max(analysis.comparisons, key=_merit)
-        return f"{_sentence(best, analysis)} ({analysis.environment})"
+        return f"{_capitalised(_sentence(best, analysis), best, analysis)} ({analysis.environment})"
     return f"{analysis.environment}: {'; '.join(_outcome(result, analysis.threshold) for result in analysis.results)}"
 
 
@@ -109,7 +109,8 @@ def _sentence(comparison: Comparison, analysis: Analysis) -> str:
         "untested": "the return was not tested",
     }
     parts = [_speed(comparison, analysis), _cause(comparison), said[comparison.verdict.outcome]]
-    if _has_failures(comparison.group, analysis) or _has_failures(analysis.groups[0], analysis):
+    failed = _has_failures(comparison.group, analysis) or _has_failures(analysis.groups[0], analysis)
+    if failed and _has_target(analysis):
         parts.append(_reached(comparison.group, analysis))
     return ", ".join(part for part in parts if part)
 
@@ -149,7 +150,7 @@ def _speed(comparison: Comparison, analysis: Analysis) -> str:
     if value.shown == "unknown":
         return f"{comparison.group.label} against {baseline}: {times(value)} in {what}, too few seeds for an interval"
     if value.shown == "nothing":
-        span = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}"
+        span = f"{value.ratio.low:.3g}× to {value.ratio.high:.3g}×"
         return f"no difference in {what} shown between {comparison.group.label} and {baseline} ({span})"
     return f"{comparison.group.label} {said}"
 
@@ -174,7 +175,8 @@ def _parts(comparison: Comparison) -> str:
     if main is None or steps is None or main.quantity != "time_to_threshold_s":
         return ""
     rate = main.ratio.estimate / steps.ratio.estimate
-    return f"that is {times(steps)} by the number of steps, times {rate:.3g}× by steps per second"
+    whole = "that" if main.shown in {"better", "worse"} else f"the estimate of {main.ratio.estimate:.3g}×"
+    return f"{whole} is {times(steps)} by the number of steps, times {rate:.3g}× by steps per second"
 
 
 def _bound(bound: SpeedupBound, comparison: Comparison, analysis: Analysis) -> str:
@@ -193,6 +195,12 @@ def _reached(group: Group, analysis: Analysis) -> str:
 
 def _has_failures(group: Group, analysis: Analysis) -> bool:
     return math.isfinite(analysis.threshold) and any(run.crossing(analysis.threshold) is None for run in group.runs)
+
+
+def _has_target(analysis: Analysis) -> bool:
+    """Whether the threshold is a return that somebody wanted, not a share of what was gained."""
+    wanted = [analysis.choices.threshold, *(group.config.get("stop_at_return") for group in analysis.groups)]
+    return analysis.threshold in wanted
 
 
 def _margin(analysis: Analysis) -> str:

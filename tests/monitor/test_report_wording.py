@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,8 +45,10 @@ def divided(seconds: float, steps: float) -> Seeds:
 def test_no_speed_is_claimed_that_the_interval_denies() -> None:
     scattered = [(2.0, 200.0), (12.0, 1200.0), (3.0, 300.0), (14.0, 1400.0), (4.0, 400.0)]
     text = headline(compared({"fp32": SLOW, "int8": scattered}))
-    assert text.startswith("no difference in speed to a return of 100 shown between int8 and fp32 (0.")
+    assert text.startswith("No difference in speed to a return of 100 shown between int8 and fp32 (0.")
     assert "as fast" not in text
+    ((_, _, told, _),) = verdicts(compared({"fp32": SLOW, "int8": scattered}))
+    assert "The estimate of 1.9× is" in told and "× by steps per second" in told
 
 
 def test_a_speed_that_is_shown_is_told_with_its_cause() -> None:
@@ -84,6 +87,12 @@ def test_failed_seeds_are_counted_in_every_verdict() -> None:
     analysis = compared({"fp32": SLOW, "int8": divided(2, 1)}, final=50.0)
     assert "int8 reached 100 in 4 of 5 runs" in headline(analysis)
     assert "as fast as fp32 to" not in headline(analysis)
+    untargeted = [
+        replace(run, config={k: v for k, v in run.config.items() if k != "stop_at_return"})
+        for group in analysis.groups
+        for run in group.runs
+    ]
+    assert " reached " not in headline(analyse(untargeted, Choices(), untargeted[0])), "nobody asked for that return"
     ((_, _, told, _),) = verdicts(analysis)
     assert "int8 reached 100 in 4 of 5 runs, fp32 reached 100 in 5 of 5 runs." in told
     bound = "To a return of 100, int8 is at most 2× as fast as fp32 by time, counting 1 failed seed at its budget."
