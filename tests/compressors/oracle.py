@@ -20,6 +20,7 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import nn
 
 from compressors.chain import PipelinePlan
+from compressors.codes import IntegerLayer
 from compressors.graph import OPSET
 from compressors.int8 import Int8Encoder
 
@@ -66,8 +67,9 @@ def _in_floats(node: NodeProto) -> Iterator[NodeProto]:
     yield helper.make_node("Mul", [real, node.input[1]], list(node.output))
 
 
-def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
-    """Initializers of the QDQ model at the ranges of an int8 plan, in its variant."""
+def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module, per_channel: bool | None = None) -> Arrays:
+    """Initializers of the QDQ model at the ranges of an int8 plan, in its variant; scales of weights are the plan's if
+    ``per_channel`` is None."""
     encoder = plan.encoder
     assert isinstance(encoder, Int8Encoder)
     model = float_model(plan, module)
@@ -79,7 +81,7 @@ def quantised_by_onnxruntime(plan: PipelinePlan, module: nn.Module) -> Arrays:
             known.setdefault(node.output[0], known[node.input[0]])
     quantizer = QDQQuantizer(
         model,
-        per_channel=encoder.per_channel,
+        per_channel=encoder.per_channel if per_channel is None else per_channel,
         reduce_range=encoder.variant == "reduce_range",
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QInt8 if encoder.variant == "s8s8" else QuantType.QUInt8,
@@ -100,15 +102,24 @@ def assert_codes_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
     assert isinstance(encoder, Int8Encoder)
     assert sum(bool(layer.bias) for layer in encoder.layers) >= 3
     for layer in encoder.layers:
-        for part, theirs in (("codes", "quantized"), ("scale", "scale"), ("zero", "zero_point")):
-            np.testing.assert_array_equal(
-                found[f"{layer.stem}:{part}"], wanted[f"{layer.weight}_{theirs}"], f"{part} of {layer.name}"
-            )
-        if layer.bias:
-            codes = wanted[f"{layer.bias}_quantized"]
-            np.testing.assert_array_equal(found[layer.bias_codes], codes, f"bias of {layer.name}")
-    activations = {*encoder.ranges, *(layer.activation for layer in encoder.layers)}
-    for name in activations:
+        assert_layer_is_the_oracles(layer, found, wanted)
+    assert_activations_are_the_oracles(encoder, found, wanted)
+
+
+def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arrays) -> None:
+    """Codes, scales and zero points of a weight, and codes of its bias."""
+    for part, theirs in (("codes", "quantized"), ("scale", "scale"), ("zero", "zero_point")):
+        np.testing.assert_array_equal(
+            found[f"{layer.stem}:{part}"], wanted[f"{layer.weight}_{theirs}"], f"{part} of {layer.name}"
+        )
+    if layer.bias:
+        codes = wanted[f"{layer.bias}_quantized"]
+        np.testing.assert_array_equal(found[layer.bias_codes], codes, f"bias of {layer.name}")
+
+
+def assert_activations_are_the_oracles(encoder: Int8Encoder, found: Arrays, wanted: Arrays) -> None:
+    """Scales and zero points of what integer layers read and put out."""
+    for name in {*encoder.ranges, *(layer.activation for layer in encoder.layers)}:
         np.testing.assert_array_equal(found[f"{name}:scale"], wanted[f"{name}_scale"], f"scale of {name}")
         np.testing.assert_array_equal(found[f"{name}:zero"], wanted[f"{name}_zero_point"], f"zero point of {name}")
 

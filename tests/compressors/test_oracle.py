@@ -19,6 +19,7 @@ from tests.compressors.oracle import (
     quantised_dynamically_by_onnxruntime,
 )
 from tests.compressors.policies import CASES, randomise
+from tests.compressors.spoiled import SPOILS
 
 VARIANTS = ["u8s8", "reduce_range", "s8s8"]
 STATIC = [f"int8({options})" for variant in VARIANTS for options in (variant, f"per_channel,{variant}")]
@@ -60,49 +61,7 @@ def _module(name: str, weights: str) -> nn.Module:
     return module
 
 
-def _weights(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.dim() > 1]
-
-
-def _zero_layers(module: nn.Module) -> None:
-    """Nothing but zeros in every other layer, which leaves ranges of nothing but the bias or zero behind it."""
-    for weight in _weights(module)[::2]:
-        weight.data.zero_()
-
-
-def _zero_channels(module: nn.Module) -> None:
-    for weight in _weights(module):
-        weight.data[1].zero_()
-
-
-def _ends_of_the_range(module: nn.Module) -> None:
-    """±max|w| in every channel, halves between two codes, and subnormal numbers."""
-    for weight in _weights(module):
-        flat = weight.data.view(len(weight), -1)
-        flat[:, 0], flat[:, 1] = 127.0, -127.0
-        flat[:, 2] = torch.arange(len(flat)) + 0.5
-        flat[0, 3:] = 1e-40
-
-
-def _zero_ranges(module: nn.Module) -> None:
-    """Every unit is dead, or puts out its bias alone."""
-    for weight in _weights(module):
-        weight.data.zero_()
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.fill_(-1.0)
-
-
-def _biases_beyond_32_bits(module: nn.Module) -> None:
-    for weight in _weights(module)[1:]:
-        weight.data *= 1e-9
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.fill_(50.0)
-
-
-SPOILS = [_zero_layers, _zero_channels, _ends_of_the_range, _zero_ranges, _biases_beyond_32_bits]
-spoiled = pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__[1:])
+spoiled = pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
 with_weights = pytest.mark.parametrize("weights", ["random", "trained"])
 
 
@@ -144,7 +103,7 @@ def test_ranges_that_inputs_leave_keep_the_oracles_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", ["random", "trained", *SPOILS], ids=lambda w: w if isinstance(w, str) else w.__name__[1:]
+    "weights", ["random", "trained", *SPOILS], ids=lambda w: w if isinstance(w, str) else w.__name__
 )
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("cpu", "reduced"), [({VNNI}, False), ({AVX2}, True)], ids=["vnni", "avx2"])

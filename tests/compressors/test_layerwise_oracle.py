@@ -1,0 +1,135 @@
+"""Choices layer by layer against onnxruntime's quantizers: int8 layers, 4-bit blocks, floats left as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnxruntime.capi._pybind_state import quantize_matmul_4bits
+from torch import nn
+
+from compressors.chain import PipelinePlan
+from compressors.int8 import Int8Encoder
+from tests.compressors.oracle import (
+    assert_activations_are_the_oracles,
+    assert_layer_is_the_oracles,
+    initializers,
+    quantised_by_onnxruntime,
+)
+from tests.compressors.policies import CASES, randomise
+from tests.compressors.spoiled import SPOILS
+
+CHOSEN = {"deep-relu-mlp": "torso.2", "nature-cnn": "torso.2", "resnet": "torso.6.a", "lstm": "core"}
+BLOCK = 32
+SCHEMES = [
+    "int8({v},{layer}=per_channel)",
+    "int8(per_channel,{v},{layer}=per_tensor)",
+    "int8({v},{layer}=float)",
+    "int8({v},{layer}=int4)",
+    "int8({v},{layer}=per_channel,head=int4)",
+    "int8(per_channel,{v},{layer}=int4,head=float)",
+    "prune({layer}=0.5)+int8({v},head=per_channel)",
+    "prune(0.5,{layer}=0.25)+int8({v},{layer}=int4,head=per_channel)",
+    "lowrank({layer}=0.25)+int8({v},{layer}=per_channel)",
+    "lowrank(0.5,{layer}=0.25)+int8({v},{layer}=int4)",
+    "prune({layer}=0.5)+lowrank(head=1,{layer}=0.25)+int8(per_channel,{v},{layer}=per_tensor)",
+]
+CHOICES = [(scheme, name) for scheme in SCHEMES for name in CHOSEN]
+
+
+def _refreshed(scheme: str, name: str, variant: str, module: nn.Module) -> PipelinePlan:
+    plan = CASES[name].bind(scheme.format(v=variant, layer=CHOSEN[name]), module)
+    assert isinstance(plan, PipelinePlan)
+    plan.refresh(module, version=1)
+    return plan
+
+
+def _four_bits(weight: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
+    """onnxruntime's own codes and scales of a matrix [N, K], filled up with zeros to whole blocks."""
+    outputs, blocks = len(weight), -(-weight.shape[1] // BLOCK)
+    whole = np.zeros((blocks * BLOCK, outputs), np.float32)
+    whole[: weight.shape[1]] = weight.T
+    codes = np.zeros((outputs, blocks, BLOCK // 2), np.uint8)
+    scales, zeros = np.zeros(outputs * blocks, np.float32), np.zeros(outputs * ((blocks + 1) // 2), np.uint8)
+    quantize_matmul_4bits(codes, whole, scales, zeros, BLOCK, outputs, len(whole), True)
+    # ours is zero where a scale would be subnormal
+    tiny = np.abs(scales) < np.finfo(np.float32).tiny
+    scales[tiny] = 0.0
+    codes.reshape(-1, BLOCK // 2)[tiny] = 0x88
+    return {"codes": codes, "scale": scales}
+
+
+def _channels(kernel: NDArray[np.float32]) -> Mapping[str, NDArray[np.generic]]:
+    """A kernel's codes by the definition s = max|w| / 7, q = round(w / s), two a byte, the earlier one lower."""
+    flat = kernel.reshape(len(kernel), -1)
+    scales = (np.abs(flat).max(1) / np.float32(7.0)).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 1.0
+    codes = np.rint(flat / scales[:, None]).astype(np.int64).reshape(-1) % 16
+    even = np.append(codes, [0] * (codes.size % 2))
+    return {"codes": (even[::2] + 16 * even[1::2]).astype(np.uint8), "scale": scales}
+
+
+def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
+    """Every layer as last refreshed, each by the oracle of its own format."""
+    encoder = plan.encoder
+    assert isinstance(encoder, Int8Encoder)
+    found = initializers(encoder._payload.to_bytes())
+    views = encoder._payload.views
+    oracles = {
+        per_channel: quantised_by_onnxruntime(plan, module, per_channel=per_channel) for per_channel in (False, True)
+    }
+    parameters = plan.revise(module).parameters
+    for layer in encoder.layers:
+        assert_layer_is_the_oracles(layer, found, oracles[layer.channel_axis is not None])
+    assert_activations_are_the_oracles(encoder, found, oracles[False])
+    for spared in encoder._int4_layers:
+        weight = np.asarray(parameters[spared.weight], np.float32)
+        matrix = weight if spared.is_convolution or spared.transposed else weight.T
+        wanted = _channels(weight) if spared.is_convolution else _four_bits(matrix)
+        for part, codes in wanted.items():
+            np.testing.assert_array_equal(views[f"{spared.stem}:{part}"], codes, f"{part} of {spared.name}")
+    for name in encoder._floats:
+        np.testing.assert_array_equal(found[name], parameters[name], name)
+
+
+@pytest.mark.parametrize("variant", ["reduce_range", "s8s8"])
+@pytest.mark.parametrize(("scheme", "name"), CHOICES)
+def test_choices_by_layer_are_the_oracles(scheme: str, name: str, variant: str) -> None:
+    module = randomise(CASES[name].make(), seed=0)
+    assert_choices_are_the_oracles(_refreshed(scheme, name, variant, module), module)
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("scheme", SCHEMES[:6])
+def test_choices_for_awkward_weights_are_the_oracles(
+    scheme: str, name: str, spoil: Callable[[nn.Module], None]
+) -> None:
+    module = randomise(CASES[name].make(), seed=0)
+    spoil(module)
+    assert_choices_are_the_oracles(_refreshed(scheme, name, "u8s8", module), module)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_choices_are_the_oracles_at_ranges_that_inputs_leave(name: str) -> None:
+    """What is quantised after weights have moved is clipped at the running ranges."""
+    module = randomise(CASES[name].make(), seed=0)
+    plan = _refreshed(SCHEMES[5], name, "s8s8", module)
+    randomise(module, seed=5)
+    plan.refresh(module, version=1)
+    plan.calibrate(CASES[name].inputs(16, seed=7))
+    plan.refresh(module, version=2)
+    assert_choices_are_the_oracles(plan, module)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:4])
+def test_the_comparison_sees_a_layer_of_another_kind(scheme: str) -> None:
+    """One number of the chosen layer is another when the oracle looks."""
+    module = randomise(CASES["nature-cnn"].make(), seed=0)
+    plan = _refreshed(scheme, "nature-cnn", "u8s8", module)
+    assert_choices_are_the_oracles(plan, module)
+    module.get_parameter("torso.2.weight").data.view(-1)[0] += 0.5
+    with pytest.raises(AssertionError):
+        assert_choices_are_the_oracles(plan, module)
