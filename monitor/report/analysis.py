@@ -167,7 +167,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     comparisons: tuple[Comparison, ...] = ()
     if baseline is not None:
         comparisons = tuple(_compare(groups[0], group, threshold.value, margin, choices) for group in groups[1:])
-        notes += [note for group in groups[1:] for note in differences(groups[0], group)]
+        notes += differences(groups[0], groups[1:])
     return Analysis(
         choices,
         results,

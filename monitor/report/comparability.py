@@ -40,25 +40,33 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
     return tuple(found)
 
 
-def differences(baseline: Group, group: Group) -> tuple[str, ...]:
-    """What differs between two groups without forbidding a comparison, in sentences: commits, the machine's load."""
+def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
+    """What differs from the baseline without forbidding a comparison, in sentences: commits, the machine's load."""
     found = []
-    ours, theirs = ({_commit(run) for run in side.runs} for side in (baseline, group))
-    if ours != theirs:
-        sides = (f"{side.label} of {', '.join(sorted(of))}" for side, of in ((group, theirs), (baseline, ours)))
-        found.append(f"different commits: {'; '.join(sides)}")
-    before, after = environment_us(baseline.runs), environment_us(group.runs)
-    same_work = all(baseline.config.get(key) == group.config.get(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
-    if same_work and math.isfinite(before) and math.isfinite(after):
-        more = max(before, after) / min(before, after) - 1
-        if more > UNEQUAL_LOAD:
-            found.append(
-                f"an environment step took {after:.3g} µs beside {group.label} and {before:.3g} µs beside "
-                f"{baseline.label}, {more:.0%} apart: the machine was not equally busy, or the larger policy left the "
-                "environment less cache and memory bandwidth; unless the latter is known, do not believe differences "
-                "in speed of that size"
-            )
+    ours = {_commit(run) for run in baseline.runs}
+    for group in groups:
+        theirs = {_commit(run) for run in group.runs}
+        if ours != theirs:
+            sides = (f"{side.label} of {', '.join(sorted(of))}" for side, of in ((group, theirs), (baseline, ours)))
+            found.append(f"different commits: {'; '.join(sides)}")
+    before = environment_us(baseline.runs)
+    if apart := [text for group in groups if (text := _unequal_load(baseline, before, group))]:
+        found.append(
+            f"an environment step took {before:.3g} µs beside {baseline.label}, {', '.join(apart)}: the machine was "
+            "not equally busy, or the larger policy left the environment less cache and memory bandwidth; unless the "
+            "latter is known, do not believe differences in speed of that size"
+        )
     return tuple(found)
+
+
+def _unequal_load(baseline: Group, before: float, group: Group) -> str | None:
+    """How much longer or shorter a group's environment steps took than the baseline's, where that is too much."""
+    after = environment_us(group.runs)
+    same_work = all(baseline.config.get(key) == group.config.get(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
+    if not same_work or not math.isfinite(before) or not math.isfinite(after):
+        return None
+    more = max(before, after) / min(before, after) - 1
+    return f"{after:.3g} beside {group.label} ({more:.0%} apart)" if more > UNEQUAL_LOAD else None
 
 
 def caveats(group: Group) -> tuple[str, ...]:

@@ -95,3 +95,16 @@ def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
     assert both not in told(run(0, {"env": 2.1}, learner_s))
     assert both not in told(run(0, {"env": 4.0}, learner_s, actors=2))
     assert both not in told(replace(run(0, {"env": 4.0}, learner_s), summary={"reason": "done"}))
+
+
+def test_several_variants_share_one_caveat_on_environment_time() -> None:
+    slower = {"int8": 2.3, "int4": 2.1, "qat": 3.0, "fp16": 1.6}
+    runs = [
+        run(0, {"env": seconds}, {"backward": 1.0}, compressor=scheme)
+        for scheme, seconds in {"fp32": 2.0, **slower}.items()
+    ]
+    (caveat,) = analyse(runs, Choices(), runs[0]).caveats
+    assert caveat.startswith(
+        "an environment step took 1 µs beside fp32, 1.15 beside int8 (15% apart), 1.5 beside qat (50% apart), 0.8 "
+        "beside fp16 (25% apart): the machine was not equally busy, or "
+    )
