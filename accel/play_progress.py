@@ -1,4 +1,4 @@
-"""What a user sees while a policy plays: a rich display on a terminal, plain lines elsewhere."""
+"""What a user sees while a policy plays or is exported: a rich display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ class LinePlayProgress:
             return
         self._interval_s = min(2 * self._interval_s, _LAST_LINE_INTERVAL_S)
         self._next_s = now_s + self._interval_s
-        ended = f"{episodes} of {self._episodes} episodes, " if self._episodes > 1 else ""
-        self._write(f"{self._what}: {ended}{steps:,} steps, {duration(now_s - self._began_s)}")
+        self._write(f"{self._what}: {_figures(episodes, self._episodes, steps)}, {duration(now_s - self._began_s)}")
 
     def _write(self, line: str) -> None:
         try:
@@ -78,26 +77,26 @@ class LivePlayProgress:
     def __init__(self, stream: TextIO) -> None:
         """Args: stream: standard error, a terminal."""
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress: Progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("episodes, {task.fields[steps]:,} steps"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeElapsedColumn(),
             console=Console(file=stream),
             transient=True,
             refresh_per_second=1 / _LIVE_INTERVAL_S,
         )
-        self._next_s = 0.0
+        self._episodes, self._next_s = 0, 0.0
         self._progress.start()
 
     def begin(self, what: str, episodes: int = 0) -> None:
         """Draw it in the place of what went before."""
+        self._episodes = episodes
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        self._progress.add_task(what, total=episodes or None, steps=0)
+        self._progress.add_task(what, total=episodes or None, figures="")
 
     def advance(self, episodes: int, steps: int) -> None:
         """Note it for the next drawing."""
@@ -106,11 +105,16 @@ class LivePlayProgress:
             return
         self._next_s = now_s + _LIVE_INTERVAL_S
         for task in self._progress.task_ids:
-            self._progress.update(task, completed=episodes, steps=steps)
+            self._progress.update(task, completed=episodes, figures=_figures(episodes, self._episodes, steps))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._progress.stop()
+
+
+def _figures(episodes: int, of: int, steps: int) -> str:
+    """How far it is; what has one episode or none counts its steps alone."""
+    return f"{episodes} of {of} episodes, {steps:,} steps" if of > 1 else f"{steps:,} steps"
 
 
 @contextmanager

@@ -181,7 +181,14 @@ class _Round:
 
 
 def collect_inputs(
-    run: TrainedRun, rows: int, seed: int = 0, *, policy: Policy | None = None, envs: int = 8, steps: int = 1000
+    run: TrainedRun,
+    rows: int,
+    seed: int = 0,
+    *,
+    policy: Policy | None = None,
+    envs: int = 8,
+    steps: int = 1000,
+    progress: PlayProgress | None = None,
 ) -> dict[str, Array]:
     """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
 
@@ -192,6 +199,7 @@ def collect_inputs(
         policy: who plays; the policy in full precision when None.
         envs: environments stepped together.
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
+        progress: told after every step how many there were.
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way.
     Raises:
@@ -205,12 +213,14 @@ def collect_inputs(
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run.network.state_shapes, envs)
     environment = run.make_env(envs, (seed, _COLLECTION))
+    progress = NoPlayProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
         for step, inputs in enumerate(_sampled_inputs(environment, player, seed, steps)):
             if step in wanted:
                 for name, array in inputs.items():
                     kept.setdefault(name, []).append(np.array(array))
+            progress.advance(0, envs * (step + 1))
     finally:
         environment.close()
     order = np.random.default_rng((seed, _COLLECTION)).permutation(moments * envs)[:rows]

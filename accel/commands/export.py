@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from accel.exporting.bundle import export
+from accel.play_progress import showing
 
 # what --cpu means to compressors.cpu
 _CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}
@@ -46,17 +48,19 @@ class ExportOptions:
 def main(arguments: Sequence[str]) -> int:
     """Parse, export, print."""
     options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    bundle = export(
-        options.run,
-        options.out,
-        scheme=options.scheme,
-        format=options.format,
-        episodes=options.episodes,
-        seed=options.seed,
-        greedy=not options.sample,
-        max_return_loss=options.max_return_loss,
-        max_mismatch=options.max_mismatch,
-        cpu=_CPUS[options.cpu],
-    )
+    with showing(sys.stderr) as progress:
+        bundle = export(
+            options.run,
+            options.out,
+            scheme=options.scheme,
+            format=options.format,
+            episodes=options.episodes,
+            seed=options.seed,
+            greedy=not options.sample,
+            max_return_loss=options.max_return_loss,
+            max_mismatch=options.max_mismatch,
+            cpu=_CPUS[options.cpu],
+            progress=progress,
+        )
     print(bundle.text())
     return 0

@@ -14,6 +14,7 @@ from accel.exporting.gate import Gate
 from accel.exporting.making import BundleMaker
 from accel.exporting.placing import appearing
 from accel.loading import TrainedRun, load_run
+from accel.play_progress import NoPlayProgress, PlayProgress
 from accel.signals import terminations_interrupt
 from accel.spaces import Json
 from compressors.scheme import parse_scheme
@@ -53,6 +54,7 @@ def export(
     max_return_loss: float | None = None,
     max_mismatch: float | None = None,
     cpu: Iterable[str] | None = None,
+    progress: PlayProgress | None = None,
 ) -> Bundle:
     """Write a bundle that runs a trained policy on another machine, after checking it on its target.
 
@@ -71,6 +73,7 @@ def export(
         greedy: most likely actions instead of samples.
         max_return_loss, max_mismatch: see ``Gate``; the bundle is not written when one is exceeded.
         cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+        progress: told what is going on.
     Returns:
         The bundle, with everything that was measured.
     Raises:
@@ -87,5 +90,7 @@ def export(
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     with terminations_interrupt(), appearing(out) as directory:
-        contract, report = BundleMaker(loaded, target, text, directory, seed, greedy, cpu).run(gate, episodes)
+        shown = NoPlayProgress() if progress is None else progress
+        maker = BundleMaker(loaded, target, text, directory, seed, greedy, cpu, shown)
+        contract, report = maker.run(gate, episodes)
     return Bundle(out, contract, report)

@@ -30,8 +30,10 @@ from accel.exporting.measuring import (
 )
 from accel.loading import TrainedRun
 from accel.machine import read_machine
-from accel.players import Array
-from accel.playing import MAX_ENVS, collect_inputs, play
+from accel.play_progress import PlayProgress
+from accel.players import Array, Policy
+from accel.playing import MAX_ENVS, Episodes, collect_inputs, play
+from accel.progress_text import duration
 from accel.spaces import Json
 from compressors.errors import CompressorError
 from compressors.runtime import PolicySession
@@ -40,8 +42,8 @@ BATCHES = (1, 4, 32)
 REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
-# a slower target would take hours for what onnxruntime plays in seconds; parity ties the two together
-_PLAYABLE_US = 2000.0
+# a target that would play longer than this is left to onnxruntime's session of the policy; parity ties the two together
+_PLAYABLE_S = 60.0
 
 
 class BundleMaker:
@@ -56,22 +58,25 @@ class BundleMaker:
         seed: int,
         greedy: bool,
         cpu: Iterable[str] | None,
+        progress: PlayProgress,
     ) -> None:
         """Plays for real inputs and compresses.
 
         Args:
             run: that was trained; target: the format; scheme: how to compress; directory: empty.
-            seed, greedy, cpu: see ``export``.
+            seed, greedy, cpu, progress: see ``export``.
         Raises:
             CompressorError, EnvError: the scheme does not fit the policy, the environment cannot be made.
         """
         self._run, self._target, self._directory = run, target, directory
-        self._seed, self._greedy = seed, greedy
+        self._seed, self._greedy, self._progress = seed, greedy, progress
         rows = _PARITY_ROWS[run.spec.observation_dtype]
-        inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed)
+        progress.begin("collecting real inputs")
+        inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed, progress=progress)
         # mismatch is measured on inputs that ranges were not chosen by
         self._real = {name: array[:rows] for name, array in inputs.items()}
         calibration = {name: array[rows:] for name, array in inputs.items()}
+        progress.begin(f"compressing as {scheme}")
         self._artifact = run.compress(scheme, calibration, cpu=cpu)
         self._full = run.compress("fp32")
         self._random = random_inputs(self._artifact.inputs, self._real, np.random.default_rng(seed))
@@ -83,10 +88,13 @@ class BundleMaker:
         vectors = self._vectors()
         written = self._write_model(vectors)
         contract = make_contract(self._run, self._artifact, fp32, self._target, written, vectors, self._greedy)
+        self._progress.begin(f"checking {self._name} against the test vectors")
         self._load_once(contract)
+        self._progress.begin("measuring parity")
         parity = self._parity(contract)
         whole = f"torch -> {self._target.name}"
         mismatch = next(row for row in parity if row.stage == whole and row.inputs == "real")
+        self._progress.begin("measuring latency")
         speed = latency(
             self._target.session(self._directory, contract, 1),
             run_policy.OnnxSession(self._directory, contract, 1, "fp32"),
@@ -111,8 +119,14 @@ class BundleMaker:
         self._finish(contract, report)
         return contract, report
 
+    @property
+    def _name(self) -> str:
+        """What is exported, as users see it."""
+        return f"{self._artifact.scheme} as {self._target.name}"
+
     def _write_model(self, vectors: Vectors) -> Written:
-        written = self._target.write(self._artifact, self._directory, vectors)
+        self._progress.begin(f"writing {self._name}")
+        written = self._target.write(self._artifact, self._directory, vectors, self._progress)
         if not self._target.runs_onnx:
             (self._directory / "model.onnx").write_bytes(self._artifact.model)
         return written
@@ -175,14 +189,28 @@ class BundleMaker:
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Both policies on the same seeds, the compressed one on its target unless that would take too long."""
-        is_fast = float(speed["model"]["p50_us"]) <= _PLAYABLE_US  # type: ignore[index]
-        engine = self._target.name if is_fast else "onnxruntime"
-        policies = (self._session(contract) if is_fast else self._artifact, self._full)
-        compressed, full = (
-            play(policy, self._run, episodes=episodes, seed=self._seed, greedy=self._greedy, envs=MAX_ENVS)
-            for policy in policies
-        )
+        full = self._play_one("fp32", self._full, episodes)
+        call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
+        expected_s = full.env_steps * call_us / 1e6
+        engine, name = self._target.name, self._name
+        policy: Policy = self._session(contract)
+        if not self._target.runs_onnx and expected_s > _PLAYABLE_S:
+            name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {duration(expected_s)})"
+            engine, policy = "onnxruntime", self._artifact
+        compressed = self._play_one(f"{name} on the same seeds", policy, episodes)
         return Returns(compressed, full, self._seed, self._greedy, engine)
+
+    def _play_one(self, name: str, policy: Policy, episodes: int) -> Episodes:
+        self._progress.begin(f"playing {name}", episodes)
+        return play(
+            policy,
+            self._run,
+            episodes=episodes,
+            seed=self._seed,
+            greedy=self._greedy,
+            envs=MAX_ENVS,
+            progress=self._progress,
+        )
 
     def _finish(self, contract: Contract, report: Json) -> None:
         """Everything that describes the model, and the checksums of all of it."""

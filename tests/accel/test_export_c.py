@@ -170,3 +170,14 @@ def test_great_inputs_leave_few_rows_and_constants_give_the_same_values_back() -
     moved[0, 0] += 1
     difference, _ = run_policy.mismatch(moved, values)
     assert difference == pytest.approx(np.sqrt(1 / values.size) / float(spread[1]))
+
+
+def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) -> None:
+    run = make_run(tmp_path, env="ALE/Pong-v5", network="nature-cnn:0.5", calibration_size=16)
+    bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=0)
+    target = bundle.contract["target"]
+    assert target["check"]["rows"] == 4 and bundle.contract["inputs"][0]["shape"] == ["batch", 4, 84, 84]
+    assert target["compiled"]["code_bytes"] > 800_000
+    done = build_and_run(bundle.path)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("4 rows: pass\n")
+    assert (bundle.path / "vectors.h").stat().st_size < 1_000_000

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from accel.play_progress import PlayProgress
 from accel.players import ActingSession, Array
 from accel.spaces import Json
 from compressors.artifact import CompressedPolicy
@@ -60,12 +61,13 @@ class Format(Protocol):
         """Raise MissingExtraError where something that writing, or else running, the format needs is not installed."""
         ...
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
         """Write the format's own files for a policy.
 
         Args:
             artifact: the policy. directory: the bundle.
             vectors: for a format that brings a program of its own which checks the policy where it runs.
+            progress: told of parts that take long.
         Raises:
             ExportError: the format cannot take an operator of the policy; names it.
         """

@@ -26,6 +26,7 @@ from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_pr
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.extras import install_command
+from accel.play_progress import PlayProgress
 from accel.players import ActingSession, Array
 from accel.spaces import Json
 from compressors.artifact import CompressedPolicy, TensorSpec
@@ -51,7 +52,7 @@ class CFormat:
             raise MissingExtraError(f"format c needs emx-onnx-cgen: {install_command('c')}")
         compiler()
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
         """See ``Format.write``."""
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
@@ -67,6 +68,8 @@ class CFormat:
         options = CompilerOptions(
             model_name=FUNCTION, large_temp_threshold_bytes=_NONE_BYTES, large_weight_threshold=_NONE_BYTES
         )
+        weights = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
+        progress.begin(f"generating C for {weights:,} weights")
         try:
             source = Compiler(options).compile(model)
         except Exception as error:  # the generator's errors share no base but Exception
@@ -78,6 +81,7 @@ class CFormat:
         (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
         (directory / VECTORS).write_text(vectors_header(vectors), encoding="ascii")
         (directory / CHECK).write_text(check_program(vectors, artifact), encoding="ascii")
+        progress.begin(f"compiling {len(source) / 1e6:,.1f} MB of C")
         compiled = compile_policy(directory).facts
         size = int(str(compiled["code_bytes"])) + int(str(compiled["static_bytes"]))
         facts: Json = {

@@ -9,6 +9,7 @@ from typing import Any
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
+from accel.play_progress import PlayProgress
 from accel.players import ActingSession
 from compressors.artifact import CompressedPolicy
 
@@ -25,7 +26,7 @@ class OnnxFormat:
     def require(self, *, writing: bool) -> None:
         """onnxruntime is always there."""
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
         """See ``Format.write``."""
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))

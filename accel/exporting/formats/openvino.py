@@ -15,6 +15,7 @@ from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.extras import install_command
+from accel.play_progress import PlayProgress
 from accel.players import ActingSession, Array
 from compressors.artifact import CompressedPolicy
 
@@ -37,7 +38,7 @@ class OpenVinoFormat:
         if importlib.util.find_spec("openvino") is None:
             raise MissingExtraError(f"format openvino needs OpenVINO: {install_command('openvino')}")
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
         """See ``Format.write``."""
         import openvino
 

@@ -9,6 +9,7 @@ import onnxruntime as ort
 from accel.errors import ExportError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.onnx import OnnxFormat
+from accel.play_progress import PlayProgress
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import session_options
 
@@ -20,7 +21,7 @@ class OrtFormat(OnnxFormat):
 
     name = "ort"
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
         """See ``Format.write``."""
         options = session_options(artifact.optimisation)
         if artifact.optimisation == "all":

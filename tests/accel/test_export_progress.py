@@ -1,0 +1,87 @@
+"""What an export shows while it works, and where it plays a policy whose target is slow."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from accel.cli import main
+from accel.exporting import making
+from accel.exporting.bundle import export
+from accel.play_progress import LinePlayProgress
+from tests.accel.trained_runs import make_run
+
+COLLECTING = "collecting real inputs"
+MEASURING = ["measuring parity", "measuring latency"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs"), env="CartPole-v1", network="mlp:16x2", calibration_size=64)
+
+
+def stages(shown: str) -> list[str]:
+    """What began, in order; lines about how far it is left out."""
+    return list(dict.fromkeys(line.partition(": ")[0] for line in shown.splitlines()))
+
+
+def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    progress = LinePlayProgress(stream)
+    export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
+    begun = stages(stream.getvalue())
+    size = (tmp_path / "bundle" / "policy.c").stat().st_size
+    assert begun == [
+        COLLECTING,
+        "compressing as int8",
+        "writing int8 as c",
+        begun[3],
+        f"compiling {size / 1e6:.1f} MB of C",
+        "checking int8 as c against the test vectors",
+        *MEASURING,
+        "playing fp32",
+        "playing int8 as c on the same seeds",
+    ]
+    weights = 4 * 16 + 16 + 16 * 16 + 16 + 16 * 2 + 2
+    generating, _, count = begun[3].removesuffix(" weights").rpartition(" ")
+    assert generating == "generating C for" and weights <= int(count) <= weights + 50  # and scales
+
+
+def test_the_command_shows_it_on_standard_error_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / "bundle"), "--scheme", "fp32", "--episodes", "0"]) == 0
+    captured = capsys.readouterr()
+    assert stages(captured.err) == [
+        COLLECTING,
+        "compressing as fp32",
+        "writing fp32 as onnx",
+        "checking fp32 as onnx against the test vectors",
+        *MEASURING,
+    ]
+    first, *_, last = captured.out.splitlines()
+    assert first.startswith("fp32 as onnx: ") and last.startswith(f"{tmp_path / 'bundle'} is complete; MODEL_CARD.md")
+    assert len(captured.out.splitlines()) == 4
+
+
+@pytest.mark.parametrize(("format", "engine"), [("c", "onnxruntime"), ("onnx", "onnx")])
+def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
+    format: str, engine: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(making, "_PLAYABLE_S", 0.0)
+    bundle = export(
+        run, tmp_path / "bundle", scheme="int8", format=format, episodes=2, progress=LinePlayProgress(stream)
+    )
+    played = stages(stream.getvalue())[-1]
+    assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == engine
+    card = (bundle.path / "MODEL_CARD.md").read_text()
+    if format == "c":
+        assert played == "playing int8 on onnxruntime (as c it would take 0 s) on the same seeds"
+        assert "ran on onnxruntime, as its target is too slow here to play on" in card
+    else:
+        assert played == "playing int8 as onnx on the same seeds"
+        assert "the compressed policy ran on onnxruntime." in card
