@@ -1,6 +1,6 @@
 """Would compressed or delta policies make pulls cheaper, and would a second thread make loading them cheaper?
 
-    python scripts/evidence/policy_transfer.py > results/policy_transfer.json      (about two minutes)
+    python scripts/evidence/policy_transfer.py > results/policy_transfer/rows.json      (about two minutes)
 
 Encodings: one Adam update apart, a payload as it is, deflated (level 1), and its XOR with the version before, deflated.
 ``breakeven_mbit_per_s``: the link speed below which an encoding saves more time on the wire than encoding and decoding
