@@ -100,7 +100,7 @@ def test_figures_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_since_is_no_longer_missing(tmp_path: Path) -> None:
-    options = {"network": "mlp:2048x3", "env": "ALE/Pong-v5", "stop_at_return": 9.0}
+    options = {"network": "mlp:2048x3", "env": "ALE/Pong-v5", "stop_at_return": 9.0, "publish_interval_updates": 3}
     training_s = {"torch": 9.0, "int8": 6.0}
     runs = [make_run(variant, seed, s, 1.0, **options) for variant, s in training_s.items() for seed in range(3)]
     on_gpu = [Run(r.name, r.path, r.config, r.machine, {**(r.summary or {}), "device": "cuda"}, r.series) for r in runs]
@@ -112,6 +112,7 @@ def test_what_was_measured_since_is_no_longer_missing(tmp_path: Path) -> None:
     assert any(what.startswith("gpu-halfcheetah-512x3:") for what in missing)
     (row,) = table_rows(text, "Whole training")
     assert row[4] == "to 9" and row[5].startswith("1.5×")
+    assert [cells[2] for cells in table_rows(text, "Step and pull")] == ["1,500"], "published after every third update"
 
 
 def test_exported_policies_are_read_wherever_their_reports_are_kept(tmp_path: Path) -> None:

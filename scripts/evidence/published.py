@@ -26,7 +26,7 @@ from published_cases import (  # noqa: E402
     read_cases,
     read_exports,
     step_and_pull_us,
-    steps_per_update,
+    steps_per_policy,
 )
 from published_claims import ACTOR, CAVEAT, END_TO_END, PAPERS, SMALLER, STEP_AND_PULL, TRAINING  # noqa: E402
 
@@ -121,7 +121,7 @@ def step_table(cases: Sequence[KeptCase]) -> Table | None:
                 (
                     case.name,
                     group.label,
-                    f"{steps_per_update(group.runs):,.0f}".replace("nan", "–"),
+                    f"{steps_per_policy(group.runs):,.0f}".replace("nan", "–"),
                     *(f"{number(before)} → {number(after)}" for before, after in zip((step, pull), ours, strict=True)),
                     _times(ratio),
                     STEP_AND_PULL.placed(ratio),

@@ -98,10 +98,13 @@ def step_and_pull_us(runs: Iterable[Run]) -> tuple[float, float]:
     return step, pull
 
 
-def steps_per_update(runs: Iterable[Run]) -> float:
+def steps_per_policy(runs: Iterable[Run]) -> float:
     """Environment steps of all actors between two published policies, the median over runs; NaN where unknown."""
-    summaries = [run.summary for run in runs if run.summary is not None]
-    known = [summary["env_steps"] / summary["updates"] for summary in summaries if summary.get("updates")]  # type: ignore[operator]
+    known = [
+        int(str(run.config.get("publish_interval_updates", 1))) * run.summary["env_steps"] / run.summary["updates"]  # type: ignore[operator]
+        for run in runs
+        if run.summary is not None and run.summary.get("updates")
+    ]
     return median(known) if known else math.nan
 
 
