@@ -64,6 +64,23 @@ def test_another_layout_does_not_fit() -> None:
     assert len(broken) == len(artifact.model) and not probe.fits(dataclasses.replace(artifact, model=broken))
 
 
+@pytest.mark.parametrize(("name", "fits"), [("relu-mlp", True), ("nature-cnn", True), ("lstm", False)])
+def test_channels_chosen_anew_are_those_that_run(name: str, fits: bool) -> None:
+    """Which units of a recurrent state are kept is part of the layout."""
+    case = CASES[name]
+    module = randomise(case.make(), seed=0)
+    plan, inputs = case.bind("prune(0.5,magnitude)+int8(s8s8)", module), case.inputs(8)
+    probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
+    randomise(module, seed=1)
+    plan.rechoose(module)
+    artifact = plan.refresh(module, version=2)
+    assert probe.fits(artifact) == fits
+    probe = probe if fits else ArtifactProbe.open(artifact, inputs)
+    found = {key: array.copy() for key, array in probe.run(artifact, inputs).items()}
+    for key, wanted in _acted(artifact, inputs).items():
+        np.testing.assert_allclose(found[key], wanted, atol=1e-5 * max(float(np.abs(wanted).max()), 1.0))
+
+
 def _table_policy(rows: list[int]) -> CompressedPolicy:
     """Picks columns of its input by a constant of 64-bit integers."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", k]) for n, k in (("x", 3), ("y", 2)))
