@@ -23,6 +23,8 @@ _CHUNK_RECORDS = 4096
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
 _PEAKS = frozenset({"kept_back", "doubts", "publish_kl", "qat_differences", "qat_greatest_difference"})
 """Of these, by scheme, the greatest is what a report tells."""
+_STATES = frozenset({"publish_kl"})
+"""Of these the last is told too, whichever record holds it."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -54,7 +56,8 @@ def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
     """Read a metrics file of any size in one pass.
 
     Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
-    found: the extreme) so that between ``max_points`` and twice as many remain of a long run.
+    found: the extreme) so that between ``max_points`` and twice as many remain of a long run. The last record stays as
+    it is; a ``publish_kl`` that it lacks is the last that was recorded before.
 
     Raises:
         ReportError: the file cannot be read.
@@ -92,12 +95,14 @@ class _Thinner:
         self._stride = 1
         self._chunk: list[dict[str, float]] = []
         self._last: dict[str, float] = {}
+        self._states: dict[str, float] = {}
         self._points: dict[str, Floats] = {}
         self._count = 0
 
     def add(self, record: dict[str, float]) -> None:
         self._chunk.append(record)
         self._last = record
+        self._states |= {name: value for name, value in record.items() if _kind(name) in _STATES}
         if len(self._chunk) >= max(_CHUNK_RECORDS, self._stride):
             self._fold()
 
@@ -106,7 +111,7 @@ class _Thinner:
         if self._stride > 1:
             self._chunk = self._chunk[:-1]
             self._fold()
-            self._chunk, self._stride = [self._last], 1
+            self._chunk, self._stride = [self._states | self._last], 1
         self._fold()
         return self._points
 
@@ -134,13 +139,18 @@ def _reduce(name: str, values: Floats, factor: int) -> Floats:
     if factor == 1:
         return values
     padded = np.concatenate([values, np.full(-len(values) % factor, math.nan)]).reshape(-1, factor)
-    if name in _MONOTONE or name.endswith("_max") or name.partition("/")[0] in _PEAKS:
+    if name in _MONOTONE or name.endswith("_max") or _kind(name) in _PEAKS:
         return np.asarray(np.fmax.reduce(padded, axis=1))
     if name.endswith("_min"):
         return np.asarray(np.fmin.reduce(padded, axis=1))
     there = ~np.isnan(padded)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(there, padded, 0.0).sum(axis=1) / there.sum(axis=1))
+
+
+def _kind(name: str) -> str:
+    """A metric's name without the scheme."""
+    return name.partition("/")[0]
 
 
 def _with_clock(columns: dict[str, Floats]) -> dict[str, Floats]:
