@@ -36,6 +36,8 @@ def make_run(variant: str, seed: int, training_s: float, policy_s: float, **opti
         "fp32": ("fp32", "onnxruntime"),
         "int8": ("int8", "onnxruntime"),
         "other": ("int8", "onnxruntime"),
+        "prune": ("prune(0.5)+int8", "onnxruntime"),
+        "auto": ("auto", "onnxruntime"),
     }[variant]
     config = {"env": "E-v1", "network": "mlp:8x2", "seed": seed, "compressor": acting[0], "actor_runtime": acting[1]}
     config |= {"corrector": "vtrace"}
@@ -101,7 +103,7 @@ def test_figures_are_those_of_the_samples(tmp_path: Path) -> None:
 
 def test_what_was_measured_since_is_no_longer_missing(tmp_path: Path) -> None:
     options = {"network": "mlp:2048x3", "env": "ALE/Pong-v5", "stop_at_return": 9.0, "publish_interval_updates": 3}
-    training_s = {"torch": 9.0, "int8": 6.0}
+    training_s = {"torch": 9.0, "fp32": 7.0, "int8": 6.0, "prune": 7.0, "auto": 6.5}
     runs = [make_run(variant, seed, s, 1.0, **options) for variant, s in training_s.items() for seed in range(3)]
     on_gpu = [Run(r.name, r.path, r.config, r.machine, {**(r.summary or {}), "device": "cuda"}, r.series) for r in runs]
     keep(tmp_path, "gpu-halfcheetah-2048x3", *on_gpu)
@@ -110,9 +112,26 @@ def test_what_was_measured_since_is_no_longer_missing(tmp_path: Path) -> None:
     gone = ("ActorQ's 2048×3 end to end", "Pong to a given return", "a 512×3 or larger", "gpu-halfcheetah-2048x3:")
     assert not [what for what in missing if what.startswith(gone)]
     assert any(what.startswith("gpu-halfcheetah-512x3:") for what in missing)
-    (row,) = table_rows(text, "Whole training")
+    (row,) = (row for row in table_rows(text, "Whole training") if row[1] == "int8")
     assert row[4] == "to 9" and row[5].startswith("1.5×")
-    assert [cells[2] for cells in table_rows(text, "Step and pull")] == ["1,500"], "published after every third update"
+    assert {row[2] for row in table_rows(text, "Step and pull")} == {"1,500"}, "published after every third update"
+
+
+def test_pong_is_measured_once_every_compression_reached_its_return(tmp_path: Path) -> None:
+    def why() -> str | None:
+        reasons = dict(row[:2] for row in table_rows(page(tmp_path), "Not measured"))
+        return reasons.get("Pong to a given return with every compression")
+
+    pong: dict[str, object] = {"env": "ALE/Pong-v5"}
+    keep(tmp_path, "steps", *(make_run(v, 0, 9.0, 1.0, **pong) for v in ("torch", "fp32", "int8", "prune", "auto")))
+    assert why() == "only trainings of equal steps are kept"
+    pong |= {"stop_at_return": 9.0}
+    keep(tmp_path, "some", *(make_run(v, 0, 9.0, 1.0, **pong) for v in ("torch", "int8")))
+    assert why() == "no run is kept with fp32, prune, auto"
+    keep(tmp_path, "others", *(make_run(v, 0, 9.0, 1.0, **pong) for v in ("fp32", "prune", "auto")))
+    assert why() == "no run is kept with torch, int8", "two cases are no comparison"
+    keep(tmp_path, "all", *(make_run(v, 0, 9.0, 1.0, **pong) for v in ("torch", "fp32", "int8", "prune", "auto")))
+    assert why() is None
 
 
 def test_exported_policies_are_read_wherever_their_reports_are_kept(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import training_cases  # noqa: E402
 from published_cases import (  # noqa: E402
     ActorCell,
     KeptCase,
+    pong_lacks,
     read_actor_time,
     read_cases,
     read_exports,
@@ -212,13 +213,12 @@ def unmeasured(
     """What published results have and no kept sample answers, with the reason."""
     runs = [run for case in cases for run in case.runs]
     networks = {str(run.config.get("network")) for run in runs if run.config.get("stop_at_return") is not None}
-    to_return = {str(run.config.get("env")) for run in runs if run.config.get("stop_at_return") is not None}
     large = [run for run in runs if run.config.get("network") == "mlp:2048x3" and run.summary is not None]
     found = [(title, "no samples") for title, table in tables.items() if table is None]
     if not any(str((run.summary or {}).get("device")).startswith("cuda") for run in large):
         found.append(("ActorQ's 2048×3 end to end with a learner on a GPU", "needs one: scripts/reproduce/gpu"))
-    if not any("Pong" in env for env in to_return):
-        found.append(("Pong to a given return with every compression", "only trainings of equal steps are kept"))
+    if lacking := pong_lacks(cases):
+        found.append(("Pong to a given return with every compression", lacking))
     if not networks & {"mlp:512x3", "mlp:2048x3"}:
         found.append(("a 512×3 or larger policy to a given return", "only the time of equal steps is kept"))
     found += [

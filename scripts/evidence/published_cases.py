@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 STEP, PULL = ("env", "policy", "own"), ("pull", "deserialise", "load")
 _MAY_DIFFER = frozenset({"compressor", "actor_runtime", "seed", "name", "results_dir", "variant"})
 _OTHER_NETWORKS, _SAME_KERNELS = "distill", "fp16"
+_ACTING = ("torch", "fp32", "int8", "prune", "auto")
 _BOUNDS = {
     "learner": "learner",
     "policy": "actors (policy)",
@@ -80,6 +81,28 @@ def _same_task(run: Run, baseline: Run) -> bool:
     """Whether options that both have agree, but those of acting; a later commit may have more of them."""
     shared = run.config.keys() & baseline.config.keys() - _MAY_DIFFER
     return all(run.config[key] == baseline.config[key] for key in shared)
+
+
+def pong_lacks(cases: Iterable[KeptCase]) -> str:
+    """What kept trainings of Pong to a given return lack of every compression; empty where one case has them all."""
+    to_return = [
+        {_acting(run) for run in case.runs if run.summary is not None}
+        for case in cases
+        if "Pong" in str(case.runs[0].config.get("env")) and case.runs[0].config.get("stop_at_return") is not None
+    ]
+    if not to_return:
+        return "only trainings of equal steps are kept"
+    kept = max(to_return, key=lambda found: len(found.intersection(_ACTING)))
+    lacking = [name for name in _ACTING if name not in kept]
+    return f"no run is kept with {', '.join(lacking)}" if lacking else ""
+
+
+def _acting(run: Run) -> str:
+    """Torch, or the scheme's name; pruned ones alike, whatever their shares."""
+    if run.config.get("actor_runtime") == "torch":
+        return "torch"
+    scheme = str(run.config.get("compressor"))
+    return "prune" if scheme.startswith("prune") else scheme
 
 
 def step_and_pull_us(runs: Iterable[Run]) -> tuple[float, float]:
