@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -65,35 +66,15 @@ def record_episode(
         EnvError: the environment cannot draw itself; for MuJoCo, with what to do about it.
     """
     suffix = path.suffix.lower()
-    if suffix not in _NEEDS:
-        raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
-    for module in _NEEDS[suffix]:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            other = ", or give a .gif file" if suffix == ".mp4" and module != "imageio" else ""
-            raise MissingExtraError(
-                f"writing {suffix} files needs {module}: {install_command('video')}{other}"
-            ) from None
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        for name, value in _OFF_SCREEN.items():
-            os.environ.setdefault(name, value)
+    _require_writer(path, suffix)
+    _set_up_drawing()
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
     try:
         writer = _open_writer(partial, suffix)
         try:
             with _hushed():
-                episodes = play(
-                    policy,
-                    run,
-                    episodes=1,
-                    seed=seed,
-                    greedy=greedy,
-                    frame=lambda p: _append(writer, p),
-                    progress=progress,
-                )
+                show = functools.partial(_append, writer)
+                episodes = play(policy, run, episodes=1, seed=seed, greedy=greedy, frame=show, progress=progress)
         except EnvError as error:
             if remedy := _remedy(error):
                 raise EnvError(f"{error}; {remedy}") from error
@@ -106,6 +87,27 @@ def record_episode(
     finally:
         partial.unlink(missing_ok=True)
     return episodes
+
+
+def _require_writer(path: Path, suffix: str) -> None:
+    """Raise ConfigError for another kind of file, MissingExtraError where what writes it is not installed."""
+    if suffix not in _NEEDS:
+        raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
+    for module in _NEEDS[suffix]:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            other = ", or give a .gif file" if suffix == ".mp4" and module != "imageio" else ""
+            raise MissingExtraError(
+                f"writing {suffix} files needs {module}: {install_command('video')}{other}"
+            ) from None
+
+
+def _set_up_drawing() -> None:
+    """Tell libraries that draw, which read the environment as they are imported; a user's settings stay."""
+    off_screen = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    for name, value in (_SETTINGS | _OFF_SCREEN if off_screen else _SETTINGS).items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ each batch several times, as PPO does, moves away from the policy that acted on 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -216,20 +217,9 @@ def factor_mismatch(
         )
     with np.errstate(invalid="ignore"):
         staleness_log_rhos = log_rhos - compression_log_rhos
-
-    def measure(target: Floats, behaviour: Floats, weights: Floats) -> Mismatch:
-        return measure_mismatch(
-            action,
-            target,
-            behaviour,
-            weights,
-            valid=valid,
-            ends=ends,
-            horizon=horizon,
-            clip_rho=clip_rho,
-            clip_c=clip_c,
-        )
-
+    measure = partial(
+        measure_mismatch, action, valid=valid, ends=ends, horizon=horizon, clip_rho=clip_rho, clip_c=clip_c
+    )
     return FactoredMismatch(
         total=measure(target_params, behaviour_params, log_rhos),
         staleness=measure(target_params, version_params, staleness_log_rhos),

@@ -53,8 +53,6 @@ def make_contract(
         EnvError: the run's environment cannot be made.
     """
     model = onnx.load_from_string(artifact.model)
-    counts = operators(model)
-    in_ort = target.runs_onnx and target.name != "onnx"
     environment = run.make_env(1, 0)
     environment.close()
     return {
@@ -69,29 +67,16 @@ def make_contract(
         "recurrent_state": _states(artifact),
         "environment": environment_json(run, is_atari=environment.implementation == "atari"),
         "model": {
-            "path": written.files[0] if in_ort else "model.onnx",
+            "path": written.files[0] if target.runs_onnx and target.name != "onnx" else "model.onnx",
             "graph_optimisation": artifact.optimisation,
             "session_options": {"session.disable_quant_qdq": "1"},
-            "opset": {opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
+            **_graph(model),
             "ir_version": model.ir_version,
-            "operators": counts,
             "cpu_features": list(artifact.cpu_features),
             "int8_variant": artifact.variant,
         },
-        "fp32": {
-            "path": FP32_ONNX,
-            "graph_optimisation": "all",
-            "session_options": {},
-            "opset": {opset.domain or "ai.onnx": opset.version for opset in fp32.opset_import},
-            "operators": operators(fp32),
-        },
-        "target": {
-            "format": target.name,
-            "files": list(written.files),
-            "batch": "any" if target.batch is None else target.batch,
-            "cpu_features": list(artifact.cpu_features) if target.runs_onnx else [],
-            **written.facts,
-        },
+        "fp32": {"path": FP32_ONNX, "graph_optimisation": "all", "session_options": {}, **_graph(fp32)},
+        "target": _target(artifact, target, written),
         "vectors": {
             "path": VECTORS,
             "rows": len(next(iter(vectors.inputs.values()))),
@@ -99,14 +84,7 @@ def make_contract(
             "measure": "root mean square difference / root mean square deviation of the expected from their mean row",
         },
         "acted": "greedy" if greedy else "sampled",
-        "source": {
-            "run": run.path.name,
-            "network": run.config.network,
-            "env_steps": run.env_steps,
-            "policy_version": run.version,
-            "seed": run.config.seed,
-            **read_source(),
-        },
+        "source": _source(run),
         "versions": {
             "accel": accel.__version__,
             **read_versions(),
@@ -163,6 +141,34 @@ def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _graph(model: ModelProto) -> Json:
+    return {
+        "opset": {opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
+        "operators": operators(model),
+    }
+
+
+def _target(artifact: CompressedPolicy, target: Format, written: Written) -> Json:
+    return {
+        "format": target.name,
+        "files": list(written.files),
+        "batch": "any" if target.batch is None else target.batch,
+        "cpu_features": list(artifact.cpu_features) if target.runs_onnx else [],
+        **written.facts,
+    }
+
+
+def _source(run: TrainedRun) -> Json:
+    return {
+        "run": run.path.name,
+        "network": run.config.network,
+        "env_steps": run.env_steps,
+        "policy_version": run.version,
+        "seed": run.config.seed,
+        **read_source(),
+    }
 
 
 def _observation(run: TrainedRun) -> Json:
