@@ -88,11 +88,19 @@ def summary(contract: Facts, report: Facts) -> str:
 
 
 def _smaller(ratio: float, times: str) -> str:
-    return f"{ratio:.2f}{times} smaller" if ratio >= 1 else f"{1 / ratio:.2f}{times} larger"
+    return _compared(ratio, times, "as large as fp32", "smaller", "larger")
 
 
 def _faster(ratio: float, times: str) -> str:
-    return f"{ratio:.2f}{times} faster" if ratio >= 1 else f"{1 / ratio:.2f}{times} slower"
+    return _compared(ratio, times, "as fast as fp32", "faster", "slower")
+
+
+def _compared(ratio: float, times: str, alike: str, above: str, below: str) -> str:
+    """A ratio in words, one way or the other, or neither where it is 1 in the digits shown."""
+    factor = f"{max(ratio, 1 / ratio):.2f}"
+    if float(factor) == 1:
+        return alike
+    return f"{factor}{times} {above if ratio > 1 else below}"
 
 
 def _all_alike(returns: Facts) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -73,6 +73,7 @@ class BundleMaker:
         rows = _PARITY_ROWS[run.spec.observation_dtype]
         progress.begin("collecting real inputs")
         inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed, progress=progress)
+        _require_finite(inputs, f"inputs of the policy in {run.config.env}", "wrap the environment so that they are")
         # mismatch is measured on inputs that ranges were not chosen by
         self._real = {name: array[:rows] for name, array in inputs.items()}
         calibration = {name: array[rows:] for name, array in inputs.items()}
@@ -139,11 +140,9 @@ class BundleMaker:
             outputs = run_policy.run_rows(PolicySession(self._artifact, batch=1), inputs)
         except CompressorError as error:
             raise ExportError(f"the policy cannot be checked on this machine: {error}") from error
-        if not all(np.isfinite(array).all() for array in outputs.values()):
-            raise ExportError(
-                f"the policy's outputs under {self._artifact.scheme!r} are not finite: it is not exported"
-            )
         reference = reference_outputs(self._run, inputs, list(outputs))
+        _require_finite(reference, "the trained policy's outputs", "train it again, or give another checkpoint")
+        _require_finite(outputs, f"the policy's outputs under {self._artifact.scheme!r}", "choose another scheme")
         arrays: dict[str, Array] = {f"input/{name}": array for name, array in inputs.items()}
         arrays |= {f"output/{name}": array for name, array in outputs.items()}
         arrays |= {f"torch/{name}": array for name, array in reference.items()}
@@ -228,3 +227,11 @@ class BundleMaker:
         sums = {name: str(facts["sha256"]) for name, facts in files.items()}  # type: ignore[index]
         sums[run_policy.CONTRACT] = digest
         (directory / run_policy.SUMS).write_text(run_policy.sums_text(sums), encoding="ascii")
+
+
+def _require_finite(arrays: Mapping[str, Array], what: str, remedy: str) -> None:
+    """Raise ExportError for NaN and infinity, which no test vector can hold: C has no constant for them."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            value = array[~np.isfinite(array)][0]
+            raise ExportError(f"{what} are not finite: '{name}' holds {value}, so it is not exported; {remedy}")

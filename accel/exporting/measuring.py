@@ -74,7 +74,8 @@ def random_inputs(
         else:
             floats = array.astype(np.float64)
             noise = rng.standard_normal(array.shape) * 3.0 * floats.std(axis=0) + floats.mean(axis=0)
-            drawn[spec.name] = noise.astype(spec.dtype)
+            greatest = np.finfo(spec.dtype).max
+            drawn[spec.name] = noise.clip(-greatest, greatest).astype(spec.dtype)
     return drawn
 
 

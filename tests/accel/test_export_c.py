@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -11,16 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from accel.cli import main
-from accel.errors import BundleError, MissingExtraError
+from accel.config import TrainConfig
+from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.bundle import Bundle, export
 from accel.exporting.formats.base import Vectors
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
+from accel.networks import PolicyNetwork
+from accel.play_progress import LinePlayProgress
+from accel.spaces import EnvSpec
 from accel.verification import verify
+from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
-from tests.accel.trained_runs import make_run
+from tests.accel.trained_runs import make_network, make_run
 
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
 
@@ -35,6 +42,37 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture
 def bundle(exported: Bundle, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported.path, tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+def test_observations_that_are_not_finite_are_refused_before_c_is_generated(scheme: str, tmp_path: Path) -> None:
+    wrapper = ("tests.environments.troubled:NanObservation",)
+    run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x1", calibration_size=64, wrapper=wrapper)
+    shown = io.StringIO()
+    wanted = r"inputs of the policy in CartPole-v1 are not finite: 'observations' holds nan, .* wrap the environment"
+    with pytest.raises(ExportError, match=wanted):
+        export(run, tmp_path / "bundle", scheme=scheme, format="c", episodes=0, progress=LinePlayProgress(shown))
+    assert "collecting" in shown.getvalue() and "compressing" not in shown.getvalue()
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowing(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
+        """Greater than any float for both actions."""
+        network = make_network(config, spec)
+        with torch.no_grad():
+            next(p for p in network.policy_head.parameters() if p.dim() > 1).fill_(3e38)
+        return network
+
+    monkeypatch.setattr(trained_runs, "make_network", overflowing)
+    run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x1", activation="relu")
+    shown = io.StringIO()
+    with pytest.raises(ExportError, match=r"the trained policy's outputs are not finite: 'params' holds inf, .* train"):
+        export(run, tmp_path / "bundle", scheme="fp32", format="c", episodes=0, progress=LinePlayProgress(shown))
+    assert "compressing as fp32" in shown.getvalue() and "generating C" not in shown.getvalue()
+    assert not (tmp_path / "bundle").exists()
 
 
 def build_and_run(bundle: Path) -> subprocess.CompletedProcess[str]:

@@ -56,11 +56,22 @@ def test_every_row_of_the_report_is_in_the_table(bundle: Bundle, report: dict[st
     assert f"Up to {max(row['rows'] for row in report['parity'])} inputs" in model_card(bundle.contract, report)
 
 
-@pytest.mark.parametrize(("ratio", "wanted"), [(2.0, "2.00{} faster"), (0.5, "2.00{} slower"), (1.0, "1.00{} faster")])
-def test_a_slower_policy_is_called_slower(ratio: float, wanted: str, bundle: Bundle, report: dict[str, Any]) -> None:
-    report["latency"]["speed_up_p50"] = ratio
-    assert wanted.format("×") in model_card(bundle.contract, report)
-    assert wanted.format("x") in summary(bundle.contract, report)
+@pytest.mark.parametrize(
+    ("ratio", "speed", "size"),
+    [
+        (2.0, "2.00{} faster", "2.00{} smaller"),
+        (1.0051, "1.01{} faster", "1.01{} smaller"),
+        (0.5, "2.00{} slower", "2.00{} larger"),
+        *((ratio, "as fast as fp32", "as large as fp32") for ratio in (1.0049, 1.0, 0.996)),
+    ],
+)
+def test_a_slower_policy_is_called_slower_and_an_equal_one_neither(
+    ratio: float, speed: str, size: str, bundle: Bundle, report: dict[str, Any]
+) -> None:
+    report["latency"]["speed_up_p50"] = report["bytes"]["ratio"] = ratio
+    assert f"{size}, {speed} in the median".format("×", "×") in model_card(bundle.contract, report)
+    printed = summary(bundle.contract, report).splitlines()
+    assert printed[0].endswith(f", {size}".format("x")) and printed[1].endswith(f", {speed}".format("x"))
 
 
 def test_equal_returns_everywhere_are_said_to_tell_nothing_apart(bundle: Bundle, report: dict[str, Any]) -> None:
