@@ -98,7 +98,8 @@ class Publisher:
         return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
 
     def set_levels(self, levels: Iterable[str]) -> None:
-        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept.
+        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept;
+        the open session that its artifacts are checked in goes when it is out of use.
 
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
@@ -111,6 +112,9 @@ class Publisher:
             self._level(level)
             if level not in self._in_use:
                 self._bound[level].resume(self._recent)
+        for level in self._in_use:
+            if level not in wanted:
+                self._bound[level].rest()
         self._in_use = wanted
         self._work()
         self._round()

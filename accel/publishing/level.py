@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 
 from accel.config import TrainConfig
-from accel.publishing.check import ArtifactCheck, QuickCheck
+from accel.publishing.check import ArtifactCheck
+from accel.publishing.examination import Examiner
 from accel.publishing.figures import LevelFigures
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.schedule import Schedule
@@ -20,9 +21,8 @@ from accel.publishing.upkeep import Outcome, Stopped, Task, Twin, carry_out, is_
 from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy
 from compressors.base import Plan
-from compressors.differences import code_differences
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
-from compressors.qat import FakeQuantiser, RoundedPolicy, trains_rounded
+from compressors.qat import FakeQuantiser, trains_rounded
 from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
@@ -70,10 +70,6 @@ class Level:
         self.quantiser: FakeQuantiser | None = None
         self._module = module
         self._config = config
-        self._check = check
-        self._quick_check = QuickCheck(check)
-        self._passed = b""
-        self._check_due = True
         self._blocked = False
         self._calibrations = Schedule(config.calibration_interval_updates)
         self._drift = Schedule(config.drift_interval_updates, first=1)
@@ -88,6 +84,7 @@ class Level:
         self._choices = Schedule(max(1, config.rechoose_interval_updates // steps), first=_FIRST_RECHOICE_UPDATES)
         self._follows = Schedule(max(1, FOLLOW_STEPS // steps))
         self._has_student = "distill" in names
+        self._examiner = Examiner(check, self.figures, follows=not self._has_student)
         self._lessons = Schedule(config.distill_interval_updates)
         self._due: set[Due] = set()
         self._started = Task()
@@ -100,7 +97,7 @@ class Level:
 
     def payload(self) -> bytes | None:
         """The present policy as it goes on the wire, as version 0; None when it is unfit and is kept back."""
-        if self._blocked and not self._check_due:
+        if self._blocked and not self._examiner.due:
             self.figures.kept_back += 1
             return None
         figures, started = self.figures, perf_counter()
@@ -111,11 +108,11 @@ class Level:
             figures.refresh_s += refreshed - started
             figures.serialise_s += perf_counter() - refreshed
             figures.refreshes += 1
-            self._examine(artifact, payload)
+            self._examiner.examine(artifact, payload, self._module, self.quantiser)
         except (VerificationError, WeightsError) as error:
             self._keep_back(error)
             return None
-        figures.payload_bytes, self._passed = len(payload), payload
+        figures.payload_bytes = len(payload)
         self._release()
         return payload
 
@@ -141,14 +138,18 @@ class Level:
             return
         self._renew()
         self.awaited = self.ready
-        self._check_due = True
+        self._examiner.due = True
+
+    def rest(self) -> None:
+        """Out of use: what checks keep from one publication to the next goes."""
+        self._examiner.rest()
 
     def tend(self, inputs: RecentInputs) -> None:
         """After each learner update: find out what is due; what a pruned policy goes by is measured at once."""
         if self.quantiser is not None:
             self.quantiser.hold(self._module)
         check = self._checks.tick()
-        self._check_due |= check and (self.scheme == FULL_PRECISION or not self._blocked)
+        self._examiner.due |= check and (self.scheme == FULL_PRECISION or not self._blocked)
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
@@ -197,7 +198,7 @@ class Level:
             self._complain(kept, error)
         if task.calibration is not None:
             self.awaited = False
-            self._check_due = True
+            self._examiner.due = True
 
     def abandon(self) -> None:
         """At the end of a run: forget what is in work. An error that nobody has seen yet is logged."""
@@ -229,7 +230,7 @@ class Level:
 
     def _adopt(self, task: Task, outcome: Outcome) -> None:
         self.plan.adopt(outcome.revision)
-        self._check_due |= outcome.revision.changed
+        self._examiner.due |= outcome.revision.changed
         figures = self.figures
         figures.lessons += len(task.lessons)
         if outcome.student_kl is not None:
@@ -246,40 +247,11 @@ class Level:
             rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
             logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
-    def _examine(self, artifact: CompressedPolicy, payload: bytes) -> None:
-        """The quick check of a new payload; the whole one when it is due, or when the quick one leaves a doubt."""
-        if not self._check_due:
-            if payload == self._passed and not self._has_student:  # what stays as it is, the policy may leave behind
-                return
-            self.figures.quick_checks += 1
-            started = perf_counter()
-            try:
-                if self._quick_check(artifact, self._reference()):
-                    return
-            finally:
-                self.figures.quick_check_s += perf_counter() - started
-            self.figures.doubts += 1
-        self._run_check(artifact)
-
-    def _reference(self) -> torch.nn.Module:
-        return self._module if self.quantiser is None else RoundedPolicy(self.quantiser, self._module)
-
-    def _run_check(self, artifact: CompressedPolicy) -> None:
-        self._check_due = False
-        started = perf_counter()
-        try:
-            self.figures.check_kl = self._check(artifact, self._reference())
-            if self.quantiser is not None:
-                inputs = self._check.inputs()
-                self.figures.code_differences = code_differences(self.quantiser, artifact, self._module, inputs)
-        finally:
-            self.figures.check_s = perf_counter() - started
-
     def _keep_back(self, error: CompressorError) -> None:
         """Nothing goes out until a check passes; the next is soon, later ones are rarer. Before each, the level is
         chosen and calibrated anew for the present weights."""
         self.figures.kept_back += 1
-        self._check_due = False
+        self._examiner.due = False
         if not self._blocked:
             self._blocked = True
             self._checks = Schedule(self._check_interval, first=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import torch
 
 from accel.networks import PolicyNetwork
 from accel.publisher import Publisher
-from accel.publishing.check import QuickCheck, greatest_mean
+from accel.publishing.check import ArtifactCheck, QuickCheck, greatest_mean
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.spaces import ActionSpec
 from compressors.artifact import CompressedPolicy
 from compressors.errors import VerificationError
+from compressors.probe import ArtifactProbe
 from compressors.runtime import PolicySession
 from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network
 
@@ -114,6 +116,88 @@ def test_a_noisy_policy_within_the_bound_is_not_kept_back_by_chance() -> None:
     assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
     metrics = publisher.metrics()
     assert metrics["kept_back/int4"] == 0 and metrics["doubts/int4"] >= 3 and metrics["quick_check_ms/int4"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("compressor", "network", "few", "more"), [("int4", "mlp:64x2", 16, 64), ("int8", "nature-cnn:0.25", 4, 16)]
+)
+def test_a_doubt_is_settled_with_more_rows_in_the_open_session(
+    compressor: str, network: str, few: int, more: int
+) -> None:
+    publisher, net = _publisher(compressor, network, max_publish_kl=None)
+    artifact = publisher.artifact(1)
+    assert artifact is not None
+    of_few, of_more, first = min((_greatest_means(net, artifact, few, more, first) for first in range(16)), key=_excess)
+    assert of_more < of_few, "first rows that are worse than the next ones, or else this shows nothing"
+
+    def quick_check(bound: float) -> tuple[bool, int]:
+        """Whether it passes, and at which of the newest rows it would go on; -1: it has read all of them."""
+        recent = _recent(net, first=first)
+        passes = QuickCheck(ArtifactCheck(net.spec, net.state_shapes, recent, bound))(artifact, net.acting_module())
+        newest, next_ones = recent.newest(more)["observations"], recent.next_few(few)["observations"]
+        return passes, next((i for i in range(0, more, few) if np.array_equal(newest[i : i + few], next_ones)), -1)
+
+    assert quick_check(1.01 * of_few) == (True, more - 2 * few), "few were enough"
+    assert quick_check(0.5 * (of_few + of_more)) == (True, -1)
+    assert quick_check(0.99 * of_more) == (False, -1), "the whole check decides"
+
+
+def _recent(net: PolicyNetwork, rows: int = 256, first: int = 0) -> RecentInputs:
+    recent = RecentInputs(rows, 16, seed=0)
+    for seed in (first, first + 1):
+        recent.observe(make_batch(net, seed=seed))
+    return recent
+
+
+def _greatest_means(
+    net: PolicyNetwork, artifact: CompressedPolicy, few: int, more: int, first: int
+) -> tuple[float, float, int]:
+    """Of the newest few rows and of the newest of more, in an actor's session."""
+    observations = _recent(net, first=first).newest(more)["observations"]
+    session = PolicySession(artifact, batch=more)
+    session.inputs["observations"][...] = observations
+    session.run()
+    wanted = net.acting_module()(torch.from_numpy(observations))[0].detach()
+    found = PolicyDivergence(net.spec.action).of_rows(torch.from_numpy(session.outputs["params"]), wanted).numpy()
+    return greatest_mean(found[-few:]), greatest_mean(found), first
+
+
+def _excess(means: tuple[float, float, int]) -> float:
+    return means[1] / means[0]
+
+
+def test_more_rows_are_others_and_none_where_too_few_are_kept() -> None:
+    net = make_network(config_for("mlp:8x1", "int8"))
+    recent = _recent(net, rows=63)
+    assert ArtifactCheck(net.spec, (), recent, 0.5).more_inputs() is None
+    assert ArtifactCheck(net.spec, (), RecentInputs(64, 16, seed=0), 0.5).more_inputs() is None
+    check = ArtifactCheck(net.spec, (), _recent(net, rows=64), 0.5)
+    few, more = check.few_inputs(), check.more_inputs()
+    assert more is not None
+    seen = np.concatenate([few["observations"], more["observations"]])
+    assert seen.shape == (64, 6) and len(np.unique(seen, axis=0)) == len(
+        np.unique(_recent(net, 64).every()["observations"], axis=0)
+    )
+
+
+def test_a_level_out_of_use_keeps_no_open_session_and_takes_up_checks_again() -> None:
+    config = config_for("mlp:64x2", "int8", check_interval_updates=1000)
+    publisher = Publisher(config, net := make_network(config), levels=("int8", "prune(0.5)", "fp32"))
+    calibrate(publisher, net)
+    generator = torch.Generator().manual_seed(0)
+    sessions: list[weakref.ref[ArtifactProbe]] = []
+    for level in ("int8", "prune(0.5)", "fp32", "int8"):
+        publisher.set_levels([level])
+        publisher.observe(make_batch(net, seed=2))
+        for _ in range(2):
+            _jitter(net, generator)
+            assert _offered(publisher) == level
+        assert "quick_check_ms/" + level in publisher.metrics()
+        assert [session() is not None for session in sessions] == [False] * len(sessions), "bounded by levels in use"
+        probe = publisher._bound[level]._examiner._quick_check._probe
+        assert probe is not None
+        sessions.append(weakref.ref(probe))
+        del probe
 
 
 def _mean_kl(artifact: CompressedPolicy, observations: np.ndarray, wanted: torch.Tensor) -> float:
