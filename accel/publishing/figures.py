@@ -10,8 +10,7 @@ Per level, as ``name/scheme``:
     kept_back             publications at which the policy was unfit
     publish_kl            mean KL(policy ‖ artifact) in nats at the last whole check; check_ms: what that took
     quick_check_ms        check of every other publication on few rows, mean since the last record
-    doubts                quick checks that left a doubt, also on more rows, and called for a whole one at once, over the
-                          whole run
+    doubts                quick checks that called for a whole one, as more rows left a doubt too; over the whole run
     rechoices             choices of channels and bases; rechoose_ms: mean of one beside the learner, over the whole run
     distill_kl            mean KL(policy ‖ student) in nats at the student's last training step; lessons: such steps
     qat_differences       share of activation codes in which a learner at a qat level and its artifact differed at the
