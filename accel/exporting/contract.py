@@ -52,7 +52,6 @@ def make_contract(
     Raises:
         EnvError: the run's environment cannot be made.
     """
-    model = onnx.load_from_string(artifact.model)
     environment = run.make_env(1, 0)
     environment.close()
     return {
@@ -66,15 +65,7 @@ def make_contract(
         "action": action_json(run.spec.action, environment.action_space),
         "recurrent_state": _states(artifact),
         "environment": environment_json(run, is_atari=environment.implementation == "atari"),
-        "model": {
-            "path": written.files[0] if target.runs_onnx and target.name != "onnx" else "model.onnx",
-            "graph_optimisation": artifact.optimisation,
-            "session_options": {"session.disable_quant_qdq": "1"},
-            **_graph(model),
-            "ir_version": model.ir_version,
-            "cpu_features": list(artifact.cpu_features),
-            "int8_variant": artifact.variant,
-        },
+        "model": _model(artifact, target, written),
         "fp32": {"path": FP32_ONNX, "graph_optimisation": "all", "session_options": {}, **_graph(fp32)},
         "target": _target(artifact, target, written),
         "vectors": {
@@ -141,6 +132,19 @@ def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _model(artifact: CompressedPolicy, target: Format, written: Written) -> Json:
+    model = onnx.load_from_string(artifact.model)
+    return {
+        "path": written.files[0] if target.runs_onnx and target.name != "onnx" else "model.onnx",
+        "graph_optimisation": artifact.optimisation,
+        "session_options": {"session.disable_quant_qdq": "1"},
+        **_graph(model),
+        "ir_version": model.ir_version,
+        "cpu_features": list(artifact.cpu_features),
+        "int8_variant": artifact.variant,
+    }
 
 
 def _graph(model: ModelProto) -> Json:
