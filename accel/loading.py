@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from compressors.artifact import CompressedPolicy, Json
 from compressors.base import Plan
 from compressors.scheme import make_compressor
 
+if TYPE_CHECKING:
+    from accel.playing import Episodes
+
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 _PREFIX = "network."
 _DISTILL = "distill"
@@ -44,6 +48,8 @@ class TrainedRun:
         network: policy and critic with the newest checkpoint's weights, on the CPU, in evaluation mode.
         env_steps: environment steps behind the weights.
         version: the policy version behind the weights.
+        games: played in full precision by exports of this object, by (episodes, seed, greedy); the next export need
+            not play them again.
     """
 
     path: Path
@@ -52,6 +58,7 @@ class TrainedRun:
     network: PolicyNetwork = field(repr=False)
     env_steps: int
     version: int
+    games: dict[tuple[int, int, bool], Episodes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def policy(self) -> ActingModule:

@@ -188,7 +188,10 @@ class BundleMaker:
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Both policies on the same seeds, the compressed one on its target unless that would take too long."""
-        full = self._play_one("fp32", self._full, episodes)
+        games, key = self._run.games, (episodes, self._seed, self._greedy)
+        if key not in games:
+            games[key] = self._play_one("fp32", self._full, episodes)
+        full = games[key]
         call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
         expected_s = full.env_steps * call_us / 1e6
         engine, name = self._target.name, self._name
