@@ -18,7 +18,7 @@ SOLVED = 400.0
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CartPole-v1 after a few seconds in one process."""
-    changes = {"actors": 0, "seed": 1, "total_env_steps": 400_000, "name": "cartpole"}
+    changes = {"actors": 0, "seed": 1, "total_env_steps": 1_000_000, "name": "cartpole"}
     values = {**load_preset("quickstart"), **changes, "results_dir": tmp_path_factory.mktemp("runs")}
     return Path(train(TrainConfig.create(**values)).path)
 
