@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import glob
 import json
 import logging
 import os
@@ -29,8 +30,8 @@ _REMEDY = (
 def one_host(url: str, host: str | None = None, stale_s: float = GRACE_S) -> Iterator[None]:
     """While this context lasts, workers on other hosts are refused on the same SQLite file; other storages need none.
 
-    A file beside the database names the host, and its time of change tells that somebody there is alive. Both times
-    that are compared come from that file system, so that hosts' clocks need not agree.
+    A file beside the database, DATABASE.host-NUMBER, names the host, and its time of change tells that somebody there
+    is alive. Both times that are compared come from that file system, so that hosts' clocks need not agree.
 
     Args:
         url: of the storage.
@@ -43,19 +44,19 @@ def one_host(url: str, host: str | None = None, stale_s: float = GRACE_S) -> Ite
     if path is None:
         yield
         return
-    claim = path.with_name(f"{path.name}.host")
     host = host or socket.gethostname()
-    _claim(claim, host, path, stale_s)
+    _claim(path, host, stale_s)
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(stale_s / 6):
-            with suppress(OSError):
-                if _holder(claim) != host:
+            with suppress(OSError, ValueError):  # nobody else claims what a user cleared away
+                _, last = max(_claims(path).items())
+                if _holder(last) != host:
                     logger.error("%s is another host's by now: this one was asleep for too long. Stopping", path)
                     _thread.interrupt_main()
                     return
-                os.utime(claim)
+                os.utime(last)
 
     thread = threading.Thread(target=renew, daemon=True, name="sweep-host-claim")
     thread.start()
@@ -66,41 +67,50 @@ def one_host(url: str, host: str | None = None, stale_s: float = GRACE_S) -> Ite
         thread.join()
 
 
-def _claim(claim: Path, host: str, database: Path, stale_s: float) -> None:
+def _claim(database: Path, host: str, stale_s: float) -> None:
     try:
-        claim.parent.mkdir(parents=True, exist_ok=True)
-        while not _try_claim(claim, host, database, stale_s):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        while not _try_claim(database, host, stale_s):
             pass
     except OSError as error:
         raise SweepError(
-            f"cannot write to {claim.parent}: {error.strerror}; choose another --out or --storage"
+            f"cannot write to {database.parent}: {error.strerror}; choose another --out or --storage"
         ) from error
 
 
-def _try_claim(claim: Path, host: str, database: Path, stale_s: float) -> bool:
-    """Take the claim, or share it with others on this host; False when somebody else changed it meanwhile.
+def _try_claim(database: Path, host: str, stale_s: float) -> bool:
+    """Claim the database, or share its claim with others on this host; False when somebody else came first.
 
-    A claim is made by a link, and an old one taken away by a rename: of several hosts that try at once, one succeeds.
+    Claims are numbered, and the greatest number counts. One is made by a link, which of several hosts one alone can
+    make; whoever finds it old makes the next. Nobody removes the one that counts, so that nobody can remove a claim
+    that was made since he looked.
 
     Raises:
         SweepError: it is another host's.
     """
-    probe = claim.with_name(f".{claim.name}.{host}.{os.getpid()}.{time.time_ns()}")
+    claims = _claims(database)
+    probe = database.with_name(f".{database.name}.{host}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}")
     probe.write_text(json.dumps({"host": host}))
     try:
-        if claim.exists():
-            found, holder = claim.stat(), _holder(claim)
-            if holder is None or probe.stat().st_mtime - found.st_mtime >= stale_s:
-                _take_away(claim, found, probe.with_name(f"{probe.name}.old"))
-            elif holder == host:
-                os.utime(claim)
-                return _holder(claim) == host
-            else:
-                raise SweepError(
-                    f"{database} is in use on host {holder}, and this is {host}. {_REMEDY}. If nothing runs on "
-                    f"{holder} any more, wait {stale_s:.0f} s"
-                )
+        number = 0
+        if claims:
+            number, last = max(claims.items())
+            holder = _holder(last)
+            if holder is not None and probe.stat().st_mtime - last.stat().st_mtime < stale_s:
+                if holder != host:
+                    raise SweepError(
+                        f"{database} is in use on host {holder}, and this is {host}. {_REMEDY}. If nothing runs on "
+                        f"{holder} any more, wait {stale_s:.0f} s"
+                    )
+                os.utime(last)
+                return max(_claims(database)) == number
+        claim = database.with_name(f"{database.name}.host-{number + 1}")
         os.link(probe, claim)
+        if max(_claims(database)) > number + 1:  # looked up long ago: that number was used and over
+            claim.unlink(missing_ok=True)
+            return False
+        for old in claims.values():
+            old.unlink(missing_ok=True)
         return True
     except (FileNotFoundError, FileExistsError):
         return False
@@ -108,15 +118,14 @@ def _try_claim(claim: Path, host: str, database: Path, stale_s: float) -> bool:
         probe.unlink(missing_ok=True)
 
 
-def _take_away(claim: Path, found: os.stat_result, aside: Path) -> None:
-    """Remove an old claim, unless it was renewed or replaced since it was found old."""
-    os.rename(claim, aside)
-    try:
-        taken = aside.stat()
-        if (taken.st_ino, taken.st_mtime_ns) != (found.st_ino, found.st_mtime_ns):
-            os.link(aside, claim)
-    finally:
-        aside.unlink()
+def _claims(database: Path) -> dict[int, Path]:
+    """Every claim on a database by its number."""
+    found = {}
+    for path in database.parent.glob(f"{glob.escape(database.name)}.host-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal():
+            found[int(number)] = path
+    return found
 
 
 def _holder(claim: Path) -> str | None:

@@ -32,22 +32,24 @@ def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path
                 pass
         with one_host("postgresql://u@h/d", "beta"):
             pass
-    claim = tmp_path / "study.db.host"
+    claim = tmp_path / "study.db.host-1"
     os.utime(claim, (time.time() - 3600, time.time() - 3600))
     with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
         pass
 
 
 def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -> None:
-    url, claim = default_url(tmp_path), tmp_path / "study.db.host"
     for attempt in range(20):
+        place = tmp_path / str(attempt)
+        place.mkdir()
+        url, claim = default_url(place), place / "study.db.host-1"
         claim.write_text('{"host": "gone"}')
         os.utime(claim, (time.time() - 3600, time.time() - 3600))
         together = threading.Barrier(4)
         holders: list[str] = []
         refused: list[str] = []
 
-        def start(host: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
+        def start(host: str, url: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
             together.wait()
             try:
                 with one_host(url, host):
@@ -55,13 +57,15 @@ def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -
             except SweepError:
                 refused.append(host)
 
-        threads = [threading.Thread(target=start, args=(f"host-{n % 2}", holders, refused, together)) for n in range(4)]
+        threads = [
+            threading.Thread(target=start, args=(f"host-{n % 2}", url, holders, refused, together)) for n in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert len(set(holders)) == 1 and len(holders) == len(refused) == 2, (attempt, holders, refused)
-        assert [path.name for path in tmp_path.iterdir()] == ["study.db.host"]
+        assert [path.name for path in place.iterdir()] == ["study.db.host-2"]
 
 
 def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
