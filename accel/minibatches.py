@@ -56,14 +56,14 @@ def split_steps(
     for chosen in order.tensor_split(min(count, len(order))):
 
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return values.flatten(0, 1)[chosen].unsqueeze(0)
+            return values.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
 
         part = targets.map(select)
         yield Minibatch(
-            observations[chosen].unsqueeze(0),
+            _rows(observations, chosen).unsqueeze(0),
             first[:, : len(chosen)],
             (),
-            actions[chosen].unsqueeze(0),
+            actions.index_select(0, chosen).unsqueeze(0),
             select(params),
             part,
             torch.full_like(part.values, 1.0 / len(chosen)),
@@ -90,3 +90,11 @@ def split_environments(
             targets.map(select),
             part_weights / part_weights.sum().clamp_min(1e-8),
         )
+
+
+def _rows(observations: Tensor, chosen: Tensor) -> Tensor:
+    """[N, *obs] to the chosen rows, in the same memory order: index_select copies whole rows only where they lie in
+    one piece, and is several times as fast as indexing."""
+    if observations.dim() == 4 and observations.is_contiguous(memory_format=torch.channels_last):
+        return observations.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+    return observations.index_select(0, chosen)

@@ -73,7 +73,9 @@ class Trainer:
         self.sampler = sampler
         self.steering = steering
         self._layout = layout
-        self._batcher = Batcher(learner.spec, learner.device, pinned=config.pinned_transfers)
+        self._batcher = Batcher(
+            learner.spec, learner.device, pinned=config.pinned_transfers, channels_last=learner.network.channels_last
+        )
         self._record = record
         self._checkpoint = checkpoint
         self._save_batch = save_batch

@@ -161,7 +161,11 @@ class Unroll:
 
 
 def restack_frames(
-    frames: npt.NDArray[np.generic], first: npt.NDArray[np.bool_], stack: int, fill: str
+    frames: npt.NDArray[np.generic],
+    first: npt.NDArray[np.bool_],
+    stack: int,
+    fill: str,
+    out: npt.NDArray[np.generic] | None = None,
 ) -> npt.NDArray[np.generic]:
     """Rebuild stacked observations from frames that travelled once.
 
@@ -170,17 +174,21 @@ def restack_frames(
         first: [T+1, B]; an episode's first observation holds one real frame, the older ones are ``fill``.
         stack: S, frames per observation.
         fill: ``zero`` or ``repeat`` (of the episode's first frame).
+        out: where to write, [T+1, B, S*C, H, W] in any memory order; None for a fresh array.
     Returns:
-        [T+1, B, S*C, H, W], a fresh array; row 0 is exact even where its stack began before the unroll.
+        [T+1, B, S*C, H, W]; row 0 is exact even where its stack began before the unroll.
     """
     rows, envs = first.shape
-    shape = frames.shape[2:]
-    out = np.empty((rows, envs, stack, *shape), dtype=frames.dtype)
+    channels, *size = frames.shape[2:]
+    if out is None:
+        out = np.empty((rows, envs, stack * channels, *size), dtype=frames.dtype)
     for k in range(stack):
-        out[:, :, k] = frames[k : k + rows]
+        out[:, :, k * channels : (k + 1) * channels] = frames[k : k + rows]
     for row, env in zip(*np.nonzero(first[1:]), strict=True):
         start = int(row) + 1
         for later in range(start, min(start + stack - 1, rows)):
             filled = stack - 1 - (later - start)
-            out[later, env, :filled] = frames[start + stack - 1, env] if fill == "repeat" else 0
-    return out.reshape(rows, envs, stack * shape[0], *shape[1:])
+            for k in range(filled):
+                older = out[later, env, k * channels : (k + 1) * channels]
+                older[...] = frames[start + stack - 1, env] if fill == "repeat" else 0
+    return out

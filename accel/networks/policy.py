@@ -51,6 +51,7 @@ class PolicyNetwork(nn.Module):
         channels_last: the torso runs faster on images in that memory format, and takes it.
     Attributes:
         state_shapes: shapes of one environment's recurrent state, () or ((H,), (H,)).
+        channels_last: as given.
         normaliser: None where observations are not normalised.
         rounding: makes ``forward``, never the acting module, compute with rounded numbers; None for whole ones.
     """
@@ -73,7 +74,7 @@ class PolicyNetwork(nn.Module):
         self.critic = critic
         self.state_shapes: tuple[tuple[int, ...], ...] = () if lstm_size is None else ((lstm_size,), (lstm_size,))
         self.rounding: NetworkRounding | None = None
-        self._channels_last = channels_last
+        self.channels_last = channels_last
         self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
         self.torso = torso
         self.core = None if lstm_size is None else LSTMCore(features, lstm_size)
@@ -99,7 +100,7 @@ class PolicyNetwork(nn.Module):
                 f"the network has {len(self.state_shapes)} parts of recurrent state and got {len(state)}: "
                 "start from initial_state(batch), or from the state stored with the unroll"
             )
-        x = _prepare(observations.flatten(0, 1), self.normaliser, self._channels_last)
+        x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
         parts = PolicyParts(self) if self.rounding is None else self.rounding.parts(self)
         policy_features = critic_features = parts.torso(x)
         if self.value_torso is not None:
@@ -187,7 +188,9 @@ def _prepare(observations: Tensor, normaliser: nn.Module | None, channels_last: 
     """[N, *obs]: uint8 to float in [0, 1]; floats normalised where there is a normaliser."""
     if observations.dtype == torch.uint8:
         if channels_last:
-            return observations.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)
+            device = observations.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+            return observations.to(dtype, memory_format=torch.channels_last).mul_(1.0 / 255.0)
         return observations.to(torch.float32) * (1.0 / 255.0)
     if normaliser is not None:
         normalised: Tensor = normaliser(observations)

@@ -51,6 +51,22 @@ def test_unrolls_are_joined_along_environments(spec: EnvSpec, count: int) -> Non
     assert set(tensors) >= {"observations", "rewards", "state_0", "state_1"}
 
 
+@pytest.mark.parametrize("spec", [STACKED, EnvSpec((3, 6, 5), "uint8", ActionSpec("categorical", (2,)))])
+@pytest.mark.parametrize("count", [1, 3])
+def test_images_for_a_channels_last_network_are_the_same_in_another_memory_order(spec: EnvSpec, count: int) -> None:
+    unrolls = [fill(UnrollLayout(spec, 6, 2), seed) for seed in range(count)]
+    expected = Batcher(spec, CPU).build(unrolls).observations
+    images = Batcher(spec, CPU, channels_last=True).build(unrolls).observations
+    assert torch.equal(images, expected)
+    assert images.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    assert not expected.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_observations_that_are_no_bytes_stay_as_they_are() -> None:
+    unroll = fill(UnrollLayout(VECTOR, 6, 2), 0)
+    assert Batcher(VECTOR, CPU, channels_last=True).build([unroll]).observations.is_contiguous()
+
+
 def test_one_unroll_is_not_copied_on_a_cpu() -> None:
     unroll = fill(UnrollLayout(VECTOR, 6, 2), 0)
     batch = Batcher(VECTOR, CPU).build([unroll])

@@ -270,3 +270,19 @@ def test_mixed_precision_changes_a_loss_by_rounding_only(changes: dict[str, obje
         losses.append(update(learner, batch, rewards)["loss"])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
+
+
+@pytest.mark.parametrize("network", ["nature-cnn:0.25", "impala-resnet:0.25", "mlp:8x1", "nature-cnn:0.25+lstm:8"])
+@pytest.mark.parametrize("changes", [{}, {"objective": "clipped-surrogate", "passes": 2, "minibatches": 3}])
+def test_images_in_another_memory_order_teach_the_same(network: str, changes: dict[str, object]) -> None:
+    spec = EnvSpec((4, 36, 36), "uint8", CATEGORICAL)
+    learned = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        learner = Learner(make_config(network=network, activation="relu", **changes), spec, CPU)
+        batch, rewards = make_batch(replace(spec, observation_shape=(1,)), learner.network)
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randint(0, 256, (batch.first.numel(), 4, 36, 36), dtype=torch.uint8, generator=generator)
+        images = images.contiguous(memory_format=layout).unflatten(0, batch.first.shape)
+        update(learner, replace(batch, observations=images), rewards)
+        learned.append(gradients(learner))
+    assert_same(*learned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -70,3 +71,15 @@ def test_environments_keep_their_time_and_their_state() -> None:
         assert names.shape == (LENGTH, 2)
         assert torch.equal(names // 100, torch.arange(LENGTH)[:, None].expand(LENGTH, 2).float())
         assert torch.equal(part.states[0].squeeze(1), names[0])
+
+
+def test_images_keep_their_memory_order() -> None:
+    batch, targets, params, weights = make()
+    names = batch.observations.to(torch.uint8)[..., None, None].expand(-1, -1, 3, 4, 2).contiguous()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        images = names.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, names.shape[:2])
+        cut = dataclasses.replace(batch, observations=images)
+        for part in split_steps(cut, targets, params, weights, 3, torch.Generator().manual_seed(0)):
+            rows = part.observations[0]
+            assert rows.is_contiguous(memory_format=layout)
+            assert torch.equal(rows, part.actions[0].to(torch.uint8)[:, None, None, None].expand_as(rows))

@@ -138,22 +138,26 @@ def test_layouts_of_different_shape_have_different_digests():
         base.view(np.zeros(base.nbytes + 64, np.uint8))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("fill", ["zero", "repeat"])
-def test_frames_that_travel_once_rebuild_every_stack(fill):
+def test_frames_that_travel_once_rebuild_every_stack(fill, channels):
     rng = np.random.default_rng(0)
     stack, rows, envs = 4, 12, 3
     first = np.zeros((rows, envs), bool)
     first[0, 0] = first[3, 1] = first[4, 2] = first[11, 2] = True
-    newest = rng.integers(1, 255, (rows, envs, 1, 2, 2), dtype=np.uint8)
-    stacks = np.zeros((rows, envs, stack, 2, 2), np.uint8)
-    history = rng.integers(1, 255, (envs, stack, 2, 2), dtype=np.uint8)
+    newest = rng.integers(1, 255, (rows, envs, channels, 2, 2), dtype=np.uint8)
+    stacks = np.zeros((rows, envs, stack, channels, 2, 2), np.uint8)
+    history = rng.integers(1, 255, (envs, stack, channels, 2, 2), dtype=np.uint8)
     for row in range(rows):
         for env in range(envs):
             if first[row, env]:
                 history[env] = newest[row, env] if fill == "repeat" else 0
-            history[env] = np.concatenate([history[env, 1:], newest[row, env]])
+            history[env] = np.concatenate([history[env, 1:], newest[row, env][None]])
             stacks[row, env] = history[env]
-    frames = np.concatenate([stacks[0].swapaxes(0, 1)[:-1, :, None], newest])
+    frames = np.concatenate([stacks[0].swapaxes(0, 1)[:-1], newest])
+    stacks = stacks.reshape(rows, envs, stack * channels, 2, 2)
     assert np.array_equal(restack_frames(frames, first, stack, fill), stacks)
+    out = np.moveaxis(np.empty((rows, envs, 2, 2, stack * channels), np.uint8), -1, 2)
+    assert restack_frames(frames, first, stack, fill, out) is out and np.array_equal(out, stacks)
     other = "repeat" if fill == "zero" else "zero"
     assert not np.array_equal(restack_frames(frames, first, stack, other), stacks)
