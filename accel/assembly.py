@@ -15,7 +15,8 @@ from accel.autotune import make_steering
 from accel.checkpoint import CheckpointState, load_generators, load_optimizer, pack_generators, pack_optimizer
 from accel.comparison import compare_with_fp32
 from accel.compression_choice import parse_choice
-from accel.errors import CheckpointError, ConfigError
+from accel.computing import check_precision, choose_device, keep_freed_memory
+from accel.errors import CheckpointError
 from accel.job import Job
 from accel.learner import Learner
 from accel.mismatch_sampling import MismatchSampler
@@ -39,14 +40,6 @@ if TYPE_CHECKING:
 PREFIX = "network."
 
 logger = logging.getLogger("accel")
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` takes CUDA where there is one. Raises ConfigError for a device that is not there."""
-    available = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ConfigError("device = 'cuda', but torch sees no CUDA device: use --device cpu, or look at accel doctor")
-    return torch.device("cuda" if available else "cpu")
 
 
 class Assembly:
@@ -76,10 +69,9 @@ class Assembly:
         self.restart = restart
         torch.set_num_threads(config.learner_threads or max(len(cores), 1))
         device = choose_device(config.device)
-        if config.mixed_precision != "none" and device.type != "cuda":
-            raise ConfigError(
-                f"mixed_precision = '{config.mixed_precision}' needs a CUDA device; this learner is on {device.type}"
-            )
+        check_precision(config.mixed_precision, device)
+        if device.type == "cpu":
+            keep_freed_memory()
         self.learner = Learner(config, crew.spec, device)
         self.layout = UnrollLayout(
             crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes

@@ -140,7 +140,7 @@ class TrainConfig(BaseModel):
         True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
     )
     mixed_precision: Literal["none", "bf16"] = Field(
-        "none", description="autocast of the learner's forward pass; CUDA only"
+        "none", description="autocast of the learner's forward pass: on CUDA, or on a CPU with AVX512-BF16 or AMX"
     )
     learner_threads: int = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel.assembly import Assembly, choose_device
+from accel.assembly import Assembly
 from accel.checkpoint import CheckpointState
 from accel.config import TrainConfig
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import CheckpointError
 from accel.job import Job, check_config
 from accel.rundir import RunDirectory
 from accel.session import LocalActor, wait_for_crew, welcome
@@ -124,13 +124,3 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_reason(tmp_path: Path) 
         run.save_checkpoint(lacking)
         with pytest.raises(CheckpointError, match=r"lacks what training needs.*spec"):
             assembly.restore()
-
-
-def test_a_device_that_is_not_there_is_an_error() -> None:
-    assert choose_device("cpu").type == "cpu"
-    if torch.cuda.is_available():
-        assert choose_device("auto").type == choose_device("cuda").type == "cuda"
-    else:
-        assert choose_device("auto").type == "cpu"
-        with pytest.raises(ConfigError, match=r"no CUDA device.*--device cpu"):
-            choose_device("cuda")

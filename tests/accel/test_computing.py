@@ -1,0 +1,64 @@
+"""The learner's device and precision, and what becomes of the memory it frees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from accel.computing import check_precision, choose_device
+from accel.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    assert choose_device("cpu").type == "cpu"
+    if torch.cuda.is_available():
+        assert choose_device("auto").type == choose_device("cuda").type == "cuda"
+    else:
+        assert choose_device("auto").type == "cpu"
+        with pytest.raises(ConfigError, match=r"no CUDA device.*--device cpu"):
+            choose_device("cuda")
+
+
+@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
+def test_bf16_needs_a_cpu_that_computes_in_it(flag: str) -> None:
+    check_precision("bf16", CPU, f"model name : x\nflags\t\t: fpu avx512f {flag} sse\n")
+    check_precision("bf16", torch.device("cuda"), "")
+    check_precision("none", CPU, "")
+    for cpuinfo in ("", "flags : avx512f avx512_vnni\n", f"model name : {flag}\nflags : avx2\n"):
+        with pytest.raises(ConfigError, match=r"'bf16'.*without bf16 instructions.*--mixed-precision none"):
+            check_precision("bf16", CPU, cpuinfo)
+
+
+FAULTS = """
+import resource, sys
+import torch
+from accel.computing import keep_freed_memory
+
+def update():
+    blocks = [torch.ones(10_000_000) for _ in range(3)]
+    return sum(float(block[-1]) for block in blocks)
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for _ in range(8):
+    update()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    assert update() == 3
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_memory_that_was_freed_is_taken_again_without_a_page_fault() -> None:
+    """120 MB a round in blocks of 40 MB, each of 10,000 pages, which are mapped anew where nothing is said."""
+    faults = {}
+    for how in ("keep", "default"):
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        faults[how] = int(done.stdout)
+    assert faults["keep"] < 1000 < faults["default"] / 10
