@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accel.bench.actor import bench_actor
     from accel.bench.bits import bench_bits
     from accel.bench.correctors import bench_correctors
+    from accel.bench.learner import bench_learner
     from accel.bench.policy import bench_policy
     from accel.bench.refresh import bench_refresh
     from accel.bench.transport import bench_transport
@@ -25,12 +26,21 @@ _HOMES = {
     "bench_actor": "actor",
     "bench_bits": "bits",
     "bench_correctors": "correctors",
+    "bench_learner": "learner",
     "bench_policy": "policy",
     "bench_refresh": "refresh",
     "bench_transport": "transport",
 }
 
-__all__ = ["bench_actor", "bench_bits", "bench_correctors", "bench_policy", "bench_refresh", "bench_transport"]
+__all__ = [
+    "bench_actor",
+    "bench_bits",
+    "bench_correctors",
+    "bench_learner",
+    "bench_policy",
+    "bench_refresh",
+    "bench_transport",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -54,6 +54,24 @@ def advise_correctors(rows: Sequence[Row]) -> list[str]:
     return [f"{head}: share of corrector + forward + backward of a small network: {shares}"]
 
 
+def advise_learner(rows: Sequence[Row]) -> list[str]:
+    """One line for every network: what its learner allows, and whether bf16 pays."""
+    lines = []
+    for cells in _groups(rows, ("network",)):
+        best = min(cells, key=lambda row: number(row, "us_per_env_step"))
+        line = (
+            f"{best['network']}: actors that are together faster than {number(best, 'env_steps_per_s'):,.0f} steps/s "
+            "wait for this learner, and gain nothing by compression"
+        )
+        by_precision = {row["precision"]: row for row in cells}
+        if {"none", "bf16"} <= by_precision.keys():
+            single, half = by_precision["none"], by_precision["bf16"]
+            pays = is_faster(half, single, "us_per_env_step")
+            line += f"; bf16 {'pays' if pays else 'does not pay'} ({number(half, 'speedup_none'):.2f}x)"
+        lines.append(line)
+    return lines
+
+
 def advise_transport(rows: Sequence[Row]) -> list[str]:
     """One line for every carrier, about the largest size."""
     lines: list[str] = []

@@ -91,6 +91,16 @@ def bits_panels(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
+def learner_panels(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every network."""
+    panels = []
+    for title, cells in _cells(rows, ("network", "T", "B"), "{}, T = {}, B = {}"):
+        parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
+        labels = [{"none": "single precision"}.get(str(row["precision"]), str(row["precision"])) for row in cells]
+        panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step")))
+    return panels
+
+
 def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
     """A panel for every unroll length and batch."""
     panels = []
@@ -117,6 +127,7 @@ PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = MappingProxyType(
         "actor": actor_panels,
         "refresh": refresh_panels,
         "bits": bits_panels,
+        "learner": learner_panels,
         "correctors": corrector_panels,
         "transport": transport_panels,
     }

@@ -169,6 +169,36 @@ class BitsOptions(LayoutOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnerOptions(LayoutOptions, BudgetOptions):
+    """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16.
+
+    What the learner takes limits a run: actors that are together faster than it gain nothing by compression. Experience
+    is random, of the layout of --run, --preset, --env, or --observation-shape and --actions; the first two bring their
+    training's options too.
+    """
+
+    network: Networks | None = None
+    preset: Annotated[str | None, tyro.conf.arg(help="a preset of accel train: its environment and its learner")] = None
+    envs: Annotated[int | None, tyro.conf.arg(help="environments in a batch, B")] = None
+    unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps of each in a batch")] = None
+    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one is clipped-surrogate")] = None
+    minibatches: Annotated[int | None, tyro.conf.arg(help="in a pass; more than one is clipped-surrogate")] = None
+    precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
+    device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="where the learner computes")] = "auto"
+    threads: Annotated[int, tyro.conf.arg(help="of torch, on the CPU")] = 1
+
+    def changes(self) -> dict[str, object]:
+        """The options of a training that were given."""
+        names = ("unroll_length", "passes", "minibatches")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.envs is not None:
+            given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
+        if max(self.passes or 1, self.minibatches or 1) > 1:
+            given["objective"] = "clipped-surrogate"
+        return given
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorrectorOptions(OutputOptions):
     """Microseconds of every corrector's recursion through time, and its share of corrector + forward + backward."""
 
@@ -193,6 +223,7 @@ Options = (
     | Annotated[ActorOptions, tyro.conf.subcommand("actor")]
     | Annotated[RefreshOptions, tyro.conf.subcommand("refresh")]
     | Annotated[BitsOptions, tyro.conf.subcommand("bits")]
+    | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
     | Annotated[CorrectorOptions, tyro.conf.subcommand("correctors")]
     | Annotated[TransportOptions, tyro.conf.subcommand("transport")]
 )

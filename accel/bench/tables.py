@@ -83,6 +83,18 @@ BITS = (
     Column("95 %", "return", "spread"),
     Column("fp32", "return_fp32", "us"),
 )
+LEARNER = (
+    Column("network", "network"),
+    Column("precision", "precision"),
+    Column("µs/step", "us_per_env_step", "us"),
+    Column("10–90 %", "us_per_env_step", "spread", True),
+    Column("batch", "batch_us", "us", True),
+    Column("forward", "forward_us", "us"),
+    Column("correct", "correct_us", "us", True),
+    Column("backward", "backward_us", "us"),
+    Column("steps/s at most", "env_steps_per_s", "count"),
+    Column("× none", "speedup_none", "ratio"),
+)
 CORRECTORS = (
     Column("corrector", "corrector"),
     Column("T", "T", "count"),

@@ -1,4 +1,4 @@
-"""``accel bench``: policies, actors, refreshes, widths, correctors and transport, measured on this machine."""
+"""``accel bench``: policies, actors, refreshes, widths, learners, correctors, transport, measured on this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import tyro
 
 from accel.atomic import write_atomically
 from accel.bench import advice, tables
+from accel.bench.checks import check_networks
 from accel.bench.options import (
     ActorOptions,
     BitsOptions,
     CorrectorOptions,
     EnvironmentOptions,
+    LearnerOptions,
     Options,
     OutputOptions,
     PolicyOptions,
@@ -27,6 +29,8 @@ from accel.bench.options import (
     texts,
 )
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
+from accel.config import TrainConfig
+from accel.configfiles import load_preset
 from accel.errors import ConfigError
 
 _POLICY_NETWORKS = "mlp:64x2"
@@ -87,6 +91,8 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Result:
         return _refresh(options, refuse)
     if isinstance(options, BitsOptions):
         return _bits(options)
+    if isinstance(options, LearnerOptions):
+        return _learner(options, refuse)
     if isinstance(options, CorrectorOptions):
         from accel.bench.correctors import bench_correctors
 
@@ -195,6 +201,46 @@ def _bits(options: BitsOptions) -> Result:
         f"Bits, simulated in floating point: mismatch from fp32 on {rows[0]['inputs']}; {rows[0]['weights']} weights"
     )
     return Result(rows, title + hint, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
+
+
+def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
+    from accel.bench.learner import bench_learner
+    from accel.bench.subject import default_spec, environment_spec
+
+    spec = options.spec()
+    if options.run is not None:
+        from accel.loading import load_run
+
+        options.environment()
+        run = load_run(options.run)
+        config, spec = run.config, run.spec
+    elif options.preset is not None:
+        if spec is not None or options.environment() is not None or options.activation != LearnerOptions.activation:
+            raise ConfigError("--preset brings its own: leave out --env, --observation-shape and --activation")
+        config = TrainConfig.create(**load_preset(options.preset))
+    else:
+        config = options.environment() or TrainConfig.create(activation=options.activation)
+    default = config.network if options.run is not None or options.preset is not None else _POLICY_NETWORKS
+    networks = check_networks(_networks(options, options.network, default))
+    if spec is None:
+        has_environment = options.preset is not None or options.env is not None
+        spec = environment_spec(config) if has_environment else default_spec(networks[0])
+    rows = bench_learner(
+        [config.replace(network=network, **options.changes()) for network in networks],
+        spec,
+        precisions=texts(options.precisions),
+        device=options.device,
+        threads=options.threads,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    first = rows[0]
+    title = (
+        f"Learner: µs per environment step of an update; batches of {first['T']} x {first['B']} random steps, "
+        f"{first['objective']}, {first['passes']} passes, {first['minibatches']} minibatches, on {first['device']}"
+    )
+    return Result(rows, title, tables.LEARNER, advice.advise_learner(rows), "learner", "µs per environment step")
 
 
 def _networks(options: EnvironmentOptions, given: str | None, default: str) -> list[str]:

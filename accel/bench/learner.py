@@ -1,0 +1,202 @@
+"""What the learner's update takes for each environment step, by phase and precision: the limit of a run's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from accel.batch import Batcher
+from accel.bench.checks import check_budget, check_counts
+from accel.bench.rows import Notify, Row, number, provenance, spread
+from accel.bench.timing import interleave, torch_threads
+from accel.computing import check_precision, choose_device, keep_freed_memory
+from accel.config import TrainConfig
+from accel.distributions import make_distribution
+from accel.errors import ConfigError
+from accel.learner import Learner
+from accel.spaces import EnvSpec
+from accel.trajectory import Unroll, UnrollLayout
+
+PRECISIONS = ("none", "bf16")
+PHASES = ("batch", "forward", "correct", "backward")
+_SHARE_OF_ENDS = 0.01
+# Whatever random rewards teach in some hundred updates, the policy stays as it is.
+_LEARNING_RATE = 1e-7
+
+
+class Times(NamedTuple):
+    """Seconds of one update's phases: joining the unrolls, forward passes, correction, backward passes with steps."""
+
+    batch: float
+    forward: float
+    correct: float
+    backward: float
+
+
+def bench_learner(
+    configs: Sequence[TrainConfig],
+    spec: EnvSpec,
+    *,
+    precisions: Sequence[str] = PRECISIONS,
+    device: str = "auto",
+    threads: int = 1,
+    seconds: float = 20.0,
+    repeats: int = 50,
+    notify: Notify = print,
+) -> list[Row]:
+    """Time whole updates of real learners on random experience of the right shapes, all cells in turns.
+
+        config = TrainConfig.create(network="nature-cnn", objective="clipped-surrogate", passes=3, minibatches=4)
+        rows = bench_learner([config], default_spec("nature-cnn"))
+
+    Nothing is published meanwhile, and ``qat`` does not round. Experience is that of the learner's own policy. On a GPU
+    every phase is waited for, so that the sum is a little more than an update takes in a run.
+
+    Args:
+        configs: what would be trained: network, objective, passes, minibatches, unroll length and environments.
+        spec: observations and actions.
+        precisions: ``none`` (single precision) and ``bf16`` (autocast).
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: of torch on the CPU.
+        seconds: measuring time in all.
+        repeats: updates of each cell at most.
+        notify: told in a line which precision is refused.
+    Returns:
+        Flat rows: ``network``, ``precision``, ``device``, ``T``, ``B`` (environments in a batch), ``objective``,
+        ``passes``, ``minibatches``; ``us_per_env_step`` (median, with ``_low`` and ``_high``), of it ``batch_us``,
+        ``forward_us``, ``correct_us`` and ``backward_us`` (medians); ``env_steps_per_s``, which the learner allows;
+        ``speedup_none`` over single precision (None where that was not measured); ``samples``, ``cpu_share``; threads,
+        machine and versions.
+    Raises:
+        ConfigError: an unknown precision, none that this device takes, a device that is not there, a number that is not
+            positive, a network that does not take the observations.
+    """
+    check_budget(seconds, repeats)
+    check_counts((threads,), "threads")
+    if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
+        raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
+    where = choose_device(device)
+    if where.type == "cpu":
+        keep_freed_memory()
+    with torch_threads(threads):
+        cells = _cells(configs, spec, precisions, where, notify)
+        samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
+    rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
+    shared: Row = {"torch_threads": threads} | provenance()
+    return [row | {"speedup_none": _speedup(row, rows)} | shared for row in rows]
+
+
+def _cells(
+    configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
+) -> list[_Cell]:
+    cells: list[_Cell] = []
+    refusals: list[str] = []
+    for precision in dict.fromkeys(precisions):
+        try:
+            check_precision(precision, device)
+        except ConfigError as error:
+            refusals.append(f"refused: {error}")
+            continue
+        # whatever actors would run is nothing to the learner, and qat refuses bf16
+        changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
+        cells += [_Cell(config, spec, device) for config in changed]
+    if not cells:
+        raise ConfigError("; ".join(refusals) or "no precision is given: name at least one")
+    for refusal in refusals:
+        notify(refusal)
+    return cells
+
+
+class _Cell:
+    """One learner in one precision, with a batch of experience."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+        self._config = config
+        self._learner = Learner(config.replace(learning_rate=_LEARNING_RATE, target_kl=None), spec, device)
+        network = self._learner.network
+        layout = UnrollLayout(spec, config.unroll_length, config.envs_per_actor, network.state_shapes)
+        self._batcher = Batcher(spec, device, pinned=config.pinned_transfers, channels_last=network.channels_last)
+        self._unrolls = [_experience(layout, seed) for seed in range(config.batch_unrolls)]
+        for unroll in self._unrolls:
+            self._act(unroll)
+        self._valid_steps = sum(int(np.count_nonzero(unroll["valid"][:-1])) for unroll in self._unrolls)
+
+    @torch.no_grad()
+    def _act(self, unroll: Unroll) -> None:
+        """Fill in what the learner's policy would have done."""
+        batch = self._batcher.build([unroll])
+        params = self._learner.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
+        distribution = make_distribution(self._learner.spec.action, params)
+        actions = distribution.sample(torch.Generator().manual_seed(0))
+        unroll["actions"][...] = actions.numpy()
+        unroll["behaviour_params"][...] = params.numpy()
+        unroll["behaviour_log_prob"][...] = distribution.log_prob(actions).numpy()
+
+    def take(self) -> Times:
+        """One update."""
+        spent = dict.fromkeys(PHASES, 0.0)
+        last = time.perf_counter()
+
+        def mark(phase: str) -> None:
+            nonlocal last
+            if self._learner.device.type == "cuda":
+                torch.cuda.synchronize(self._learner.device)
+            now = time.perf_counter()
+            spent[phase] += now - last
+            last = now
+
+        batch = self._batcher.build(self._unrolls)
+        mark("batch")
+        self._learner.update(batch, batch.rewards, self._valid_steps, mark)
+        return Times(**spent)
+
+    def row(self, samples: Sequence[Times]) -> Row:
+        """Microseconds for each environment step."""
+        config, scale = self._config, 1e6 / self._valid_steps
+        row: Row = {
+            "network": config.network,
+            "precision": config.mixed_precision,
+            "device": str(self._learner.device),
+            "T": config.unroll_length,
+            "B": config.envs_per_actor * config.batch_unrolls,
+            "objective": config.objective,
+            "passes": config.passes,
+            "minibatches": config.minibatches,
+        }
+        row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
+        row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
+        return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
+
+
+def _experience(layout: UnrollLayout, seed: int) -> Unroll:
+    """Random observations and rewards, with an episode's end now and then."""
+    rng = np.random.default_rng(seed)
+    unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
+    for name in ("frames", "observations", "final_observations"):
+        if name in unroll:
+            array = unroll[name]
+            is_image = array.dtype == np.uint8
+            array[...] = rng.integers(0, 256, array.shape) if is_image else rng.standard_normal(array.shape)
+    unroll["rewards"][...] = rng.standard_normal(unroll["rewards"].shape)
+    ends = rng.random(unroll["terminated"].shape) < _SHARE_OF_ENDS
+    valid = unroll["valid"]
+    valid[...] = True
+    if layout.spec.autoreset == "same_step":
+        unroll["first"][1:] = ends
+    else:
+        valid[1:] = ~ends  # the row behind an end is the reset
+        unroll["first"][1:] = ~valid[:-1].view(np.bool_)
+        ends = ends & valid[:-1].view(np.bool_)
+    unroll["terminated"][...] = ends
+    return unroll
+
+
+def _speedup(row: Row, rows: Sequence[Row]) -> float | None:
+    for other in rows:
+        if (other["network"], other["precision"]) == (row["network"], "none"):
+            return number(other, "us_per_env_step") / number(row, "us_per_env_step")
+    return None

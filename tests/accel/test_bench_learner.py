@@ -1,0 +1,106 @@
+"""The learner's benchmark times real updates of every precision, phase by phase, on experience of the right shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from accel.bench import learner as bench
+from accel.bench.advice import advise_learner
+from accel.bench.learner import bench_learner
+from accel.bench.rows import Row
+from accel.computing import check_precision
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.spaces import ActionSpec, EnvSpec
+from accel.trajectory import UnrollLayout
+
+CATEGORICAL = ActionSpec("categorical", (3,))
+GAUSSIAN = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
+VECTOR = EnvSpec((5,), "float32", CATEGORICAL)
+LEARNERS = [
+    ({"network": "mlp:8x1"}, VECTOR),
+    ({"network": "mlp:8x1+lstm:4"}, VECTOR),
+    ({"network": "mlp:8x1", "corrector": "retrace"}, VECTOR),
+    ({"network": "mlp:8x1", "normalise_observations": True, "compressor": "qat"}, VECTOR),
+    ({"network": "mlp:8x1", "objective": "clipped-surrogate", "passes": 2, "minibatches": 3, "target_kl": 0.01},
+     EnvSpec((5,), "float32", GAUSSIAN, "same_step")),
+    ({"network": "nature-cnn:0.25", "objective": "clipped-surrogate", "minibatches": 2},
+     EnvSpec((4, 36, 36), "uint8", CATEGORICAL, "next_step", 4, "zero")),
+]  # fmt: skip
+
+
+def can_bf16() -> bool:
+    try:
+        check_precision("bf16", torch.device("cpu"))
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("options", "spec"), LEARNERS)
+def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str, object], spec: EnvSpec) -> None:
+    config = TrainConfig.create(unroll_length=6, envs_per_actor=3, batch_unrolls=2, **options)
+    refused: list[str] = []
+    rows = bench_learner([config], spec, device="cpu", seconds=0.05, repeats=4, notify=refused.append)
+    assert [row["precision"] for row in rows] == (["none", "bf16"] if can_bf16() else ["none"])
+    assert len(rows) + len(refused) == 2
+    for row in rows:
+        assert (row["network"], row["T"], row["B"], row["device"]) == (str(options["network"]), 6, 6, "cpu")
+        low, us, high = (float(row[f"us_per_env_step{end}"]) for end in ("_low", "", "_high"))
+        phases = [float(row[f"{phase}_us"]) for phase in bench.PHASES]
+        assert 0 < low <= us <= high and min(phases) > 0
+        assert max(phases) < high
+        assert row["env_steps_per_s"] == pytest.approx(1e6 / us)
+        assert row["speedup_none"] == pytest.approx(float(rows[0]["us_per_env_step"]) / us)
+    assert len(advise_learner(rows)) == 1
+
+
+def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> None:
+    config = TrainConfig.create(
+        network="mlp:8x1", unroll_length=6, envs_per_actor=3, objective="clipped-surrogate", passes=3, minibatches=2
+    )
+    cell = bench._Cell(config, VECTOR, torch.device("cpu"))
+    before = [parameter.clone() for parameter in cell._learner.parameters]
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    cell._learner.optimizer.register_step_post_hook(count)
+    times = cell.take()
+    assert steps == 6 and min(times) > 0
+    assert cell._learner.env_steps == cell._valid_steps <= 18
+    for old, new in zip(before, cell._learner.parameters, strict=True):
+        assert torch.allclose(old, new, atol=1e-5) and not torch.equal(old, new)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> None:
+    spec = EnvSpec((5,), "float32", CATEGORICAL, mode)  # type: ignore[arg-type]
+    unroll = bench._experience(UnrollLayout(spec, 200, 8), 0)
+    ended, first, valid = unroll["terminated"], unroll["first"], unroll["valid"]
+    assert ended.any() and not (ended & ~valid[:-1]).any()
+    if mode == "same_step":
+        assert valid.all() and np.array_equal(first[1:], ended)
+    else:
+        assert not valid.all() and np.array_equal(first[1:], ~valid[:-1])
+        behind = valid[1:][ended]
+        assert not behind.any()
+    again = bench._experience(UnrollLayout(spec, 200, 8), 0)
+    assert all(np.array_equal(array, again[name]) for name, array in unroll.arrays.items())
+
+
+def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
+    def row(precision: str, us: float) -> Row:
+        low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
+        return {"network": "n", "precision": precision, "us_per_env_step": us, **low}
+
+    (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])
+    assert "20,000 steps/s" in line and "bf16 pays (2.00x)" in line
+    (line,) = advise_learner([row("none", 100.0), row("bf16", 99.5)])
+    assert "bf16 does not pay (1.01x)" in line
+    (line,) = advise_learner([row("none", 100.0)])
+    assert "10,000 steps/s" in line and "bf16" not in line
