@@ -15,7 +15,7 @@ from accel.autotune import make_steering
 from accel.checkpoint import CheckpointState, load_generators, load_optimizer, pack_generators, pack_optimizer
 from accel.comparison import compare_with_fp32
 from accel.compression_choice import parse_choice
-from accel.computing import check_precision, choose_device, keep_freed_memory
+from accel.computing import choose_device, choose_precision, keep_freed_memory
 from accel.errors import CheckpointError
 from accel.job import Job
 from accel.learner import Learner
@@ -69,10 +69,12 @@ class Assembly:
         self.restart = restart
         torch.set_num_threads(config.learner_threads or max(len(cores), 1))
         device = choose_device(config.device)
-        check_precision(config.mixed_precision, device)
+        precision = choose_precision(config, device)
+        if config.mixed_precision == "auto" and precision != "none":
+            logger.info("the learner computes in %s, for which this CPU has instructions", precision)
         if device.type == "cpu":
             keep_freed_memory()
-        self.learner = Learner(config, crew.spec, device)
+        self.learner = Learner(config.replace(mixed_precision=precision), crew.spec, device)
         self.layout = UnrollLayout(
             crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes
         )

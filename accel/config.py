@@ -139,8 +139,10 @@ class TrainConfig(BaseModel):
     pinned_transfers: bool = Field(
         True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
     )
-    mixed_precision: Literal["none", "bf16"] = Field(
-        "none", description="autocast of the learner's forward pass: on CUDA, or on a CPU with AVX512-BF16 or AMX"
+    mixed_precision: Literal["none", "bf16", "auto"] = Field(
+        "none",
+        description="autocast of the learner's forward pass: bf16 on CUDA, or on a CPU with AVX512-BF16 or AMX; auto: "
+        "bf16 where such a CPU learns a convolutional network without lstm or qat, else none",
     )
     learner_threads: int = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"
@@ -214,7 +216,7 @@ class TrainConfig(BaseModel):
             raise ValueError("retrace works with objective = 'actor-critic' only")
         if self.actor_runtime == "torch" and self.compressor != "fp32":
             raise ValueError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
-        if re.search(r"\bqat\b", self.compressor) and self.mixed_precision != "none":
+        if re.search(r"\bqat\b", self.compressor) and self.mixed_precision == "bf16":
             raise ValueError(
                 "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )

@@ -69,7 +69,7 @@ class Learner:
     """Trains one network from corrected off-policy batches.
 
     Args:
-        config: the run's configuration.
+        config: the run's configuration, its precision chosen (``accel.computing``).
         spec: the environment's layout.
         device: where the network lives.
     """
@@ -263,7 +263,7 @@ class Learner:
             group["lr"] = self.config.learning_rate * left
 
     def _autocast(self) -> AbstractContextManager[object]:
-        if self.config.mixed_precision == "none":
+        if self.config.mixed_precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 

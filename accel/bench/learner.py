@@ -13,7 +13,7 @@ from accel.batch import Batcher
 from accel.bench.checks import check_budget, check_counts
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
-from accel.computing import check_precision, choose_device, keep_freed_memory
+from accel.computing import choose_device, choose_precision, keep_freed_memory
 from accel.config import TrainConfig
 from accel.distributions import make_distribution
 from accel.errors import ConfigError
@@ -97,12 +97,13 @@ def _cells(
     refusals: list[str] = []
     for precision in dict.fromkeys(precisions):
         try:
-            check_precision(precision, device)
+            # whatever actors would run is nothing to the learner, and qat refuses bf16
+            changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
+            for config in changed:
+                choose_precision(config, device)
         except ConfigError as error:
             refusals.append(f"refused: {error}")
             continue
-        # whatever actors would run is nothing to the learner, and qat refuses bf16
-        changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
         cells += [_Cell(config, spec, device) for config in changed]
     if not cells:
         raise ConfigError("; ".join(refusals) or "no precision is given: name at least one")

@@ -10,7 +10,7 @@ from accel.bench import learner as bench
 from accel.bench.advice import advise_learner
 from accel.bench.learner import bench_learner
 from accel.bench.rows import Row
-from accel.computing import check_precision
+from accel.computing import choose_precision
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.spaces import ActionSpec, EnvSpec
@@ -33,7 +33,7 @@ LEARNERS = [
 
 def can_bf16() -> bool:
     try:
-        check_precision("bf16", torch.device("cpu"))
+        choose_precision(TrainConfig(mixed_precision="bf16"), torch.device("cpu"))
     except ConfigError:
         return False
     return True

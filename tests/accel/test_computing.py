@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from accel.computing import check_precision, choose_device
+from accel.computing import choose_device, choose_precision
+from accel.config import TrainConfig
 from accel.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -26,12 +27,33 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
 
 @pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
 def test_bf16_needs_a_cpu_that_computes_in_it(flag: str) -> None:
-    check_precision("bf16", CPU, f"model name : x\nflags\t\t: fpu avx512f {flag} sse\n")
-    check_precision("bf16", torch.device("cuda"), "")
-    check_precision("none", CPU, "")
+    half = TrainConfig(mixed_precision="bf16")
+    assert choose_precision(half, CPU, f"model name : x\nflags\t\t: fpu avx512f {flag} sse\n") == "bf16"
+    assert choose_precision(half, torch.device("cuda"), "") == "bf16"
+    assert choose_precision(TrainConfig(), CPU, f"flags : {flag}") == "none"
     for cpuinfo in ("", "flags : avx512f avx512_vnni\n", f"model name : {flag}\nflags : avx2\n"):
         with pytest.raises(ConfigError, match=r"'bf16'.*without bf16 instructions.*--mixed-precision none"):
-            check_precision("bf16", CPU, cpuinfo)
+            choose_precision(half, CPU, cpuinfo)
+
+
+@pytest.mark.parametrize(
+    ("network", "compressor", "device", "flags", "expected"),
+    [
+        ("nature-cnn", "int8", "cpu", "avx512_bf16", "bf16"),
+        ("impala-resnet:2", "prune(0.5)+int8", "cpu", "amx_bf16", "bf16"),
+        ("nature-cnn", "int8", "cpu", "avx512_vnni", "none"),
+        ("nature-cnn", "int8", "cuda", "avx512_bf16", "none"),
+        ("nature-cnn", "prune(0.5)+qat", "cpu", "avx512_bf16", "none"),
+        ("nature-cnn+lstm:8", "int8", "cpu", "avx512_bf16", "none"),
+        ("mlp:512x3", "int8", "cpu", "avx512_bf16", "none"),
+        ("package.module:factory", "int8", "cpu", "avx512_bf16", "none"),
+    ],
+)
+def test_auto_takes_bf16_where_it_was_seen_to_pay(
+    network: str, compressor: str, device: str, flags: str, expected: str
+) -> None:
+    config = TrainConfig(network=network, compressor=compressor, mixed_precision="auto")
+    assert choose_precision(config, torch.device(device), f"flags : {flags}\n") == expected
 
 
 FAULTS = """
