@@ -164,7 +164,7 @@ class _Watcher:
         for record in reversed(self._tail.read()):
             try:
                 return ProgressSnapshot.from_record(
-                    {name: one_line(value) if isinstance(value, str) else value for name, value in record.items()},
+                    {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=self._target(),
                     actors=max(int(str(self._config.get("actors", 1))), 1),

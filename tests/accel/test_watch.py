@@ -114,11 +114,14 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
 
 def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     path = write_run(tmp_path, "evil", records=2, env="Env\x1b[31m-v1", compressor="int8\x1b]0;x\x07")
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"learner_\x1b]0;y\x07_share": 0.9}
+    (path / "metrics.jsonl").write_text(f"{lines[0]}\n{json.dumps(last)}\n")
     out = io.StringIO()
     assert accel.watch(path, once=True, stream=out) == 0
     assert accel.watch(path, stream=out) == 0
     assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
-    assert "Env[31m-v1" in out.getvalue()
+    assert "Env[31m-v1" in out.getvalue() and "]0;y 90%" in out.getvalue()
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
