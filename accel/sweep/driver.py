@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Protocol
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from accel.atomic import write_atomically
 from accel.progress_text import duration
 from accel.signals import terminations_interrupt
 from accel.spaces import Json
@@ -39,7 +41,7 @@ from accel.sweep.study import (
 
 # Contenders that are measured again may be this much worse than others at first.
 _SLACK = 0.1
-_LOCK = ".lock"
+_LOCK, _ABOUT = ".lock", "study.json"
 
 logger = logging.getLogger("accel")
 
@@ -130,7 +132,8 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         directory: for outputs; made here, after everything else was checked.
         command: the command line, for the record.
     Raises:
-        SweepError: the study cannot be opened or is about something else, every trial failed, or none is feasible.
+        SweepError: the study cannot be opened, it or the directory is about something else, every trial failed, or none
+            is feasible.
         KeyboardInterrupt: a worker was interrupted; its trial is queued again.
     """
     directory = directory.absolute()
@@ -141,7 +144,10 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
         connected(options.url) as storage,
     ):
         with _one_at_a_time(directory):
+            about = {"study": options.name, **json.loads(json.dumps(experiment.subject()))}
+            _check_directory(directory, about)
             study = open_study(options, storage, experiment.subject())
+            write_atomically(directory / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
             experiment.prepare(study, directory)
         done, _ = counts(study)
         if done:
@@ -169,9 +175,13 @@ def _conclude(
 ) -> SweepResult:
     rows = rows_of(experiment, study)
     objectives, constraints = options.objectives, options.constraints
-    contenders = experiment.measure_again(front(rows, objectives, constraints, _SLACK))
-    again = {row.number: row for row in contenders}
-    rows = [again.get(row.number, row) for row in rows]
+    again: dict[int, Row] = {}
+    while True:  # a contender that is worse than it seemed leaves its place to others, to be measured again in turn
+        contenders = front(rows, objectives, constraints, _SLACK)
+        if all(row.number in again for row in contenders):
+            break
+        again |= {row.number: row for row in experiment.measure_again(contenders)}
+        rows = [again.get(row.number, row) for row in rows]
     found = front(contenders, objectives, constraints)
     commands = [experiment.export_command(row.label, directory / "exported" / f"{row.number:04d}") for row in found]
     exports = tuple(command for command in commands if command is not None)
@@ -234,6 +244,21 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
     if seconds and done < options.trials:
         parts.append(f"about {duration(seconds)} left")
     logger.info(" | ".join(parts))
+
+
+def _check_directory(directory: Path, about: Mapping[str, object]) -> None:
+    """Raises SweepError: the directory has another study's runs and tables, which would be taken for this one's."""
+    file = directory / _ABOUT
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_bytes())
+        differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
+    except (ValueError, TypeError) as error:
+        raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
+    if differing:
+        what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
+        raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the options that it had")
 
 
 @contextmanager

@@ -47,11 +47,13 @@ def front(
 
     Args:
         rows, objectives, constraints: what was measured, and what counts.
-        slack: share by which a row may be worse than another everywhere and still be kept, for noisy values.
+        slack: share by which a row may miss a constraint, or be worse than another everywhere, and still be kept, for
+            noisy values. A row that misses one takes nobody's place.
     """
-    feasible = [row for row in rows if row.violation(constraints) <= slack]
-    unique = list({row.label: row for row in reversed(feasible)}.values())
-    best = [row for row in unique if not any(dominates(other, row, objectives, slack) for other in unique)]
+    near = [row for row in rows if row.violation(constraints) <= slack]
+    unique = list({row.label: row for row in reversed(near)}.values())
+    feasible = [row for row in unique if row.violation(constraints) <= 0.0]
+    best = [row for row in unique if not any(dominates(other, row, objectives, slack) for other in feasible)]
     return sorted(best, key=lambda row: _signed(row, objectives))
 
 

@@ -97,6 +97,14 @@ def test_infeasible_rows_are_no_trade_off_and_the_nearest_is_known() -> None:
     assert nearest.number == 1
 
 
+def test_a_row_that_misses_a_constraint_takes_no_feasible_one_s_place() -> None:
+    objective, bound = AFTER_TRAINING["return"], parse_constraint("bytes<=20000", AFTER_TRAINING)
+    figures = [(480.0, 21_000.0), (400.0, 19_000.0)]
+    rows = [Row(i, str(i), {"return": r, "bytes": b}) for i, (r, b) in enumerate(figures)]
+    assert [row.number for row in front(rows, [objective], [bound], slack=0.1)] == [0, 1]
+    assert [row.number for row in front(rows, [objective], [bound])] == [1]
+
+
 def space_of(case: str, options: ChoiceOptions | None = None) -> SchemeSpace:
     module = randomise(CASES[case].make(), 1)
     return SchemeSpace(policy_layers(module, CASES[case].examples(), CASES[case].outputs), options or ChoiceOptions())
