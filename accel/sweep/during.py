@@ -10,7 +10,7 @@ from optuna.exceptions import TrialPruned
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
-from accel.errors import ConfigError
+from accel.errors import AccelError, ConfigError
 from accel.spaces import Json
 from accel.sweep.front import Row
 from accel.sweep.quantities import IN_TRAINING, Values
@@ -35,6 +35,9 @@ class InTraining:
         wanted = {q.name for q in options.objectives} | {c.quantity for c in options.constraints}
         if "training_s" in wanted and file.base.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
+        if "bytes" in wanted and file.base.actor_runtime == "torch" and "actor_runtime" not in file.space:
+            raise ConfigError("[train] has actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out")
+        self._wanted = wanted
         objective = options.objectives[0].name
         if options.pruner != "none" and objective not in _FOLLOWED:
             raise ConfigError(
@@ -105,6 +108,11 @@ class InTraining:
         if stopped and not run.is_complete():
             raise TrialPruned
         measured = measured_values(run, summary)
+        if missing := self._wanted - measured.keys():
+            raise AccelError(
+                f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
+                "the space, or bytes out of objectives and constraints"
+            )
         return Outcome(measured, self._references, self._unreached(config.stop_at_return, measured))
 
     def label(self, trial: FrozenTrial) -> str:

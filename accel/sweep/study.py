@@ -136,7 +136,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
         raise SweepError(
             f"study {options.name!r} in {public_url(options.url)} is about something else: "
             + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
-            + ". Give another --study or --out, or the options that it was begun with"
+            + ". Give another --study and another --out, or the options that it was begun with"
         )
     return study
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,9 @@ class TrainingRun:
         Args:
             follow: called with every record; True stops the run in good order.
         Raises:
-            SweepError: the run failed; the message has its last words.
+            SweepError: the run failed; the message has its last words. Its directory has another configuration's run.
         """
+        self._check_directory()
         if self.is_complete():
             return Summary.read(self.path)
         process = self._start()
@@ -101,15 +103,34 @@ class TrainingRun:
             found.append(Progress(steps, float(mean) if isinstance(mean, int | float) else None, earlier_s + part_s))
         return found
 
+    def _check_directory(self) -> None:
+        """Raises SweepError: what is there is no earlier part of this run."""
+        if not (self.path.exists() and self._file.exists()):
+            return
+        found, wanted = (tomllib.loads(text) for text in (self._file.read_text(), self._toml()))
+        places = {"name", "results_dir"}
+        differing = sorted(k for k in (found.keys() | wanted.keys()) - places if found.get(k) != wanted.get(k))
+        if differing:
+            raise SweepError(
+                f"{self.path} has a run of an earlier study with another {', '.join(differing)}: give another --out, "
+                "or remove it"
+            )
+
+    @property
+    def _file(self) -> Path:
+        return self.path.parent / f"{self.path.name}.toml"
+
+    def _toml(self) -> str:
+        return to_toml(self._config.to_toml_values())
+
     def _start(self) -> subprocess.Popen[bytes]:
         self._wait_until_free()
         options = ["--resume", str(self.path)]
         if not self._has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.parent / f"{self.path.name}.toml"
-            write_atomically(file, to_toml(self._config.to_toml_values()).encode())
-            options = ["--config", str(file)]
+            write_atomically(self._file, self._toml().encode())
+            options = ["--config", str(self._file)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
         command = [sys.executable, "-m", "accel.sweep.child", str(os.getpid()), *options]
         with self.log.open("ab") as log:
@@ -152,7 +173,11 @@ class TrainingRun:
 
 
 def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
-    """A finished run's quantities. Raises AccelError: no episode ended, or nothing was trained."""
+    """A finished run's quantities; without bytes where actors ran torch, which publishes no compressed policy.
+
+    Raises:
+        AccelError: no episode ended, or nothing was trained.
+    """
     records = run.records()
     if summary.return_mean is None or not records:
         raise AccelError(f"no episode of run {run.path.name} ended: give it more total_env_steps")
@@ -161,14 +186,14 @@ def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
     training_s = max(records[-1].training_s, summary.training_s)
     working_s = sum(seconds for phase, seconds in summary.actor_s.items() if phase != "wait")
     policy = run.path / "policy" / "final.accel"
-    return {
+    values = {
         "return": summary.return_mean,
         "env_steps_per_s": summary.env_steps / training_s,
         "training_s": training_s,
         "actor_s": working_s / part_steps * 1e6,
-        "bytes": float(policy.stat().st_size) if policy.exists() else 0.0,
         "env_steps": float(summary.env_steps),
     }
+    return values | {"bytes": float(policy.stat().st_size)} if policy.exists() else values
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
