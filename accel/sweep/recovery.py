@@ -23,8 +23,9 @@ from accel.sweep.errors import storage_errors
 HEARTBEAT_S = 10
 GRACE_S = 60
 MAXIMAL_RETRIES = 3
-# Attributes of a trial: who works on it, that worker's latest sign of life, and how the trial failed by itself.
-WORKER, SIGN, ERROR = "worker", "sign_of_life", "error"
+# Attributes of a trial: who works on it, that worker's latest sign of life, how the trial failed by itself, and how
+# often it was interrupted.
+WORKER, SIGN, ERROR, INTERRUPTIONS = "worker", "sign_of_life", "error", "interruptions"
 
 logger = logging.getLogger("accel")
 
@@ -108,15 +109,26 @@ def signs_of_life(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
         thread.join()
 
 
-def queue_again(study: Study, trial: FrozenTrial) -> None:
+def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) -> None:
     """Put a trial whose worker is gone back into the queue, once, and up to ``MAXIMAL_RETRIES`` times in all.
 
-    As Optuna's own ``RetryHeartbeatStaleTrialCallback``, but the new trial must not look like the old worker's.
+    As Optuna's own ``RetryHeartbeatStaleTrialCallback``, but the new trial must not look like the old worker's, and
+    orderly interruptions, of which a long trial may need many, do not count.
+
+    Args:
+        study, trial: which.
+        interrupted: whether its worker was asked to end.
     """
     system = {name: value for name, value in trial.system_attrs.items() if not name.startswith("constraints")}
     history = [*system.get("retry_history", []), trial.number]
     queued = [other.system_attrs.get("retry_history") for other in study.get_trials(deepcopy=False)]
-    if len(history) > MAXIMAL_RETRIES or history in queued:
+    if history in queued:
+        return
+    interruptions = trial.user_attrs.get(INTERRUPTIONS, 0) + interrupted
+    if len(history) - interruptions > MAXIMAL_RETRIES:
+        logger.warning(
+            "trial %d is given up: its worker was killed for the %dth time", trial.number, len(history) - interruptions
+        )
         return
     logger.info("trial %d is queued again, because its worker ended", trial.number)
     study.add_trial(
@@ -124,7 +136,10 @@ def queue_again(study: Study, trial: FrozenTrial) -> None:
             state=optuna.trial.TrialState.WAITING,
             params=trial.params,
             distributions=trial.distributions,
-            user_attrs={name: value for name, value in trial.user_attrs.items() if name not in (WORKER, SIGN)},
+            user_attrs={
+                **{name: value for name, value in trial.user_attrs.items() if name not in (WORKER, SIGN)},
+                INTERRUPTIONS: interruptions,
+            },
             system_attrs={"failed_trial": trial.number, **system, "retry_history": history},
         )
     )
@@ -195,4 +210,4 @@ def release_own(study: Study) -> None:
         study.tell(mine[-1].number, state=TrialState.FAIL)
     elif mine[-1].state != TrialState.FAIL:
         return
-    queue_again(study, mine[-1])
+    queue_again(study, mine[-1], interrupted=True)

@@ -18,7 +18,7 @@ import pytest
 from accel.sweep.driver import run_sweep
 from accel.sweep.errors import SweepError
 from accel.sweep.hosts import one_host
-from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, this_worker
+from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, release_own, this_worker
 from accel.sweep.storage import connected, default_url, public_url, sqlite_path
 from accel.sweep.study import Outcome, open_study, work
 from tests.accel.sweeping import ask, options_for, trials_of
@@ -104,7 +104,7 @@ def test_a_study_is_about_one_subject(tmp_path: Path, kind: str) -> None:
     with connected(url) as storage:
         open_study(options, storage, {"run": "a"})
         assert open_study(options, storage, {"run": "a"}).study_name == "s"
-        with pytest.raises(SweepError, match=r"run was a and is b. Give another --study"):
+        with pytest.raises(SweepError, match=r"run was a and is b. Give another --study and another --out"):
             open_study(options, storage, {"run": "b"})
 
 
@@ -226,6 +226,26 @@ def test_a_trial_that_keeps_killing_its_worker_is_given_up(tmp_path: Path) -> No
             trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
             Attendance().recover(study)
         assert [trial.state.name for trial in study.trials] == ["FAIL"] * 4
+
+
+def test_orderly_interruptions_never_cost_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = options_for(tmp_path)
+    with connected(options.url) as storage:
+        study = open_study(options, storage, {})
+        study.enqueue_trial({"x": 0.5})
+        for _ in range(6):
+            trial = ask(study)
+            assert trial.suggest_float("x", 0, 1) == 0.5
+            trial.set_user_attr(WORKER, this_worker())
+            release_own(study)
+        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 6 + ["WAITING"]
+        for _ in range(4):
+            trial = ask(study)
+            assert trial.suggest_float("x", 0, 1) == 0.5
+            trial.set_user_attr(WORKER, {**this_worker(), "started": "0"})
+            Attendance().recover(study)
+        assert [trial.state.name for trial in study.trials] == ["FAIL"] * 10
+    assert "trial 9 is given up: its worker was killed for the 4th time" in caplog.text
 
 
 def test_a_process_is_told_from_a_later_one() -> None:
