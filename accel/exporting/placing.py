@@ -32,15 +32,13 @@ def appearing(out: Path) -> Iterator[Path]:
     made = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(out)
         partial.mkdir()
         lock = os.open(partial, os.O_RDONLY)
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for abandoned in abandoned_partials(out):
-            logger.info("removing %s, which an export that was killed has left", abandoned)
-            shutil.rmtree(abandoned)
         yield partial
         if out.exists():
             raise ExportError(f"{out} exists by now: choose another directory")
@@ -65,6 +63,12 @@ def partials(out: Path) -> list[Path]:
 def abandoned_partials(out: Path) -> list[Path]:
     """Those whose exports were killed: a process that lives holds a lock on its own."""
     return [path for path in partials(out) if _is_unlocked(path)]
+
+
+def _remove_abandoned(out: Path) -> None:
+    for abandoned in abandoned_partials(out):
+        logger.info("removing %s, which an export that was killed has left", abandoned)
+        shutil.rmtree(abandoned)
 
 
 def _is_unlocked(path: Path) -> bool:

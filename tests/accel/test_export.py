@@ -265,6 +265,15 @@ def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, t
     assert left_in(tmp_path) == ["bundle"]
 
 
+def test_what_a_killed_export_of_the_same_process_number_leaves_is_no_obstacle(cartpole: Path, tmp_path: Path) -> None:
+    """Containers give their one process the same number every time."""
+    left = tmp_path / f".bundle.{os.getpid()}.partial"
+    left.mkdir()
+    (left / "vectors.npz").touch()
+    export(cartpole, tmp_path / "bundle", scheme="fp32", episodes=0)
+    assert left_in(tmp_path) == ["bundle"]
+
+
 def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
     process, _ = start_export(cartpole, tmp_path / "new" / "bundle")
     process.terminate()
