@@ -112,6 +112,7 @@ def environment_json(run: TrainedRun, *, is_atari: bool) -> Json:
 
         kwargs = {**DEFAULTS, **kwargs}
     return {
+        "backend": config.backend,
         "id": config.env,
         "kwargs": kwargs,
         "wrappers": list(config.wrapper),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.generic]
     Contract = dict[str, Any]
 
-FORMAT, FORMAT_VERSION = "accel-bundle", 1
+FORMAT, FORMAT_VERSION = "accel-bundle", 2
 CONTRACT, SUMS = "contract.json", "SHA256SUMS"
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_.-]+)\n")
 _KEYS = {"format_version", "scheme", "target", "files", "model", "inputs", "outputs", "vectors", "recurrent_state"}
@@ -51,6 +51,10 @@ _LEVELS = {
 
 class BundleError(Exception):
     """The bundle is damaged, incomplete, or not for this machine."""
+
+
+class UnplayableError(Exception):
+    """The environment cannot be made here."""
 
 
 class PolicySession(Protocol):
@@ -365,6 +369,8 @@ class Environment:
         import gymnasium
 
         wanted = contract["environment"]
+        if wanted["backend"] != "gymnasium":
+            raise UnplayableError(f"the policy was trained on {wanted['backend']}'s {wanted['id']}, not on gymnasium's")
         for name in wanted["imports"]:
             gymnasium.register_envs(importlib.import_module(name))
         self._is_vector: bool = wanted["vector"]
@@ -405,9 +411,19 @@ class Environment:
         return np.asarray(flatten(self._env.observation_space, observation), np.float32)
 
 
+def make_environment(contract: Contract) -> Environment:
+    """The environment, or UnplayableError where gymnasium does not know it or misses a package."""
+    try:
+        return Environment(contract)
+    except Exception as error:
+        if isinstance(error, ImportError) or type(error).__module__.startswith("gymnasium."):
+            raise UnplayableError(str(error)) from error
+        raise
+
+
 def play(policy: Policy, episodes: int, seed: int) -> list[float]:
     """Returns of episodes from the seeds ``seed``, ``seed`` + 1, …"""
-    environment = Environment(policy.contract)
+    environment = make_environment(policy.contract)
     returns = []
     for episode in range(episodes):
         observation, total, over, first = environment.reset(seed + episode), 0.0, False, True
@@ -421,7 +437,7 @@ def play(policy: Policy, episodes: int, seed: int) -> list[float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, do, print; the exit status is 1 for a damaged bundle and 2 for a missing package."""
+    """Parse, do, print; the exit status is 1 for a damaged bundle and 2 for an environment that is not here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--verify", action="store_true", help="check files, test vectors and this machine")
@@ -445,8 +461,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BundleError as error:
         print(f"run_policy: {error}", file=sys.stderr)
         return 1
-    except ImportError as error:
-        print(f"run_policy: playing needs gymnasium and the environment's package: {error}", file=sys.stderr)
+    except UnplayableError as error:
+        remedy = "playing needs gymnasium and the environment's package; --stdin answers without"
+        print(f"run_policy: {error}: {remedy}", file=sys.stderr)
         return 2
     return 0
 

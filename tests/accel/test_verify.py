@@ -199,6 +199,24 @@ def test_the_program_plays_like_the_trained_policy(original: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"id": "NoSuchEnvironment-v0"}, "NoSuchEnvironment"),
+        ({"imports": ["no_such_package"]}, "No module named 'no_such_package'"),
+        ({"id": "LunarLander-v3", "imports": ["tests.environments.without_box2d"]}, "Box2D is not installed"),
+        ({"backend": "envpool", "id": "Pong-v5"}, "trained on envpool's Pong-v5, not on gymnasium's"),
+    ],
+)
+def test_an_environment_that_is_not_here_is_one_message(
+    bundle: Path, environment: dict[str, Any], message: str
+) -> None:
+    resum(bundle, lambda contract: contract["environment"].update(environment, kwargs={}, wrappers=[]))
+    done = run_program(bundle, "--play")
+    assert done.returncode == 2
+    assert message in done.stderr and "--stdin answers without" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("[1, 2, 3, 4]", 'the line has no "observation": give'),
