@@ -69,10 +69,11 @@ class Evaluation:
             lines.append(self.episodes.caveat)
         if self.baseline is not None:
             lines.append(_figures(FULL_PRECISION, self.baseline))
-            difference = self.difference
-            if difference is not None:
-                meaning = "differs from" if difference.low > 0 or difference.high < 0 else "cannot be told from"
-                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {difference}, {meaning} zero")
+            if self.baseline.caveat is not None:
+                lines.append(self.baseline.caveat)
+            if self.difference is not None:
+                verdict = _verdict(self.difference, repeats=(self.episodes.caveat or self.baseline.caveat) is not None)
+                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference}, {verdict}")
         if self.video is not None:
             lines.append(f"one episode is shown in {self.video}")
         return "\n".join(lines)
@@ -216,6 +217,13 @@ _PLAIN = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "
 
 def _mean(episodes: Episodes) -> Interval | None:
     return mean_interval(episodes.returns) if len(episodes.returns) > 1 else None
+
+
+def _verdict(difference: Interval, *, repeats: bool) -> str:
+    """What a difference says; nothing where games repeat, since its interval counts them as different ones."""
+    if repeats:
+        return "undecided, as games repeat each other"
+    return f"{'differs from' if difference.low > 0 or difference.high < 0 else 'cannot be told from'} zero"
 
 
 def _figures(name: str, episodes: Episodes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3
@@ -14,7 +15,7 @@ import torch
 from accel.cli import main
 from accel.envs import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
-from accel.evaluation import collect_inputs, evaluate, paired_difference, play
+from accel.evaluation import Episodes, collect_inputs, evaluate, paired_difference, play
 from accel.loading import TrainedRun, load_run
 from accel.players import SessionPlayer, TorchPlayer
 from accel.video import record_episode
@@ -136,6 +137,24 @@ def test_an_evaluation_compares_a_scheme_with_full_precision(tmp_path: Path) -> 
     text = result.text()
     assert "int8: mean return" in text and "fp32: mean return" in text and "same seeds" in text
     assert json.loads(json.dumps(result.to_json()))["episodes"]["returns"] == result.episodes.returns.tolist()
+
+
+@pytest.mark.parametrize(("distinct", "full"), [(3, 3), (1, 3), (3, 1)])
+def test_games_that_repeat_decide_nothing(tmp_path: Path, distinct: int, full: int) -> None:
+    def games(returns: list[float], distinct: int) -> Episodes:
+        return Episodes(np.array(returns), np.array([9, 9, 9]), 1.0, 27, distinct)
+
+    result = replace(
+        evaluate(cartpole(tmp_path), episodes=3),
+        scheme="int8",
+        episodes=games([19.0, 19.0, 19.5], distinct),
+        baseline=games([30.0, 30.0, 30.5], full),
+    )
+    text = result.text()
+    repeats = (distinct, full) != (3, 3)
+    assert ("undecided, as games repeat each other" in text) is repeats
+    assert ("differs from zero" in text) is not repeats
+    assert text.count("of 3 games differ") == int(repeats)
 
 
 def test_one_episode_has_a_mean_and_no_interval(tmp_path: Path) -> None:
