@@ -70,8 +70,8 @@ class Assembly:
         torch.set_num_threads(config.learner_threads or max(len(cores), 1))
         device = choose_device(config.device)
         precision = choose_precision(config, device)
-        if config.mixed_precision == "auto" and precision != "none":
-            logger.info("the learner computes in %s, for which this CPU has instructions", precision)
+        if config.mixed_precision == "auto":
+            logger.info("the learner computes in %s", "single precision" if precision == "none" else precision)
         if device.type == "cpu":
             keep_freed_memory()
         self.learner = Learner(config.replace(mixed_precision=precision), crew.spec, device)
@@ -254,6 +254,7 @@ class Assembly:
             actor_s=times["actor_s"],
             comparison=comparison,
             compressor=config.compressor,
+            mixed_precision=learner.config.mixed_precision,
         )
         self.run.write_summary(summary.to_json())
         return summary

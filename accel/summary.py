@@ -80,6 +80,7 @@ class Summary:
         return_mean: mean return of the last finished training episodes, None before the first.
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.
+        mixed_precision: what the learner computed in, ``none`` for single precision.
     """
 
     path: str
@@ -105,6 +106,7 @@ class Summary:
     actor_s: dict[str, float] = field(default_factory=dict)
     comparison: SchemeComparison | None = None
     compressor: str = ""
+    mixed_precision: str = "none"
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -154,7 +156,8 @@ class Summary:
             f"{self.wall_s:.1f} s since the command started.",
             f"policy lag {' / '.join(_number(self.lag[f'lag_{which}']) for which in ('min', 'mean', 'max'))} versions "
             f"(min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, {self.dead_actors} actors died.",
-            f"learner ({self.device}): {_shares(self.learner_s)}",
+            f"learner ({self.device}{'' if self.mixed_precision == 'none' else ', ' + self.mixed_precision}): "
+            f"{_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
         ]
         if self.comparison is not None:
