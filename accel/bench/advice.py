@@ -55,15 +55,18 @@ def advise_correctors(rows: Sequence[Row]) -> list[str]:
 
 
 def advise_learner(rows: Sequence[Row]) -> list[str]:
-    """One line for every network: what its learner allows, and whether bf16 pays."""
+    """One line for every training: what its learner allows in each precision, and whether bf16 pays."""
     lines = []
-    for cells in _groups(rows, ("network",)):
-        best = min(cells, key=lambda row: number(row, "us_per_env_step"))
+    for cells in _groups(rows, ("network", "T", "B", "objective", "passes", "minibatches")):
+        by_precision = {str(row["precision"]): row for row in cells}
+        limits = [
+            f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {'single precision' if name == 'none' else name}"
+            for name, row in by_precision.items()
+        ]
         line = (
-            f"{best['network']}: actors that are together faster than {number(best, 'env_steps_per_s'):,.0f} steps/s "
-            "wait for this learner, and gain nothing by compression"
+            f"{cells[0]['network']}: actors that are together faster than the learner gain nothing by compression; it "
+            f"takes at most {', '.join(limits)}"
         )
-        by_precision = {row["precision"]: row for row in cells}
         if {"none", "bf16"} <= by_precision.keys():
             single, half = by_precision["none"], by_precision["bf16"]
             pays = is_faster(half, single, "us_per_env_step")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from accel.batch import Batcher
-from accel.bench.checks import check_budget, check_counts
+from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
 from accel.computing import choose_device, choose_precision, keep_freed_memory
@@ -18,10 +18,12 @@ from accel.config import TrainConfig
 from accel.distributions import make_distribution
 from accel.errors import ConfigError
 from accel.learner import Learner
+from accel.machine import read_machine
 from accel.spaces import EnvSpec
 from accel.trajectory import Unroll, UnrollLayout
 
 PRECISIONS = ("none", "bf16")
+TRAINING = ("network", "device", "T", "B", "objective", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
 _SHARE_OF_ENDS = 0.01
 # Whatever random rewards teach in some hundred updates, the policy stays as it is.
@@ -42,8 +44,6 @@ def bench_learner(
     spec: EnvSpec,
     *,
     precisions: Sequence[str] = PRECISIONS,
-    device: str = "auto",
-    threads: int = 1,
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = print,
@@ -53,15 +53,16 @@ def bench_learner(
         config = TrainConfig.create(network="nature-cnn", objective="clipped-surrogate", passes=3, minibatches=4)
         rows = bench_learner([config], default_spec("nature-cnn"))
 
-    Nothing is published meanwhile, and ``qat`` does not round. Experience is that of the learner's own policy. On a GPU
-    every phase is waited for, so that the sum is a little more than an update takes in a run.
+    Nothing is published meanwhile, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience is
+    that of the learner's own policy. On a GPU every phase is waited for, so that the sum is a little more than a run's
+    update takes.
 
     Args:
-        configs: what would be trained: network, objective, passes, minibatches, unroll length and environments.
+        configs: what would be trained: network, objective, passes, minibatches, unroll length, environments; all on the
+            first one's device, with its ``learner_threads`` (0: as many as this machine has for a learner beside the
+            actors).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
-        device: ``auto``, ``cpu`` or ``cuda``.
-        threads: of torch on the CPU.
         seconds: measuring time in all.
         repeats: updates of each cell at most.
         notify: told in a line which precision is refused.
@@ -73,13 +74,14 @@ def bench_learner(
         machine and versions.
     Raises:
         ConfigError: an unknown precision, none that this device takes, a device that is not there, a number that is not
-            positive, a network that does not take the observations.
+            positive, a network that does not take the observations, no configuration.
     """
     check_budget(seconds, repeats)
-    check_counts((threads,), "threads")
+    if not configs:
+        raise ConfigError("no configuration is given: name at least one")
     if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
         raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
-    where = choose_device(device)
+    where, threads = choose_device(configs[0].device), _threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
@@ -101,12 +103,12 @@ def _cells(
             changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
             for config in changed:
                 choose_precision(config, device)
-        except ConfigError as error:
-            refusals.append(f"refused: {error}")
+        except ConfigError:
+            refusals.append(f"refused: {precision}, which this CPU has no instructions for: it would be slower")
             continue
         cells += [_Cell(config, spec, device) for config in changed]
     if not cells:
-        raise ConfigError("; ".join(refusals) or "no precision is given: name at least one")
+        raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:
         notify(refusal)
     return cells
@@ -196,8 +198,12 @@ def _experience(layout: UnrollLayout, seed: int) -> Unroll:
     return unroll
 
 
+def _threads(config: TrainConfig) -> int:
+    return config.learner_threads or max(int(read_machine().usable_cores) - config.actors, 1)
+
+
 def _speedup(row: Row, rows: Sequence[Row]) -> float | None:
     for other in rows:
-        if (other["network"], other["precision"]) == (row["network"], "none"):
+        if other["precision"] == "none" and all(other[name] == row[name] for name in TRAINING):
             return number(other, "us_per_env_step") / number(row, "us_per_env_step")
     return None

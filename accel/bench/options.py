@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from accel.config import TrainConfig
+from accel.configfiles import load_preset
 from accel.errors import ConfigError
 from accel.spaces import ActionSpec, EnvSpec
 
@@ -184,18 +185,38 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one is clipped-surrogate")] = None
     minibatches: Annotated[int | None, tyro.conf.arg(help="in a pass; more than one is clipped-surrogate")] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
-    device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="where the learner computes")] = "auto"
-    threads: Annotated[int, tyro.conf.arg(help="of torch, on the CPU")] = 1
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="where the learner computes; the training's, or auto")
+    ] = None
+    threads: Annotated[
+        int | None, tyro.conf.arg(help="of torch, on the CPU; the training's, or the cores that actors leave free")
+    ] = None
 
-    def changes(self) -> dict[str, object]:
-        """The options of a training that were given."""
-        names = ("unroll_length", "passes", "minibatches")
+    def training(self) -> TrainConfig | None:
+        """The preset's; None without one. Raises ConfigError: something goes with neither."""
+        if self.preset is None:
+            return None
+        names = ("run", *_ENVIRONMENT, "observation_shape", "actions")
+        if said := [name for name in names if getattr(self, name) != getattr(LearnerOptions, name)]:
+            raise ConfigError(f"--preset brings its own training: leave out {_flags(said)}")
+        return TrainConfig.create(**load_preset(self.preset))
+
+    def changed(self, config: TrainConfig) -> TrainConfig:
+        """The training with the options that were given. Raises ConfigError."""
+        names = ("unroll_length", "passes", "minibatches", "device")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.threads is not None:
+            given["learner_threads"] = self.threads
         if self.envs is not None:
             given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
         if max(self.passes or 1, self.minibatches or 1) > 1:
+            if config.corrector == "retrace":
+                raise ConfigError(
+                    "--passes and --minibatches above 1 need the clipped surrogate, which the training's corrector "
+                    "(retrace) does not go with: leave them out"
+                )
             given["objective"] = "clipped-surrogate"
-        return given
+        return config.replace(**given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ from accel.bench.options import (
 )
 from accel.bench.rows import LEAST_CPU_SHARE, Row, number
 from accel.config import TrainConfig
-from accel.configfiles import load_preset
 from accel.errors import ConfigError
 
 _POLICY_NETWORKS = "mlp:64x2"
@@ -207,30 +206,29 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
     from accel.bench.learner import bench_learner
     from accel.bench.subject import default_spec, environment_spec
 
-    spec = options.spec()
+    spec, config = options.spec(), options.training()
     if options.run is not None:
         from accel.loading import load_run
 
         options.environment()
         run = load_run(options.run)
         config, spec = run.config, run.spec
-    elif options.preset is not None:
-        if spec is not None or options.environment() is not None or options.activation != LearnerOptions.activation:
-            raise ConfigError("--preset brings its own: leave out --env, --observation-shape and --activation")
-        config = TrainConfig.create(**load_preset(options.preset))
-    else:
-        config = options.environment() or TrainConfig.create(activation=options.activation)
-    default = config.network if options.run is not None or options.preset is not None else _POLICY_NETWORKS
+    default = _POLICY_NETWORKS if config is None else config.network
     networks = check_networks(_networks(options, options.network, default))
-    if spec is None:
-        has_environment = options.preset is not None or options.env is not None
-        spec = environment_spec(config) if has_environment else default_spec(networks[0])
+    environment = config or options.environment()
+    config = environment or TrainConfig.create(activation=options.activation)
+    if spec is None and environment is not None:
+        spec = environment_spec(environment)
+    layouts = {default_spec(network) for network in networks} if spec is None else {spec}
+    if len(layouts) > 1:
+        raise ConfigError(
+            f"{', '.join(networks)} take observations of different shapes: give --env, or --observation-shape and "
+            "--actions, or one network"
+        )
     rows = bench_learner(
-        [config.replace(network=network, **options.changes()) for network in networks],
-        spec,
+        [options.changed(config.replace(network=network)) for network in networks],
+        layouts.pop(),
         precisions=texts(options.precisions),
-        device=options.device,
-        threads=options.threads,
         seconds=options.seconds,
         repeats=options.repeats,
         notify=refuse,

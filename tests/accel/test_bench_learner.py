@@ -41,9 +41,9 @@ def can_bf16() -> bool:
 
 @pytest.mark.parametrize(("options", "spec"), LEARNERS)
 def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str, object], spec: EnvSpec) -> None:
-    config = TrainConfig.create(unroll_length=6, envs_per_actor=3, batch_unrolls=2, **options)
+    config = TrainConfig.create(unroll_length=6, envs_per_actor=3, batch_unrolls=2, device="cpu", **options)
     refused: list[str] = []
-    rows = bench_learner([config], spec, device="cpu", seconds=0.05, repeats=4, notify=refused.append)
+    rows = bench_learner([config], spec, seconds=0.05, repeats=4, notify=refused.append)
     assert [row["precision"] for row in rows] == (["none", "bf16"] if can_bf16() else ["none"])
     assert len(rows) + len(refused) == 2
     for row in rows:
@@ -55,6 +55,18 @@ def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str,
         assert row["env_steps_per_s"] == pytest.approx(1e6 / us)
         assert row["speedup_none"] == pytest.approx(float(rows[0]["us_per_env_step"]) / us)
     assert len(advise_learner(rows)) == 1
+
+
+def test_trainings_of_one_network_are_told_apart() -> None:
+    base = TrainConfig.create(
+        network="mlp:8x1", objective="clipped-surrogate", unroll_length=6, device="cpu", learner_threads=2
+    )
+    configs = [base.replace(passes=passes) for passes in (1, 3)]
+    rows = bench_learner(configs, VECTOR, precisions=["none"], seconds=0.05, repeats=3)
+    assert [(row["passes"], row["speedup_none"], row["torch_threads"]) for row in rows] == [(1, 1.0, 2), (3, 1.0, 2)]
+    assert len(advise_learner(rows)) == 2
+    with pytest.raises(ConfigError, match="no configuration"):
+        bench_learner([], VECTOR)
 
 
 def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> None:
@@ -96,10 +108,11 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
 def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
     def row(precision: str, us: float) -> Row:
         low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
-        return {"network": "n", "precision": precision, "us_per_env_step": us, **low}
+        training = {"T": 1, "B": 1, "objective": "actor-critic", "passes": 1, "minibatches": 1}
+        return {"network": "n", "precision": precision, "us_per_env_step": us, **low, **training}
 
     (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])
-    assert "20,000 steps/s" in line and "bf16 pays (2.00x)" in line
+    assert "10,000 steps/s in single precision, 20,000 steps/s in bf16; bf16 pays (2.00x)" in line
     (line,) = advise_learner([row("none", 100.0), row("bf16", 99.5)])
     assert "bf16 does not pay (1.01x)" in line
     (line,) = advise_learner([row("none", 100.0)])
