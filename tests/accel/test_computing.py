@@ -56,10 +56,14 @@ def test_auto_takes_bf16_where_it_was_seen_to_pay(
     assert choose_precision(config, torch.device(device), f"flags : {flags}\n") == expected
 
 
+# where transparent huge pages are always on, one fault brings 512 pages: the process does without them
 FAULTS = """
-import resource, sys
+import ctypes, resource, sys
 import torch
 from accel.computing import keep_freed_memory
+
+PR_SET_THP_DISABLE = 41
+assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
 
 def update():
     blocks = [torch.ones(10_000_000) for _ in range(3)]
