@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from monitor.decisions import Decision
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis
 from monitor.report.curves import aggregate, column, steps
@@ -131,7 +130,7 @@ def decisions(analysis: Analysis) -> Drawing | None:
         )
         figure, axes = new_figure(0.9 + len(chosen) * (0.5 + 0.26 * len(levels)), rows=len(chosen))
         for target, run in zip(axes, chosen, strict=True):
-            for i, (x, y) in enumerate(_steps_by_actor(run, levels)):
+            for i, (x, y) in enumerate(steps_by_actor(run, levels)):
                 shift = 0.08 * (i % 5)
                 target.step(x, y + shift, where="post", color=SERIES[i % len(SERIES)], linewidth=1.6)
                 target.plot(x[1:-1], y[1:-1] + shift, ".", color=SERIES[i % len(SERIES)], markersize=5)
@@ -202,14 +201,20 @@ def _factors(group: Group, several: bool) -> list[tuple[str, str, str]]:
     return sorted(found, key=lambda entry: (entry[1], entry[2]))
 
 
-def _steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each actor (or all of them) the environment steps and level indices of its time line."""
-    lines: dict[int | None, list[Decision]] = {}
-    for decision in run.decisions:
-        lines.setdefault(decision.actor, []).append(decision)
+def steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each actor the environment steps and level indices of its time line.
+
+    A decision for all actors is one of each. Those for which no decision was made alone have one line together; there
+    is none where ``actors`` in the run's configuration leaves nobody.
+    """
+    actors = list(dict.fromkeys(decision.actor for decision in run.decisions))
+    alone, count = [actor for actor in actors if actor is not None], run.config.get("actors")
+    if alone and not (isinstance(count, int) and count > len(alone)):
+        actors = alone
     end = run.steps if math.isfinite(run.steps) else 0.0
     drawn = []
-    for made in lines.values():
+    for actor in actors:
+        made = [decision for decision in run.decisions if decision.actor in {actor, None}]
         first, last = made[0], made[-1]
         x = [0.0, *(float(d.env_steps) for d in made), max(end, float(last.env_steps))]
         texts = [acting(text) for text in (first.before or first.after, *(d.after for d in made), last.after)]
