@@ -54,9 +54,10 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
         "wall_s": float(seconds[-1]) + 3,
         "env_steps_per_s": 30_000 / float(seconds[-1]),
         "learner_s": {"forward": 1.0, "backward": 2.0, "wait": 0.5},
-        "actor_s": {"env": 10.0, "policy": 20.0 / speed, "load": 2.0, "wait": 5.0, "unheard of": 1.0},
+        "actor_s": {"env": 10.0, "policy": 20.0 / speed, "load": 2.0, "wait": 5.0, f"unheard of {note}": 1.0},
     }
     config = {"env": "Env-v1", "compressor": scheme, "seed": seed, "wrapper": [note], "total_env_steps": 30_000}
+    config[f"option {note}"] = note
     machine = {"cpu": "CPU", "usable_cores": 2, "gpus": [], "commit": "abc", "command": ["accel", "train", note]}
     decisions = [Decision(1.0, 5000 * (i + 1), i % 2, "better", "fp32", scheme, note, {}) for i in range(3)]
     return Run(name, f"/runs/{name}", config, machine, summary, Series(columns, 30), decisions, (note,))
@@ -109,6 +110,7 @@ def test_untrusted_text_stays_text(report: Path) -> None:
     assert not tags & {"script", "img", "iframe", "object", "embed", "link", "base", "form"}
     assert not [name for _, attributes in elements.seen for name in attributes if name.startswith("on")]
     assert "&lt;script&gt;" in page
+    assert page.count("option &lt;/style&gt;") == 1 and "unheard of &lt;/style&gt;" in page
     for svg in (report / "figures").glob("*.svg"):
         assert "<script" not in svg.read_text()
     markdown = (report / "report.md").read_text()
