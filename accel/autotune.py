@@ -149,7 +149,10 @@ class TunedSteering:
             self._use_levels()
             return {}
         published: dict[str, bytes] = {}
+        late = self._publisher.replaced
         for actor, split in wanted.items():
+            # An actor times levels when its assignment changes: one that fp32 still stands in for joins later.
+            split = tuple((level, envs) for level, envs in split if envs > 0 or level not in late)
             text = assignment_text(split)
             if text not in published:
                 published[text] = join_payloads(split, payloads)
@@ -170,6 +173,7 @@ class TunedSteering:
         tuner, actors = self.tuner, tuple(sorted(self._transport.alive()))
         levels = [level for level in tuner.levels if self._publisher.offers(level)]
         learner_rate, wait_share = self._learner()
+        assigned = tuner.assignments(actors)
         return Measurements(
             time_s=now,
             env_steps=env_steps,
@@ -178,7 +182,12 @@ class TunedSteering:
             learner_rate=None if self._alone else learner_rate,
             learner_wait_share=wait_share,
             env_share=self._rates.env_share(actors),
-            surveyed=all(self._rates.reported(actor, level) for actor in actors for level in levels),
+            surveyed=all(
+                self._rates.reported(actor, level)
+                for actor, split in assigned.items()
+                for level, _ in split
+                if level in levels
+            ),
             returns=self._ledger.compare() if tuner.compared is not None else None,
         )
 
@@ -218,10 +227,10 @@ class TunedSteering:
             self._use_levels()
 
     def _use_levels(self) -> None:
-        """Publish what is assigned, the incumbent first, and nothing else."""
+        """Publish what is assigned, the incumbent first, and nothing else; get the others ready for the next survey."""
         splits = self.tuner.assignments(sorted(self._transport.alive())).values()
         used = dict.fromkeys(level for split in splits for level, _ in split)
-        self._publisher.set_levels(dict.fromkeys((self.tuner.incumbent, *used)))
+        self._publisher.set_levels(dict.fromkeys((self.tuner.incumbent, *used)), prepare=self.tuner.levels)
 
     def _note(self, verdict: Verdict, env_steps: int) -> None:
         """One line for each actor that is assigned otherwise, or one for all of them alike."""

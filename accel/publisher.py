@@ -58,6 +58,8 @@ class Publisher:
         network: what the learner trains.
         cpu_features: what every actor's CPU offers, which chooses between variants of int8; None: this machine's.
         levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
+    Attributes:
+        replaced: levels in use for which fp32 stands in among the last payloads.
     Raises:
         ConfigError: the first level does not suit the network.
     """
@@ -84,6 +86,8 @@ class Publisher:
         self._check = ArtifactCheck(network.spec, network.state_shapes, self._recent, config.max_publish_kl)
         self._bound: dict[str, Level] = {}
         self._in_use: tuple[str, ...] = ()
+        self._prepared: tuple[str, ...] = ()
+        self.replaced: frozenset[str] = frozenset()
         self._worker, self._caller = Worker(inline=config.actors == 0), Worker(inline=True)
         self._twin = Twin(self._module)
         self._last_served = FULL_PRECISION
@@ -97,35 +101,43 @@ class Publisher:
         """Every scheme that unrolls of this run may carry; its index is the unrolls' scheme id."""
         return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
 
-    def set_levels(self, levels: Iterable[str]) -> None:
+    def set_levels(self, levels: Iterable[str], prepare: Iterable[str] = ()) -> None:
         """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept;
         the open session that its artifacts are checked in goes when it is out of use.
 
+        Args:
+            levels: to be published.
+            prepare: levels to be got ready besides, once, where they are not; they are published only when in use.
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
         wanted = tuple(dict.fromkeys(_canonical(level) for level in levels))
-        unknown = [level for level in wanted if level not in self.schemes]
+        prepared = tuple(
+            level for level in dict.fromkeys(_canonical(level) for level in prepare) if level not in wanted
+        )
+        unknown = [level for level in (*wanted, *prepared) if level not in self.schemes]
         if unknown or not wanted:
             raise ConfigError(f"levels '{', '.join(unknown)}' are none of {', '.join(self.schemes)}")
-        for level in wanted:
+        for level in (*wanted, *prepared):
             self._level(level)
+        for level in wanted:
             if level not in self._in_use:
                 self._bound[level].resume(self._recent)
         for level in self._in_use:
             if level not in wanted:
                 self._bound[level].rest()
-        self._in_use = wanted
+        self._in_use, self._prepared = wanted, prepared
         self._work()
         self._round()
 
     def offers(self, level: str) -> bool:
-        """Whether actors that are assigned this level get it, rather than fp32 in its stead; from its last use if it is
-        not in use."""
+        """Whether actors that are assigned this level get it, rather than fp32 in its stead. Out of use: whether they
+        would, should it pass the check that it comes back with."""
         return level in self._bound and self._bound[level].fit
 
     def observe(self, batch: Batch) -> None:
-        """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use.
+        """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use, and
+        at those to be got ready.
 
         Whatever went wrong in the work that was begun earlier is raised here, or by ``payloads``.
         """
@@ -133,8 +145,8 @@ class Publisher:
             return
         self._recent.observe(batch)
         self._settle()
-        for _, level in self._levels_in_use():
-            level.tend(self._recent)
+        for scheme in self._tended():
+            self._bound[scheme].tend(self._recent)
         if FULL_PRECISION not in self._in_use:
             self._bound[FULL_PRECISION].tend(self._recent)
         self._work()
@@ -154,6 +166,7 @@ class Publisher:
             for scheme, level in self._levels_in_use()
         }
         offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
+        self.replaced = frozenset(found) - frozenset(offered)
         self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
         if len(offered) < len(found):
             stand_in = offered.get(FULL_PRECISION)
@@ -204,10 +217,15 @@ class Publisher:
     def _levels_in_use(self) -> list[tuple[str, Level]]:
         return [(scheme, self._bound[scheme]) for scheme in self._in_use]
 
+    def _tended(self) -> tuple[str, ...]:
+        """The levels in use, and those that still have to be got ready."""
+        return (*self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
+
     def _work(self) -> None:
         """Begin what is due, at the level first whose turn it is."""
-        turn = self._in_use.index(self._last_served) + 1 if self._last_served in self._in_use else 0
-        for scheme in (*self._in_use[turn:], *self._in_use[:turn]):
+        tended = self._tended()
+        turn = tended.index(self._last_served) + 1 if self._last_served in tended else 0
+        for scheme in (*tended[turn:], *tended[:turn]):
             level = self._bound[scheme]
             if not level.has_work:
                 continue

@@ -118,7 +118,8 @@ class Level:
 
     @property
     def fit(self) -> bool:
-        """Whether its artifacts are published: it has seen real inputs, and the last check passed."""
+        """Whether its artifacts are published: it has seen real inputs, and no check since it came into use failed
+        without a later one that passed."""
         return self.ready and not self._blocked
 
     @property
@@ -141,8 +142,10 @@ class Level:
         self._examiner.due = True
 
     def rest(self) -> None:
-        """Out of use: what checks keep from one publication to the next goes."""
+        """Out of use: what checks keep from one publication to the next goes, and so does what they found. Nobody would
+        check it again here, and ``resume`` has it chosen and calibrated anew and wholly checked."""
         self._examiner.rest()
+        self._blocked = False
 
     def tend(self, inputs: RecentInputs) -> None:
         """After each learner update: find out what is due; what a pruned policy goes by is measured at once."""

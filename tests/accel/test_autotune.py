@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from statistics import median
@@ -66,8 +67,8 @@ class Rig:
             self.transport.publish(self.version, policies)
             self.sampler.published(self.version)
 
-    def turn(self) -> None:
-        """Every actor sends one unroll, the next version is published, and the steering has a look."""
+    def turn(self, *, looks: bool = True) -> None:
+        """Every actor sends one unroll, the steering has a look unless told not to, the next version is published."""
         acted = set()
         for actor in self.actors:
             actor.step()
@@ -84,9 +85,26 @@ class Rig:
         for index, message in self.transport.messages():
             self.steering.hear(index, message)
         self.version += 1
-        times = PhaseTimes.from_seconds(("wait", "work"), np.array([1e-3, 1e-3]) * self.version)
-        self.steering.step(self.version * 1000, times)
+        if looks:
+            times = PhaseTimes.from_seconds(("wait", "work"), np.array([1e-3, 1e-3]) * self.version)
+            self.steering.step(self.version * 1000, times)
         self.publish()
+
+    def step_until(self, stage: str) -> None:
+        """Turns until the tuner is there."""
+        assert isinstance(self.steering, TunedSteering)
+        for _ in range(2000):
+            if self.steering.tuner.stage == stage:
+                return
+            self.turn()
+        pytest.fail(f"the tuner never came to {stage}, but is at {self.steering.tuner.stage}")
+
+
+def _exaggerate(module: torch.nn.Module, factor: float) -> None:
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "weight" in name:
+                parameter.mul_(factor)
 
 
 def test_annealing_follows_its_schedule_and_logs_it(tmp_path: Path) -> None:
@@ -143,6 +161,39 @@ def test_both_sides_of_a_trial_act_at_once_and_are_measured(tmp_path: Path) -> N
     measured = steering._last.levels["int8"]
     assert measured.ess is not None and measured.ess > 0.9
     assert measured.compression_quality is not None and measured.alarms == ()
+
+
+def test_a_level_that_fails_its_first_checks_is_surveyed_again_later(tmp_path: Path) -> None:
+    pruned = "prune(0.95)"
+    rig = Rig(tmp_path, f"auto(fp32;int8;{pruned})", max_publish_kl=2e-3, check_interval_updates=4, seed=0)
+    steering, generator = rig.steering, torch.Generator().manual_seed(0)
+    assert isinstance(steering, TunedSteering)
+    head = rig.learner.network.policy_head
+    with torch.no_grad():  # a policy so bent and decided that no pruned one comes near
+        for name, parameter in rig.learner.network.torso.named_parameters():
+            if "weight" in name:
+                parameter.mul_(5.0)
+            else:
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+        _exaggerate(head, 300.0)
+    for _ in range(500):
+        rig.turn(looks=False)
+        if rig.publisher.offers("int8") and rig.publisher._bound[pruned].figures.kept_back:
+            break
+    assert steering.tuner.stage == "wait" and not rig.publisher.offers(pruned)
+    steering.tuner._options = dataclasses.replace(steering.tuner._options, patience=0.0)
+    rig.step_until("survey")
+    steering.tuner._options = dataclasses.replace(steering.tuner._options, patience=float("inf"), gain=1e9)
+    assert {level for level, _ in steering.tuner.assignments([0])[0]} == {"fp32", "int8"}
+    assert rig.publisher.offers(pruned), "it may be tried again"
+    rig.step_until("hold")  # a survey does not wait for what it did not ask for
+    assert steering.metrics().get(f"unblocked_rate/{pruned}") is None
+    _exaggerate(head, 1e-2)
+    steering.tuner._survey_at = steering.tuner._hold_until = 0.0
+    rig.step_until("survey")
+    assert {level for level, _ in steering.tuner.assignments([0])[0]} == {"fp32", "int8", pruned}
+    rig.step_until("hold")  # fp32 stands in at first, while channels are chosen anew, and is not timed in its stead
+    assert isinstance(steering.metrics()[f"unblocked_rate/{pruned}"], float)
 
 
 def test_an_actor_left_with_one_environment_goes_back_to_full_precision(tmp_path: Path) -> None:

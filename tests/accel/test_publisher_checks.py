@@ -77,6 +77,23 @@ def test_fp32_stands_in_at_once_beside_other_levels() -> None:
     assert set(_publish(publisher, net, 30)) == {"fp32+int8"}
 
 
+def test_a_level_kept_back_gets_another_chance_each_time_it_comes_into_use() -> None:
+    publisher, net = _sober_publisher()
+    _exaggerate(net, 1e7)
+    publisher.set_levels([LEVEL, "fp32"])
+    assert set(_publish(publisher, net, 3)) == {"fp32+fp32"} and not publisher.offers(LEVEL)
+    publisher.set_levels(["fp32"])
+    assert publisher.offers(LEVEL), "what a check found is true of the policy that it saw, and none is made out of use"
+    publisher.set_levels([LEVEL, "fp32"])
+    assert _publish(publisher, net, 1) == ["fp32+fp32"] and publisher.replaced == {LEVEL}, "no artifact goes unchecked"
+    assert not publisher.offers(LEVEL)
+    publisher.set_levels(["fp32"])
+    _exaggerate(net, 1e-7)
+    publisher.set_levels([LEVEL, "fp32"])
+    assert _publish(publisher, net, 1) == [f"{LEVEL}+fp32"] and publisher.replaced == set()
+    assert publisher.offers(LEVEL)
+
+
 def test_without_a_bound_a_ruinous_policy_goes_out() -> None:
     config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=None)
     net = make_network(config)

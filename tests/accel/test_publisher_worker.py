@@ -192,6 +192,25 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.close()
 
 
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_level_out_of_use_is_got_ready_where_asked_for(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, Student, "train_step")
+    net = make_network(config := config_for("mlp:32x2", STUDENT, actors=1, max_publish_kl=None))
+    publisher = Publisher(config, net, levels=(STUDENT, PRUNED))
+    publisher.set_levels([STUDENT, PRUNED])
+    for update in range(3):
+        publisher.observe(make_batch(net, seed=update))
+    assert gate.reached.wait(30.0), "the student's lessons come first, and the choice of channels has to wait"
+    publisher.set_levels(["fp32"], prepare=[STUDENT, PRUNED] if prepare else [])
+    gate.open.set()
+    for update in range(4):
+        _rest(publisher)
+        publisher.observe(make_batch(net, seed=update))
+        assert _published(publisher) == ["fp32"]
+    assert publisher.offers(STUDENT) and publisher.offers(PRUNED) is prepare
+    publisher.close()
+
+
 def test_ranges_alone_are_there_at_once() -> None:
     with _publisher("int8") as (publisher, net):
         _update(publisher, net, 2)
