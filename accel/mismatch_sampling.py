@@ -19,8 +19,8 @@ Metrics, each the mean over the samples since the last record, weighted by valid
 
 Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
 (``monitor.mismatch``), of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS``
-records in a row were without. What compression alone causes makes the tuner fall back to full precision; staleness asks
-for a smaller lag, and compressing less would not bring it.
+records with samples in a row were without, also of a scheme that acts no more. What compression alone causes makes the
+tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would not bring it.
 """
 
 from __future__ import annotations
@@ -168,11 +168,15 @@ class MismatchSampler:
         metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
         if self._measured:
             metrics |= self._averages("", [sample for _, sample in self._measured])
-            for scheme in dict.fromkeys(scheme for scheme, _ in self._measured):
+            schemes = dict.fromkeys(scheme for scheme, _ in self._measured)
+            for scheme in schemes:
                 samples = [sample for name, sample in self._measured if name == scheme]
                 metrics |= self._averages(f"/{scheme}", samples)
                 self._check(scheme, samples)
             self._measured.clear()
+            # Others were measured meanwhile, so that the scheme of such an alarm acts no more.
+            for key in [key for key in self._alarms if key.partition("/")[2] not in schemes]:
+                self._calm_down(key)
         metrics["mismatch_alarms"] = "; ".join(self._alarms.values())
         return metrics
 
@@ -259,11 +263,15 @@ class MismatchSampler:
                         begun.append(sentence)
                     self._alarms[key], self._calm[key] = sentence, 0
                 elif key in self._alarms:
-                    self._calm[key] += 1
-                    if self._calm[key] == CALM_RECORDS:
-                        del self._alarms[key]
+                    self._calm_down(key)
         if begun:
             logger.warning("mismatch alarm: %s (told once; metrics have the rest)", "; ".join(begun))
+
+    def _calm_down(self, key: str) -> None:
+        """A record without this alarm, which ends with the last of ``CALM_RECORDS`` in a row."""
+        self._calm[key] += 1
+        if self._calm[key] == CALM_RECORDS:
+            del self._alarms[key]
 
     def _affords(self, cost_s: float) -> bool:
         """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""

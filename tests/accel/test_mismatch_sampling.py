@@ -281,3 +281,19 @@ def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCap
     begun = [r for r in caplog.records if "mismatch alarm: compression of int8: ess" in r.message]
     assert len(begun) == 1
     assert not any("staleness" in record.message for record in caplog.records)
+
+
+def test_alarms_of_a_scheme_that_acts_no_more_end_when_others_are_measured() -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, learner)
+    texts = []
+    for turn in range(2 + CALM_RECORDS):
+        acting = (1 if turn == 0 else 0,) * B
+        unroll = _unroll(learner, 10 * turn, scheme_ids=acting, error=3.0 if turn == 0 else 0.0)
+        sampler.published(10 * turn)
+        if turn != 1:  # a record without a sample tells nothing
+            sampler.sample([unroll], _batch(learner, unroll))
+        texts.append(str(sampler.metrics()["mismatch_alarms"]))
+    assert all("compression of int8: ess is" in text for text in texts[:-1])
+    assert texts[-1] == ""
