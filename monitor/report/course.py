@@ -208,9 +208,9 @@ def steps_by_actor(run: Run, levels: Sequence[str]) -> list[tuple[np.ndarray, np
     is none where ``actors`` in the run's configuration leaves nobody.
     """
     actors = list(dict.fromkeys(decision.actor for decision in run.decisions))
-    alone, count = [actor for actor in actors if actor is not None], run.config.get("actors")
-    if alone and not (isinstance(count, int) and count > len(alone)):
-        actors = alone
+    alone, count = len({*actors} - {None}), run.config.get("actors")
+    if alone and not (isinstance(count, int) and count > alone):
+        actors = [actor for actor in actors if actor is not None]
     end = run.steps if math.isfinite(run.steps) else 0.0
     drawn = []
     for actor in actors:
