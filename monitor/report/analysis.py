@@ -28,7 +28,7 @@ from monitor.report.comparison import (
     values_of,
 )
 from monitor.report.curves import Curve, aggregate, seconds, steps
-from monitor.report.gain import Level, margin_of, threshold_of
+from monitor.report.gain import Level, common_target, margin_of, threshold_of
 from monitor.report.runs import Group, Run, group_runs
 from monitor.statistics import Interval, bootstrap_interval
 
@@ -228,11 +228,10 @@ def _measure(
 def _compare(baseline: Group, group: Group, threshold: float, margin: Level, choices: Choices) -> Comparison:
     found = {name: speedup(baseline, group, name, threshold, choices.confidence) for name in QUANTITIES}
     bounds = {name: speedup_bound(baseline, group, name, threshold) for name in CENSORED}
-    target = baseline.config.get("stop_at_return")
-    if target is not None:
+    if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
         # A run that stops early for being good has not trained less well: its whole time says nothing by itself.
         found.pop("training_s")
-        if not _all_stopped(baseline, group, float(str(target))):
+        if _stopped_at(baseline, group) is None:
             found.pop("wall_s")
     return Comparison(
         group,
@@ -246,16 +245,13 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Level, cho
 def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> Verdict:
     """By construction where every run stopped at the same target, else by test."""
     ours, theirs = _finals(baseline), _finals(group)
-    targets = {side.config.get("stop_at_return") for side in (baseline, group)}
-    if None not in targets and len(targets) == 1:
-        target = float(str(targets.pop()))
-        if _all_stopped(baseline, group, target):
-            difference = difference_of_means(np.array(theirs), np.array(ours), 1 - 2 * choices.alpha)
-            outcome: Outcome = "same"
-            said = "same return by construction"
-            if min(len(ours), len(theirs)) < FEW_SEEDS:
-                outcome, said = few_seeds(len(theirs), len(ours))
-            return Verdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
+    if (target := _stopped_at(baseline, group)) is not None:
+        difference = difference_of_means(np.array(theirs), np.array(ours), 1 - 2 * choices.alpha)
+        outcome: Outcome = "same"
+        said = "same return by construction"
+        if min(len(ours), len(theirs)) < FEW_SEEDS:
+            outcome, said = few_seeds(len(theirs), len(ours))
+        return Verdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
     nothing = Interval(math.nan, math.nan, math.nan, choices.confidence, 0)
     if not ours or not theirs:
         return Verdict("untested", nothing, margin.value, "not tested: no finished episode")
@@ -266,8 +262,12 @@ def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> 
     return same_return(ours, theirs, margin.value, alpha=choices.alpha, unit=share)
 
 
-def _all_stopped(baseline: Group, group: Group, target: float) -> bool:
-    return all(run.crossing(target) is not None for side in (baseline, group) for run in side.runs)
+def _stopped_at(baseline: Group, group: Group) -> float | None:
+    """The target at which every run of both sides stopped; None where they have no common one or one missed it."""
+    target = common_target((baseline, group))
+    if target is None or any(run.crossing(target) is None for side in (baseline, group) for run in side.runs):
+        return None
+    return target
 
 
 def _finals(group: Group) -> list[float]:

@@ -29,9 +29,10 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
     found: list[str] = []
     for kind, keys in (("environment", ENVIRONMENT), ("budget", BUDGET)):
         for key in keys:
-            ours, theirs = baseline.config.get(key), group.config.get(key)
-            if ours != theirs:
-                found.append(f"another {kind}: {key} is {theirs!r}, the baseline's is {ours!r}")
+            if not _is_alike(baseline, group, key):
+                which = "another" if len(baseline.values(key)) == len(group.values(key)) == 1 else "more than one"
+                ours, theirs = (_by_run(side, key) for side in (baseline, group))
+                found.append(f"{which} {kind}: {key} is {theirs}, the baseline's is {ours}")
     if unknown := [run.name for run in (*baseline.runs, *group.runs) if not run.machine]:
         found.append(f"unknown machine: {_listed(unknown)} without a readable machine.json")
     else:
@@ -62,11 +63,26 @@ def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
 def _unequal_load(baseline: Group, before: float, group: Group) -> str | None:
     """How much longer or shorter a group's environment steps took than the baseline's, where that is too much."""
     after = environment_us(group.runs)
-    same_work = all(baseline.config.get(key) == group.config.get(key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
+    same_work = all(_is_alike(baseline, group, key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
     if not same_work or not math.isfinite(before) or not math.isfinite(after):
         return None
     more = max(before, after) / min(before, after) - 1
     return f"{after:.3g} beside {group.label} ({more:.0%} apart)" if more > UNEQUAL_LOAD else None
+
+
+def _is_alike(baseline: Group, group: Group, key: str) -> bool:
+    """Whether all runs of both sides have the same value of an option."""
+    values = baseline.values(key)
+    return len(values) == 1 and group.values(key) == values
+
+
+def _by_run(group: Group, key: str) -> str:
+    """The value of an option, or each value with the names of its runs where these differ."""
+    values = group.values(key)
+    if len(values) == 1:
+        return repr(values[0])
+    names = [", ".join(run.name for run in group.runs if run.config.get(key) == value) for value in values]
+    return " and ".join(f"{value!r} in {of}" for value, of in zip(values, names, strict=True))
 
 
 def caveats(group: Group) -> tuple[str, ...]:

@@ -56,14 +56,19 @@ def gain_of(group: Group) -> Gain:
     return Gain(first, final, float(known[:, 1].std(ddof=1)) if len(known) > 1 else 0.0)
 
 
+def common_target(groups: Sequence[Group]) -> float | None:
+    """The return at which every run of these groups stops; None where they differ or some have none."""
+    targets = [value for group in groups for value in group.values("stop_at_return")]
+    first = targets[0]
+    return float(first) if isinstance(first, int | float) and all(value == first for value in targets) else None
+
+
 def threshold_of(groups: Sequence[Group], asked: float | None) -> Level:
     """The return for "time to threshold": as asked for, the runs' own target, or most of the first group's gain."""
     if asked is not None:
         return Level(asked, "as asked for")
-    targets = {group.config.get("stop_at_return") for group in groups}
-    (target,) = targets if len(targets) == 1 else (None,)
-    if isinstance(target, int | float):
-        return Level(float(target), "the return at which the runs stop")
+    if (target := common_target(groups)) is not None:
+        return Level(target, "the return at which the runs stop")
     gain, label = gain_of(groups[0]), groups[0].label
     if math.isnan(gain.size):
         return Level(math.nan, "no episode finished")

@@ -173,6 +173,14 @@ class Group:
         """The configuration of its first run."""
         return self.runs[0].config
 
+    def values(self, key: str) -> tuple[object, ...]:
+        """What its runs have for an option, each value once; more than one where they were grouped by other options."""
+        found: list[object] = []
+        for run in self.runs:
+            if (value := run.config.get(key)) not in found:
+                found.append(value)
+        return tuple(found)
+
 
 def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
     """Put seeds of one configuration together, in order of appearance.

@@ -14,7 +14,7 @@ from monitor.divergence import GREEDY_TOLERANCE
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
 from monitor.report.labels import acting
-from monitor.report.runs import Group, Run
+from monitor.report.runs import NOT_CONFIGURATION, Group, Run
 from monitor.report.wording import interval, number, plain, times
 
 MAX_DECISIONS = 200
@@ -154,10 +154,10 @@ def _typical(group: Group, name: str) -> str:
 
 def options_table(analysis: Analysis) -> Table:
     """Options by configuration: those that differ first, then the rest."""
-    configs = [group.config for group in analysis.groups]
-    keys = sorted({key for config in configs for key in config} - {"seed", "name", "results_dir"})
+    configs = [run.config for group in analysis.groups for run in group.runs]
+    keys = sorted({key for config in configs for key in config} - NOT_CONFIGURATION)
     keys.sort(key=lambda key: len({repr(config.get(key)) for config in configs}) == 1)
-    rows = tuple((key, *(plain(config.get(key)) for config in configs)) for key in keys)
+    rows = tuple((key, *(" or ".join(map(plain, group.values(key))) for group in analysis.groups)) for key in keys)
     return Table("Options; those that differ come first.", ("option", *(g.label for g in analysis.groups)), rows)
 
 

@@ -199,7 +199,7 @@ def _has_failures(group: Group, analysis: Analysis) -> bool:
 
 def _has_target(analysis: Analysis) -> bool:
     """Whether the threshold is a return that somebody wanted, not a share of what was gained."""
-    wanted = [analysis.choices.threshold, *(group.config.get("stop_at_return") for group in analysis.groups)]
+    wanted = [analysis.choices.threshold, *(v for group in analysis.groups for v in group.values("stop_at_return"))]
     return analysis.threshold in wanted
 
 

@@ -148,6 +148,17 @@ def test_runs_that_all_stopped_at_their_target_are_the_same_by_construction() ->
     assert set(comparison.bounds) == {"time_to_threshold_s", "steps_to_threshold"}
 
 
+def test_runs_with_several_targets_are_the_same_by_test_only() -> None:
+    ours = [run(seed=s, compressor="fp32", stop_at_return=90.0) for s in range(5)]
+    theirs = [run(seed=s, stop_at_return=90.0 if s == 0 else 95.0) for s in range(5)]
+    choices = Choices(group_by=("compressor",), force=True)
+    analysis = analyse([*ours, *theirs], choices, ours[0])
+    (comparison,) = analysis.comparisons
+    assert "by construction" not in comparison.verdict.text and "Welch" in comparison.verdict.text
+    assert "90% of the way" in analysis.threshold_source
+    assert not {"training_s", "wall_s"} & set(comparison.speedups)
+
+
 def test_the_default_threshold_is_most_of_the_way_up() -> None:
     analysis = analyse([run(returns=(-100.0, 0.0, 0.0))], Choices())
     assert analysis.threshold == pytest.approx(-10.0)

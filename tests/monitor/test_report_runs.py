@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -87,6 +88,35 @@ def test_what_cannot_be_compared_is_refused_or_marked(other: Run, reason: str) -
             analyse([first, other], Choices(), first)
         (comparison,) = analyse([first, other], Choices(force=True), first).comparisons
         assert any(reason in text for text in comparison.marks)
+
+
+@pytest.mark.parametrize(
+    ("option", "one", "other", "kind"),
+    [
+        ("total_env_steps", 100, 300, "budget"),
+        ("stop_at_return", None, 9.0, "budget"),
+        ("wrapper", None, ["m:f"], "environment"),
+        ("env_arg", None, ["g=1"], "environment"),
+    ],
+)
+def test_one_seed_of_another_budget_or_environment_is_refused_or_marked(
+    option: str, one: object, other: object, kind: str
+) -> None:
+    first, odd = run("a"), run("c", compressor="fp32", seed=1)
+    odd = replace(odd, config={**odd.config, option: other})
+    runs = [first, run("b", compressor="fp32", seed=0), odd, run("d", compressor="fp32", seed=2)]
+    by_scheme, mixed = Choices(group_by=("compressor",)), f"{one!r} in b, d and {other!r} in c"
+    mark = f"more than one {kind}: {option} is {mixed}, the baseline's is {one!r}"
+    with pytest.raises(ReportError, match=re.escape(f"fp32: {mark}")):
+        analyse(runs, by_scheme, first)
+    (comparison,) = analyse(runs, replace(by_scheme, force=True), first).comparisons
+    assert comparison.marks == (mark,)
+    mark = f"more than one {kind}: {option} is {one!r}, the baseline's is {mixed}"
+    with pytest.raises(ReportError, match=re.escape(f"int8: {mark}")):
+        analyse(runs, by_scheme, odd)
+    alike = replace(first, name="e", config={**first.config, option: other})
+    with pytest.raises(ReportError, match=re.escape(f"{option} is {one!r} in a and {other!r} in e, the baseline's is")):
+        analyse([*runs, alike], by_scheme, odd)
 
 
 def test_equal_runs_have_no_obstacle() -> None:
