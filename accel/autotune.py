@@ -1,7 +1,8 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
 Metrics: ``level`` (in use), ``tuner_stage``, ``learner_rate`` (valid steps/s that the learner takes while it does not
-wait), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never waiting).
+wait or, in one process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never
+waiting).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TunedSteering:
         transport: assigns.
         sampler: measures mismatch.
         log: gets every decision.
-        alone: learner and actor share one thread, so that the learner's rate bounds nothing: both add up.
+        alone: learner and actor take turns in one thread, so that the time of both adds up.
         clock: seconds, monotonic.
     Raises:
         ConfigError: a level does not suit the network.
@@ -179,7 +180,8 @@ class TunedSteering:
             env_steps=env_steps,
             actors=actors,
             levels={level: self._measure_level(level, actors) for level in levels},
-            learner_rate=None if self._alone else learner_rate,
+            learner_rate=learner_rate,
+            alone=self._alone,
             learner_wait_share=wait_share,
             env_share=self._rates.env_share(actors),
             surveyed=all(

@@ -1,7 +1,8 @@
 """Chooses the compression level while training runs: measurements in, decisions out. No clock, no I/O.
 
-It maximises effective experience, min(actors' rate, learner's rate) × ESS × retention, subject to: no significant loss
-of return against concurrent environments on the best level so far, and compression mismatch within its bounds.
+It maximises effective experience, min(actors' rate, learner's rate) × ESS × retention, with the rate of both in turns
+where they share a process (``monitor.tuner_value``), subject to: no significant loss of return against concurrent
+environments on the best level so far, and compression mismatch within its bounds.
 
     wait     until levels besides full precision can be published (they need calibration)
     survey   everybody acts as before and times every level on its own machine, without acting on it

@@ -50,7 +50,9 @@ class Measurements:
         levels: what is known, by level. A level that is absent cannot be published yet.
         learner_rate: valid environment steps per second that the learner takes while it does not wait; None while
             unknown.
-        learner_wait_share: share of the learner's time spent waiting for unrolls, in [0, 1].
+        alone: whether learner and actor take turns in one process, so that the time of both adds up.
+        learner_wait_share: share of the learner's time spent waiting for unrolls, or acting where it is alone, in
+            [0, 1].
         env_share: share of the actors' unblocked time spent in the environments, in [0, 1].
         surveyed: whether every living actor has measured every level since the present survey began.
         returns: returns under the level on trial, or under audit, against the reference, both concurrent; None outside
@@ -62,6 +64,7 @@ class Measurements:
     actors: tuple[int, ...]
     levels: Mapping[str, LevelMeasurement]
     learner_rate: float | None = None
+    alone: bool = False
     learner_wait_share: float = 0.0
     env_share: float = 0.0
     surveyed: bool = False

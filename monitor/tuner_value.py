@@ -1,6 +1,7 @@
 """What a level is worth: effective experience, and which part of the pipeline limits it.
 
     effective(level) = min(actors' unblocked rate on the level, learner's rate) × quality(level)
+                       1 / (1 / actors' rate + 1 / learner's rate) × quality(level)   where they take turns
     quality          = ESS × retention of π_θ against the level's μ, where measured at the same time; else of π_v
                        against μ, the level's own part, as measured last, or 1 before that
 
@@ -22,9 +23,11 @@ Bottleneck = Literal["learner", "environment", "policy"]
 def delivered_rate(m: Measurements, level: str) -> float | None:
     """Valid steps per second that would reach the learner's updates with every actor on a level; None if unknown."""
     rate = m.levels[level].rate if level in m.levels else None
-    if rate is None:
-        return None
-    return rate if m.learner_rate is None else min(rate, m.learner_rate)
+    if rate is None or m.learner_rate is None:
+        return rate
+    if m.alone:
+        return rate * m.learner_rate / (rate + m.learner_rate)
+    return min(rate, m.learner_rate)
 
 
 def effective(m: Measurements, level: str, quality: float) -> float | None:
@@ -48,7 +51,8 @@ def concurrent_qualities(m: Measurements, levels: Iterable[str], own: Mapping[st
 
 
 def bottleneck(m: Measurements, level: str, busy_env_share: float) -> Bottleneck:
-    """What limits the run with every actor on ``level``: faster actors help only when it is the policy."""
+    """What limits the run with every actor on ``level``: faster actors help only when it is the policy, or, where the
+    learner is alone with the actor, a little."""
     rate = m.levels[level].rate if level in m.levels else None
     if rate is not None and m.learner_rate is not None and rate >= m.learner_rate:
         return "learner"
@@ -60,6 +64,9 @@ def explain(m: Measurements, level: str, busy_env_share: float) -> str:
     limit = bottleneck(m, level, busy_env_share)
     rate = m.levels[level].rate if level in m.levels else None
     if limit == "learner" and rate is not None and m.learner_rate is not None:
+        if m.alone:
+            share = rate / (rate + m.learner_rate)
+            return f"the learner is the bottleneck: with {level} it takes {share:.0%} of the process's time"
         return (
             f"the learner is the bottleneck: on {level} the actors could send {rate:,.0f} steps/s "
             f"and it takes {m.learner_rate:,.0f}"

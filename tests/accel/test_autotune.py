@@ -277,6 +277,8 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
     assert summary.scheme == load_run(tmp_path / "run").scheme == acted
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("compression_ess/fp32" in record for record in records)
+    # Its time adds to the actor's, so that it counts here as well.
+    assert isinstance(records[-1]["learner_rate"], float)
     assert records[-1]["level"] == acted
 
 

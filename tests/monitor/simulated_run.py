@@ -32,6 +32,7 @@ class Simulation:
 
     Attributes:
         env_us: per vector step; own work included. learner_us: per environment step.
+        alone: one actor, which takes turns with the learner.
         noise: relative standard deviation of every rate and quality that the tuner is told.
         episode_steps: vector steps of an episode; return_deviation: of its return.
     """
@@ -41,6 +42,7 @@ class Simulation:
     envs: int = 8
     env_us: float = 50.0
     learner_us: float = 1.0
+    alone: bool = False
     noise: float = 0.0
     episode_steps: float = 2000.0
     return_deviation: float = 20.0
@@ -138,6 +140,7 @@ class Simulation:
             actors=tuple(self.alive),
             levels={name: self._level(name, name in known, name in acting) for name in self.names},
             learner_rate=learner_rate,
+            alone=self.alone,
             env_share=self.env_us / step_us,
             surveyed=self.tuner.stage == "survey",
             returns=returns,

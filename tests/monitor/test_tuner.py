@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from monitor.errors import TunerError
 from monitor.tuner import Stage, Tuner
 from monitor.tuner_measurements import LevelMeasurement, Measurements, TunerOptions
+from monitor.tuner_value import bottleneck, delivered_rate
 from tests.monitor.simulated_run import Level, Simulation, ladder, level
 
 NAMES = ("fp32", "int8", "prune(0.5)+int8")
@@ -45,6 +47,29 @@ def test_learner_bound_from_some_level_on_stops_at_the_finest_that_feeds_it() ->
     # fp32 delivers 128 k steps/s, int8 290 k, the pruned level 355 k; the learner takes 250 k.
     run = Simulation(FAST, learner_us=4.0).run(60.0)
     assert run.tuner.incumbent == "int8"
+
+
+def test_in_one_process_the_learners_time_is_added_to_the_actors() -> None:
+    # The actor makes 32 k steps/s on fp32 and 73 k on int8, the learner 8 k: 6.4 k and 7.2 k in turns.
+    pays = Simulation({"fp32": level(200.0), "int8": level(60.0)}, actors=1, learner_us=125.0, alone=True).run(60.0)
+    assert pays.tuner.incumbent == "int8"
+    assert "+13% effective experience" in pays.verdicts[1][1].reason
+    assert "learner is the bottleneck: with fp32 it takes 80% of the" in pays.verdicts[1][1].reason
+    levels = {"fp32": level(200.0), "int8": level(60.0, quality=0.8)}
+    costs = Simulation(levels, actors=1, learner_us=125.0, alone=True).run(60.0)
+    assert costs.tuner.incumbent == "fp32"
+    assert costs.changes() == []
+
+
+def test_rates_of_an_actor_and_a_learner_that_take_turns() -> None:
+    levels = {"fp32": LevelMeasurement(rate=10_000.0), "int8": LevelMeasurement(rate=14_000.0)}
+    m = Measurements(0.0, 0, (0,), levels, learner_rate=2500.0, alone=True)
+    assert delivered_rate(m, "fp32") == pytest.approx(2000.0)
+    assert delivered_rate(m, "int8") == pytest.approx(1.0 / (1.0 / 14_000.0 + 1.0 / 2500.0))
+    assert bottleneck(m, "fp32", busy_env_share=0.7) == "learner"
+    assert bottleneck(dataclasses.replace(m, learner_rate=20_000.0), "fp32", busy_env_share=0.7) == "policy"
+    assert delivered_rate(dataclasses.replace(m, learner_rate=None), "fp32") == 10_000.0
+    assert delivered_rate(m, "fp16") is None
 
 
 def test_environment_bound_compresses_nothing_and_says_so() -> None:
