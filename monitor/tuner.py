@@ -16,9 +16,9 @@ Decisions (``Verdict.kind``): survey, trial, accept, reject, audit, passed, fall
 full precision because less compression is as good), hold (a survey that found nothing worth a trial).
 
 Why it cannot flap: a coarser level must gain ``gain``, a finer one may lose ``tolerance``, and between them nothing
-moves; a rejected level is banned, twice as long each time; and once every level has had its turn, each further change
-doubles the time until the next. Whatever the noise, n levels see at most n + 1 + log2(1 + D / dwell) changes that no
-alarm or loss of return forced, in a duration D.
+moves; a level that is rejected or left is banned, twice as long each time, and judged anew after it; and once every
+level has had its turn, each further change doubles the time until the next. Whatever the noise, n levels see at most
+n + 1 + log2(1 + D / dwell) changes that no alarm or loss of return forced, in a duration D.
 
 The reference starts as full precision. Another level becomes it only after its returns were significantly *better*, so
 that small losses cannot add up from level to level.
@@ -122,7 +122,6 @@ class Tuner:
             if level == self.candidate:
                 return self._reject(m, reason)
             if level == self.incumbent:
-                self._bans.add(level, m.time_s)
                 return self._change(m, "fallback", self.full, reason)
         return None
 
@@ -255,7 +254,6 @@ class Tuner:
         if not (late or options.is_ruin(returns) or options.is_enough(returns)):
             return None
         if options.is_ruin(returns) or options.is_loss(returns):
-            self._bans.add(self.incumbent, m.time_s)
             return self._change(m, "fallback", self.reference, f"{self.incumbent} loses return: {returns}")
         if options.is_gain(returns):
             self.reference = self.incumbent
@@ -275,6 +273,9 @@ class Tuner:
 
     def _change(self, m: Measurements, kind: str, level: str, reason: str) -> Verdict:
         before, self.incumbent = self.incumbent, level
+        # One that acts no more would else be judged for ever by the quality that it had last.
+        if before != self.full:
+            self._bans.add(before, m.time_s)
         verdict = Verdict(kind, before, level, reason, self._figures(m))
         self._changes += 1
         self._hold_until = m.time_s + self._options.dwell * 2.0 ** max(0, self._changes - len(self.levels))

@@ -1,4 +1,4 @@
-"""Rejected levels are left alone, twice as long after each rejection."""
+"""Levels that were rejected or given up are left alone, twice as long each time."""
 
 from __future__ import annotations
 

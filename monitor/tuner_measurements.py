@@ -81,7 +81,7 @@ class TunerOptions:
         dwell: shortest trial and shortest hold. The hold doubles with every change beyond one for each level.
         audit_interval: from a change to the first audit of the level in use; doubles after each up to its maximum.
         survey_interval: from a survey of the actors to the next; doubles after each up to its maximum.
-        ban: a rejected level is left alone this long; doubles at each of its rejections.
+        ban: a level that was rejected or left is left alone this long; doubles each time.
         patience: after it, a survey ends with what was reported.
         trial_patience: after it, a trial or audit is decided with the episodes there are.
         min_episodes: whole episodes of each side before returns are judged; three times as many to confirm a loss, a

@@ -147,6 +147,23 @@ def test_level_that_gets_slower_yields_to_a_finer_one() -> None:
     assert run.tuner.incumbent == "int8"
 
 
+def test_level_whose_quality_comes_back_is_taken_again() -> None:
+    poor_for_a_while = Level(lambda _: 150.0, lambda t: 0.6 if 20.0 < t < 30.0 else 1.0)
+    run = Simulation({"fp32": level(200.0), "int8": poor_for_a_while}).run(30.0)
+    assert run.kinds()[-1] == "relax" and run.tuner.incumbent == "fp32"
+    run.run(60.0)
+    assert run.changes() == [("fp32", "int8"), ("int8", "fp32"), ("fp32", "int8")]
+
+
+def test_level_that_lost_its_place_to_another_is_taken_again_when_it_got_better() -> None:
+    young = Level(lambda _: 40.0, lambda t: 0.7 if t < 30.0 else 0.99)
+    run = Simulation(ladder(NAMES, level(200.0), level(60.0, 0.99), young)).run(30.0)
+    assert run.changes() == [("fp32", "prune(0.5)+int8"), ("prune(0.5)+int8", "int8")]
+    run.run(120.0)
+    assert run.tuner.incumbent == "prune(0.5)+int8"
+    assert len(run.changes()) == 3
+
+
 def test_learning_that_moves_all_returns_is_no_loss() -> None:
     # Returns of both levels rise from 0 to 300 while they are compared.
     rising = [Level(lambda _, us=us: us, mean_return=lambda t: 5.0 * t) for us in (200.0, 60.0)]
