@@ -10,7 +10,7 @@ environments on the best level so far, and compression mismatch within its bound
              one is preferred when it loses less than ``tolerance``, so that where the learner or the environment is
              the bottleneck nothing is compressed
     trial    candidate beside reference, accepted only when the measured gain is there and returns show no loss
-    audit    a small reference beside the incumbent, ever more rarely
+    audit    a small reference, or full precision where that is the incumbent, beside the incumbent, ever more rarely
 
 Decisions (``Verdict.kind``): survey, trial, accept, reject, audit, passed, fallback (alarm or loss), relax (back to
 full precision because less compression is as good), hold (a survey that found nothing worth a trial).
@@ -21,7 +21,7 @@ level has had its turn, each further change doubles the time until the next. Wha
 n + 1 + log2(1 + D / dwell) changes that no alarm or loss of return forced, in a duration D.
 
 The reference starts as full precision. Another level becomes it only after its returns were significantly *better*, so
-that small losses cannot add up from level to level.
+that small losses cannot add up from level to level; and it stops being it when it loses against full precision.
 """
 
 from __future__ import annotations
@@ -81,10 +81,15 @@ class Tuner:
 
     @property
     def compared(self) -> tuple[str, str] | None:
-        """(candidate or incumbent, reference): whose returns are being compared; None outside trials and audits."""
+        """(candidate or incumbent, what it is held against), by returns; None outside trials and audits."""
         if self.stage == "trial" and self.candidate is not None:
             return self.candidate, self.reference
-        return (self.incumbent, self.reference) if self.stage == "audit" else None
+        return (self.incumbent, self._audited_against) if self.stage == "audit" else None
+
+    @property
+    def _audited_against(self) -> str:
+        """A gain that made the incumbent the reference may have been chance, or past, and has to show again."""
+        return self.full if self.incumbent == self.reference else self.reference
 
     def assignments(self, actors: Sequence[int]) -> Mapping[int, Split]:
         """What each living actor should act with now."""
@@ -94,12 +99,13 @@ class Tuner:
             return {actor: lanes.whole(self.full, self._envs) for actor in actors}
         if self.stage == "survey":
             return lanes.survey(actors, self._envs, self.incumbent, self._available)
-        common = {"incumbent": self.incumbent, "reference": self.reference}
-        if self.stage == "trial" and self.candidate is not None:
-            return lanes.trial(actors, self._envs, candidate=self.candidate, turn=self.window, **common)
-        if self.stage == "audit":
-            return lanes.audit(actors, self._envs, turn=self.window, **common)
-        return {actor: lanes.whole(self.incumbent, self._envs) for actor in actors}
+        if self.compared is None:
+            return {actor: lanes.whole(self.incumbent, self._envs) for actor in actors}
+        level, other = self.compared
+        common = {"incumbent": self.incumbent, "reference": other}
+        if self.stage == "trial":
+            return lanes.trial(actors, self._envs, candidate=level, turn=self.window, **common)
+        return lanes.audit(actors, self._envs, turn=self.window, **common)
 
     def observe(self, m: Measurements) -> Verdict | None:
         """Take in one look at the run; afterwards ``assignments`` may have changed."""
@@ -151,11 +157,10 @@ class Tuner:
         if m.time_s < self._hold_until:
             return None
         verdict = self._relax(m) or self._choose(m, looks=self._options.confirmations)
-        if verdict is None and self.incumbent != self.reference and m.time_s >= self._audit_at:
+        other = self._audited_against
+        if verdict is None and self.incumbent != other and m.time_s >= self._audit_at:
             self._enter("audit", m)
-            return self._verdict(
-                "audit", m, f"some environments act on {self.reference} to compare {self.incumbent} with"
-            )
+            return self._verdict("audit", m, f"some environments act on {other} to compare {self.incumbent} with")
         if verdict is None and m.time_s >= self._survey_at:
             return self._start_survey(m)
         return verdict
@@ -254,6 +259,7 @@ class Tuner:
         if not (late or options.is_ruin(returns) or options.is_enough(returns)):
             return None
         if options.is_ruin(returns) or options.is_loss(returns):
+            self.reference = self._audited_against
             return self._change(m, "fallback", self.reference, f"{self.incumbent} loses return: {returns}")
         if options.is_gain(returns):
             self.reference = self.incumbent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -128,6 +129,28 @@ def test_audit_finds_a_level_whose_returns_get_worse() -> None:
     assert run.tuner.incumbent == "int8"
     run.run(40.0)
     assert any(v.kind == "fallback" and "loses return" in v.reason for _, v in run.verdicts)
+
+
+def test_audit_goes_on_for_a_level_that_became_the_reference() -> None:
+    # Significantly better at first, as one level in a hundred seems by chance alone.
+    lucky = Level(lambda _: 60.0, lambda _: 1.0, lambda t: 130.0 if t < 20.0 else 60.0)
+    run = Simulation({"fp32": level(200.0), "int8": lucky}).run(20.0)
+    assert run.tuner.incumbent == run.tuner.reference == "int8"
+    run.run(40.0)
+    assert "fallback" in run.kinds()
+    fallback = run.verdicts[run.kinds().index("fallback")][1]
+    assert (fallback.before, fallback.after) == ("int8", "fp32") and "loses return" in fallback.reason
+    assert run.tuner.incumbent == run.tuner.reference == "fp32"
+
+
+def test_level_that_stays_better_than_full_precision_is_audited_ever_more_rarely() -> None:
+    run = Simulation({"fp32": level(200.0), "int8": level(60.0, mean_return=130.0)}).run(400.0)
+    assert run.tuner.incumbent == run.tuner.reference == "int8" and "fallback" not in run.kinds()
+    audits = [time_s for time_s, verdict in run.verdicts if verdict.kind == "audit"]
+    assert len(audits) >= 4
+    waits = [after - before for before, after in itertools.pairwise(audits)]
+    assert all(after > 1.5 * before for before, after in itertools.pairwise(waits))
+    assert run.share_on("int8") > 0.9
 
 
 def test_level_that_gets_slower_is_given_up() -> None:
