@@ -6,7 +6,8 @@
     bias:       q_b = clip(round(b / (s_x s_w)), −2³¹, 2³¹ − 1)
 
 Source: onnxruntime/quantization: quant_utils.compute_scale_zp, base_quantizer.quantize_bias_static_impl and
-qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: none.
+qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: a range of nothing but zero has its zero point at q_min,
+where onnxruntime's signed codes have 0, so that a ReLU behind it is a saturation there too.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
 
 
 def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
-    """(scale, zero point) of a range in single precision; scale 1 and zero point 0 for one of nothing but zero."""
+    """(scale, zero point) of a range in single precision; scale 1 and the least code for one of nothing but zero."""
     low, high = min(float(np.float32(low)), 0.0), max(float(np.float32(high)), 0.0)
     scale = (high - low) / codes.levels
     if scale < SMALLEST_SCALE:
-        return np.float32(1.0), 0
+        return np.float32(1.0), codes.minimum
     return np.float32(scale), int(np.round(codes.minimum - low / scale))
 
 

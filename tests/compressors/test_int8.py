@@ -93,15 +93,16 @@ def _dead_units(module: MLP) -> None:
     module.torso[0].bias.data.fill_(-1.0)
 
 
+@pytest.mark.parametrize("variant", ["u8s8", "s8s8"])
 @pytest.mark.parametrize(
     "spoil", [_zero_layer, _huge_bias, _extreme_weights, _dead_units], ids=lambda f: f.__name__[1:]
 )
-def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None]) -> None:
+def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None], variant: str) -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     spoil(module)
     inputs = case.inputs(16)
-    found = run_artifact(case.bind("int8(u8s8)", module).refresh(module, version=1), inputs)[0]
+    found = run_artifact(case.bind(f"int8({variant})", module).refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
     assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
 

@@ -82,7 +82,7 @@ def test_codes_of_smaller_policies_are_the_oracles(scheme: str, name: str, weigh
 
 @spoiled
 @pytest.mark.parametrize("name", SPOILED)
-@pytest.mark.parametrize("scheme", ["int8(u8s8)", "int8(per_channel,reduce_range)"])
+@pytest.mark.parametrize("scheme", ["int8(u8s8)", "int8(per_channel,reduce_range)", "int8(s8s8)"])
 def test_codes_of_awkward_weights_are_the_oracles(scheme: str, name: str, spoil: Callable[[nn.Module], None]) -> None:
     module = _module(name, "random")
     spoil(module)

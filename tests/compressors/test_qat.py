@@ -74,6 +74,23 @@ def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> 
     assert other.rate > 0.05, "weights of another version have other codes"
 
 
+@pytest.mark.parametrize("options", ["u8s8", "s8s8"])
+def test_a_dead_layer_has_the_codes_of_the_artifact(options: str) -> None:
+    """What is always zero has an empty range; the ReLU is in its codes all the same."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=1)
+    module.torso[0].weight.data.zero_()
+    module.torso[0].bias.data.fill_(-1.0)
+    plan = case.bind(f"qat({options})", module)
+    quantiser = FakeQuantiser(plan, module)
+    artifact = plan.refresh(module, version=1)
+    inputs = case.inputs(16, seed=3)
+    assert code_differences(quantiser, artifact, module, inputs).greatest == 0
+    ours = quantiser(module, *_tensors(inputs))[0].detach().numpy()
+    np.testing.assert_allclose(ours, run_artifact(artifact, inputs)[0], atol=1e-5)
+    assert np.abs(ours - run_module(module, inputs)[0]).max() < 0.05
+
+
 @pytest.mark.parametrize("scheme", ["qat", "qat(per_channel)", "prune(0.5)+qat(u8s8)"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: str) -> None:
