@@ -89,6 +89,8 @@ class VectorisedEnv(VectorEnvironment):
         if self._final is not None:
             finished = ends | cuts
             if finished.any():
+                if self._mode == AutoresetMode.DISABLED:  # the reset may clear what the step has returned
+                    rewards, ends, cuts = np.array(rewards, np.float32), ends.copy(), cuts.copy()
                 observations = self._keep_final(observations, infos, finished, self._final)
         return self._convert(observations), np.asarray(rewards, np.float32), ends, cuts
 
