@@ -55,6 +55,8 @@ def action_converter(space: spaces.Space[object]) -> Callable[[Actions], EnvActi
     """
     if isinstance(space, spaces.Box):
         shape, dtype = (-1, *space.shape), space.dtype
+        if dtype != np.float32:  # bounds that actions were clipped to are float32, rounded to either side
+            return lambda actions: np.clip(actions.astype(dtype).reshape(shape), space.low, space.high)
         return lambda actions: actions.astype(dtype).reshape(shape)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = np.asarray(space.start, dtype=space.dtype)

@@ -17,6 +17,7 @@ from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.envs.observations import observation_layout
 from accel.errors import EnvError
+from accel.sampling import make_sampler
 from accel.spaces import ActionSpec
 from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
 
@@ -160,6 +161,16 @@ def test_converted_actions_lie_in_the_space(space: AnySpace, spec: ActionSpec) -
     assert all(space.contains(np.asarray(action)) for action in converted)
     restored = converted.reshape(actions.shape) - (0 if spec.kind == "gaussian" else space.start)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(restored, actions)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("bound", [0.4, np.pi, 0.1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_actions_at_a_bound_stay_within_it(bound: float, squash: bool, dtype: type) -> None:
+    space = spaces.Box(-bound, bound, (2,), dtype)
+    sampler = make_sampler(action_spec(space, squash=squash), 2, 1, np.random.default_rng(0))
+    actions = sampler.to_env(np.array([[90.0, -90.0], [0.0, 0.01]], np.float32))
+    assert all(space.contains(action) for action in action_converter(space)(actions))
 
 
 def test_every_index_reaches_its_own_action() -> None:
