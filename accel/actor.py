@@ -21,6 +21,8 @@ from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.errors import CompressorError
 
 ENV, POLICY, OWN, SEND, WAIT, PULL, DESERIALISE, LOAD = range(len(ACTOR_PHASES))
+PREPARATION_S = 600.0
+"""How long a learner may take from the last actor's answer to its first policy: imports, a GPU, binding every level."""
 
 
 class UnrollCollector:
@@ -147,17 +149,32 @@ class UnrollCollector:
             new_env = np.empty(envs.size, np.bool_)
             new_env[0] = True
             np.not_equal(envs[1:], envs[:-1], out=new_env[1:])
-            reward_at, step_at = reward_sums[rows, envs], step_sums[rows, envs]
-            reward_before = np.where(new_env, -self._return[envs], np.roll(reward_at, 1))
-            step_before = np.where(new_env, -self._length[envs], np.roll(step_at, 1))
-            returns[rows, envs] = reward_at - reward_before
-            lengths[rows, envs] = step_at - step_before
             last = np.append(new_env[1:], True)
             ended = envs[last]
-            self._return[ended] = -reward_at[last]
+            step_at = step_sums[rows, envs]
+            step_before = np.where(new_env, -self._length[envs], np.roll(step_at, 1))
+            lengths[rows, envs] = step_at - step_before
             self._length[ended] = -step_at[last]
-        self._return += reward_sums[-1]
         self._length += step_sums[-1]
+        if not (np.isfinite(reward_sums[-1]).all() and np.isfinite(self._return).all()):
+            self._record_infinite_returns(np.where(valid, rewards, 0), done, returns)
+            return
+        if envs.size:
+            reward_at = reward_sums[rows, envs]
+            reward_before = np.where(new_env, -self._return[envs], np.roll(reward_at, 1))
+            returns[rows, envs] = reward_at - reward_before
+            self._return[ended] = -reward_at[last]
+        self._return += reward_sums[-1]
+
+    def _record_infinite_returns(
+        self, rewards: npt.NDArray[np.generic], done: npt.NDArray[np.bool_], returns: npt.NDArray[np.generic]
+    ) -> None:
+        """Returns summed step by step: differences of sums would carry an infinite reward into every later episode."""
+        for row, ends in enumerate(done):
+            with np.errstate(invalid="ignore"):
+                self._return += rewards[row]
+            returns[row, ends] = self._return[ends]
+            self._return[ends] = 0.0
 
 
 class Actor:
@@ -203,7 +220,9 @@ class Actor:
         """
         self._transport.configure(self.layout.nbytes, int(self.config["unrolls_in_flight"]))  # type: ignore[call-overload]
         self._policy = self._make_policy()
-        self._load(self._transport.wait_policy(float(self.config["peer_timeout_s"])))  # type: ignore[arg-type]
+        # the learner waits that long for the slowest actor, and only then prepares and publishes
+        timeout_s = float(self.config["peer_timeout_s"]) + PREPARATION_S  # type: ignore[arg-type]
+        self._load(self._transport.wait_policy(timeout_s))
         self._collector = UnrollCollector(self._environment, self._policy, self._sampler, self.layout)
 
     def step(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import gymnasium
 import numpy as np
 import pytest
 
 from accel.actor import UnrollCollector
 from accel.envs import make_vector_env
+from accel.envs.loop import EnvLoop
 from accel.sampling import make_sampler
 from accel.trajectory import UnrollLayout, restack_frames
 from tests.environments.closed_form import episode_return, script
@@ -75,6 +77,38 @@ def test_episodes_have_their_returns_and_lengths(env_id, length):
             assert (terminated[row, env], truncated[row, env]) == (ending != "truncated", ending != "terminated")
             start, episode = row + 1, episode + 1
         assert episode >= 5
+
+
+class Penalties(gymnasium.Env):
+    """Episodes of three steps; the second one of each environment ends in an infinite penalty."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.t = self.episode + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = -np.inf if self.episode == 1 and self.t == 3 else 1.0
+        return np.zeros(1, np.float32), reward, self.t == 3, False, {}
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 24])
+def test_an_infinite_return_is_that_of_its_episode_alone(length):
+    environment = EnvLoop(Penalties, 2, seed=0)
+    sampler = make_sampler(environment.spec.action, 2, length, np.random.default_rng(0))
+    layout = UnrollLayout(environment.spec, length, 2)
+    collector = UnrollCollector(environment, UniformPolicy(sampler), sampler, layout)
+    returns = []
+    for _ in range(-(-24 // length)):
+        unroll = layout.view(np.full(layout.nbytes, 255, np.uint8))
+        collector.collect(unroll, scheme_id=3)
+        returns += unroll["episode_return"][unroll["episode_length"][:, 0] == 3, 0].tolist()
+    assert len(returns) >= 6
+    assert returns == [3.0, -np.inf] + [3.0] * (len(returns) - 2)
 
 
 def first_stream(unroll, env):
