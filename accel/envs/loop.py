@@ -132,7 +132,8 @@ class EnvLoop(VectorEnvironment):
             raise creation_error("no picture", error, "drawing the environment") from error
         if picture.ndim != 3 or picture.shape[-1] != 3:
             raise EnvError(
-                f"the environment draws {picture.dtype} {picture.shape}, not an RGB picture: make it with render"
+                f"the environment's render() gives {picture.dtype} {picture.shape}, no RGB picture [height, width, 3]: "
+                "add a wrapper"
             )
         return picture.astype(np.uint8, copy=False)
 

@@ -91,7 +91,8 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
     if text.is_cnn and not spec.is_image:
         raise ConfigError(
             f"network '{text}' needs (channels, height, width) images, the observations have shape {shape}: "
-            "use an mlp, such as mlp:256x2"
+            "use an mlp, such as mlp:256x2; images are uint8 Box observations, any others are flattened, so that a "
+            "wrapper has to give uint8"
         )
     if critic == "action-value" and spec.action.kind != "categorical":
         raise ConfigError(
