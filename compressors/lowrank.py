@@ -98,13 +98,14 @@ class FactoredModule(BoundReduction):
             shape = state[layer.weights[0]].shape
             if len(shape) == 4:
                 first, second = first.reshape(layer.rank, *shape[1:]), second[:, :, None, None]
-            projected[f"{layer.prefix}.0.weight"], projected[f"{layer.prefix}.1.weight"] = first, second
+            names = [_inside(layer.prefix, part) for part in ("0.weight", "1.weight", "1.bias")]
+            projected[names[0]], projected[names[1]] = first, second
             if layer.biases:
                 bias = torch.stack([torch.from_numpy(state[name]) for name in layer.biases]).sum(0)
                 mean = self._inputs.mean(layer.prefix)
                 if mean is not None:
                     bias = bias + torch.mv(matrix, mean) - torch.mv(basis, torch.mv(thin, mean))
-                projected[f"{layer.prefix}.1.bias"] = bias.numpy()
+                projected[names[2]] = bias.numpy()
         return projected
 
     def rechoose(self, state: State, gradients: State) -> None:
@@ -153,8 +154,9 @@ class FactoredModule(BoundReduction):
                     "weight; take a smaller rank for it, or leave it out"
                 )
             if rank is not None:
+                _check_convolution(self._options.scheme, name, layer)
                 self.module = _replaced(self.module, name, _in_factors(layer, rank))
-                full = [tuple(f"{name}.{n}" if name else n for n in names) for names in (weights, biases)]
+                full = [tuple(_inside(name, n) for n in names) for names in (weights, biases)]
                 made.append(_Factored(full[0], full[1], name, rank))
         check_layers(self._options.scheme, dict(self._options.layers), names)
         return made
@@ -207,6 +209,22 @@ def _check_lstm(name: str, layer: nn.LSTM | nn.LSTMCell) -> None:
             f"lowrank takes LSTMs of one layer and direction without projection, not {name!r}; use a scheme without "
             "lowrank, or another layer"
         )
+
+
+def _check_convolution(scheme: str, name: str, layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d) and (
+        layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+    ):
+        raise UnsupportedLayerError(
+            f"{scheme} takes convolutions of one group, padded with zeros by numbers, not {name!r} (groups="
+            f"{layer.groups}, padding={layer.padding!r}, padding_mode={layer.padding_mode!r}); leave it whole with "
+            f"{name}=1, use a scheme without lowrank, or another layer"
+        )
+
+
+def _inside(module: str, name: str) -> str:
+    """The full name of what a module has under a name; "" is the policy itself."""
+    return f"{module}.{name}" if module else name
 
 
 def _in_factors(layer: nn.Module, rank: int) -> nn.Module:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from compressors.base import Array
-from compressors.errors import UnsupportedLayerError
 from compressors.state import to_tensors
 
 # share of the older moments that stays when new inputs are observed
@@ -21,7 +20,8 @@ _UNFOLDED_IMAGES = 8
 
 
 class InputMoments:
-    """Moments of the inputs of some layers: Linear [in], Conv2d [in · kernel] (as unfolded), LSTM [in + hidden].
+    """Moments of the inputs of some layers: Linear [in], Conv2d [in · kernel] (as unfolded; of one
+    group, padded with zeros), LSTM [in + hidden].
 
     Attributes:
         seen: whether anything was observed.
@@ -78,10 +78,12 @@ def _rows(layer: nn.Module, arguments: tuple[object, ...]) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"a {type(layer).__name__} was called with a {type(x).__name__} instead of a tensor")
     if isinstance(layer, nn.Conv2d):
-        if isinstance(layer.padding, str):
-            raise UnsupportedLayerError(f"lowrank takes convolutions with padding in numbers, not {layer.padding!r}")
         patches = nn.functional.unfold(
-            x[:_UNFOLDED_IMAGES], layer.kernel_size, layer.dilation, layer.padding, layer.stride
+            x[:_UNFOLDED_IMAGES],
+            layer.kernel_size,
+            layer.dilation,
+            layer.padding,  # type: ignore[arg-type]
+            layer.stride,
         )
         return patches.transpose(1, 2).flatten(0, 1)
     if isinstance(layer, nn.LSTM | nn.LSTMCell):

@@ -145,6 +145,54 @@ def test_what_cannot_be_factored_is_refused() -> None:
         tiny.bind("lowrank(0.5)", tiny.make())
 
 
+class _Filtered(nn.Module):
+    """A convolution of any kind behind one of the plain kind."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.torso = nn.Sequential(nn.Conv2d(2, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3, **options), nn.ReLU())
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.head(self.torso(observations.float()).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"groups": 2}, "groups=2"),
+        ({"padding": "same"}, "padding='same'"),
+        ({"padding": 1, "padding_mode": "circular"}, "padding_mode='circular'"),
+    ],
+    ids=["groups", "padding in words", "padding mode"],
+)
+def test_a_convolution_that_factors_cannot_compute_is_named_with_a_remedy(
+    options: dict[str, object], said: str
+) -> None:
+    case = Case(lambda: _Filtered(**options), {"observations": (2, 12, 12)})
+    with pytest.raises(UnsupportedLayerError, match=rf"'torso\.2'.*{said}.*leave it whole with torso\.2=1"):
+        case.bind("lowrank(0.25)", case.make())
+    module = randomise(case.make(), seed=0)
+    whole = case.bind("lowrank(0.25,torso.2=1,head=1,torso.0=0.5)", module)
+    _make_low_rank(module.torso[0], 4, seed=1)
+    whole.rechoose(module)
+    inputs = case.inputs(5)
+    found = run_artifact(whole.refresh(module, version=1), inputs)[0]
+    wanted = run_module(module, inputs)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def test_a_policy_that_is_one_layer_is_factored() -> None:
+    case = Case(lambda: nn.Linear(32, 24), {"observations": (32,)})
+    module = randomise(case.make(), seed=0)
+    plan = case.bind("lowrank(0.25)", module)
+    _make_low_rank(module, 4, seed=1)
+    plan.rechoose(module)
+    inputs = case.inputs(5)
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("text", ["lowrank", "lowrank(0)", "lowrank(1)", "lowrank(x)", "lowrank(0.5,2)"])
 def test_wrong_arguments_are_refused(text: str) -> None:
     with pytest.raises(SchemeError, match="between 0 and 1"):
