@@ -195,7 +195,10 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: Non
     except TransportError:
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
-        transport.report({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        told = {"error": f"{type(error).__name__}: {error}"}
+        if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
+            told["traceback"] = traceback.format_exc()
+        transport.report(told)
         return EXIT_ABORTED
     finally:
         actor.close()
@@ -234,7 +237,12 @@ def _learn_alone(job: Job) -> Summary:
     with stop.installed():
         options = TransportOptions(in_flight=job.config.unrolls_in_flight, max_held=job.config.batch_unrolls + 1)
         transport = LocalTransport(1, options=options)
-        return run_session(job, transport.learner, stop, cores=all_cores()[:1], local=LocalActor(transport.actor(0)))
+        local = LocalActor(transport.actor(0))
+        try:
+            return run_session(job, transport.learner, stop, cores=all_cores()[:1], local=local)
+        finally:
+            if local.actor is not None:
+                local.actor.close()
 
 
 def _start_mpirun(job: Job) -> Summary:
@@ -258,8 +266,13 @@ def _start_mpirun(job: Job) -> Summary:
         return Summary.read(job.path)
     if elsewhere and ended.status == 0:
         raise JobError(f"the job ended well; its run directory {job.path} is on the learner's host", 0)
-    if ended.stopped:
+    if ended.stopped and not elsewhere and _written_at(starts) == before[starts]:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
+    if ended.stopped:
+        raise JobError(
+            f"stopped before the run had ended in good order: --resume {job.path} goes on from its last checkpoint",
+            ended.status or EXIT_INTERRUPTED,
+        )
     raise JobError(
         f"the job ended with status {ended.status} and left no summary here; its messages are above",
         ended.status or EXIT_ABORTED,

@@ -91,7 +91,7 @@ class Trainer:
         self.unrolls = self.trained_env_steps = 0
         self.training_s = 0.0
         self._last_batch: Batch | None = None
-        self._known_dead: frozenset[int] = frozenset()
+        self._known_gone: frozenset[int] = frozenset()
         self._pending: list[tuple[Arrival, Unroll]] = []
 
     def run(self) -> str:
@@ -176,13 +176,15 @@ class Trainer:
         """Report what actors said and which died; raises TransportError when none is left."""
         for actor, message in self.transport.messages():
             if not self.steering.hear(actor, message):
-                logger.warning("actor %d: %s", actor, message.get("warning") or message.get("error") or message)
-        dead = self.transport.dead() - self._known_dead
+                text = message.get("traceback") or message.get("warning") or message.get("error") or message
+                logger.warning("actor %d: %s", actor, str(text).rstrip())
         alive = self.transport.alive()
-        for actor in sorted(dead):
-            logger.warning("actor %d died; %d of %d go on", actor, len(alive), self.transport.actors)
+        gone = frozenset(range(self.transport.actors)) - alive - self._known_gone
+        for actor in sorted(gone):
+            how = "died" if actor in self.transport.dead() else "ended"
+            logger.warning("actor %d %s; %d of %d go on", actor, how, len(alive), self.transport.actors)
             self.steering.lose(actor)
-        self._known_dead |= dead
+        self._known_gone |= gone
         if not alive:
             raise TransportError(
                 f"all {self.transport.actors} actors are gone; look at their messages above and resume the run"
