@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     defaults = TrainConfig.create(**values)
     options = vars(_parse_flags(argv, defaults))
     resume = options["resume"]
-    chosen = {name: options[name] for name in TrainConfig.model_fields}
+    chosen = {name: _merged(name, options[name], getattr(defaults, name)) for name in TrainConfig.model_fields}
     if "batch_unrolls" not in values and _value(argv, "batch-unrolls") is None:
         del chosen["batch_unrolls"]
     config = check_config(TrainConfig.create(**chosen))
@@ -83,15 +83,30 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
 
 
 def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
-    """tyro reads types only; what values mean is the config's own business, whose messages are in our words."""
+    """tyro reads types only; what values mean is the config's own business, whose messages are in our words.
+
+    It would add what repeated flags give to their default, so that these have none here; see ``_merged``.
+    """
     rows: list[tuple[str, object, object]] = []
     for name, (kind, description) in _SOURCES.items():
         rows.append((name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None)))
     for name, field in TrainConfig.model_fields.items():
         option = tyro.conf.arg(help=field.description or "", name=name.rstrip("_"))
-        rows.append((name, Annotated[field.annotation, option], dataclasses.field(default=getattr(defaults, name))))
+        before = getattr(defaults, name)
+        default = () if isinstance(before, tuple) else before
+        rows.append((name, Annotated[field.annotation, option], dataclasses.field(default=default)))
     target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)
     return tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=(tyro.conf.UseAppendAction,))
+
+
+def _merged(name: str, given: object, before: object) -> object:
+    """Repeated flags take the place of what a preset, a file or a resumed run has; k=v pairs that of their own keys."""
+    if not isinstance(given, tuple) or not isinstance(before, tuple):
+        return given
+    if name == "env_arg":
+        keys = {pair.partition("=")[0] for pair in given}
+        return (*(pair for pair in before if pair.partition("=")[0] not in keys), *given)
+    return given or before
 
 
 def _none(flag: str, word: str) -> str:
@@ -104,8 +119,8 @@ def _none(flag: str, word: str) -> str:
 
 
 def _value(argv: Sequence[str], name: str) -> str | None:
-    """The value of --name or --name=value, before the real parser has its defaults."""
-    for i, word in enumerate(argv):
+    """The last value of --name or --name=value, before the real parser has its defaults."""
+    for i, word in reversed(list(enumerate(argv))):
         flag, equals, value = word.partition("=")
         if flag.replace("_", "-") == f"--{name}" and (equals or i + 1 < len(argv)):
             return value if equals else argv[i + 1]

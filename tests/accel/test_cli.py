@@ -56,6 +56,23 @@ def test_repeated_flags_add_up() -> None:
     assert config.env_kwargs == {"a": 1, "b": 2} and config.wrapper == ("m:f",)
 
 
+def test_repeated_flags_take_the_place_of_a_file_s(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('wrapper = ["m:f", "m:g"]\nenv_arg = ["a=1", "b=2"]\n')
+    for source in (["--config", str(run / "config.toml")], ["--resume", str(run)]):
+        unchanged = parse(source, ALONE).config
+        assert unchanged.wrapper == ("m:f", "m:g") and unchanged.env_kwargs == {"a": 1, "b": 2}
+        again = parse([*source, "--wrapper", "m:f", "--wrapper", "m:g", "--env-arg", "b=3"], ALONE).config
+        assert again.wrapper == ("m:f", "m:g") and again.env_arg == ("a=1", "b=3")
+        assert parse([*source, "--wrapper", "m:h"], ALONE).config.wrapper == ("m:h",)
+
+
+def test_the_last_of_several_presets_counts() -> None:
+    config = parse(["--preset", "quickstart", "--name", "x", "--preset=halfcheetah"], ALONE).config
+    assert (config.env, config.name) == ("HalfCheetah-v5", "x")
+
+
 def test_a_launched_job_has_as_many_actors_as_ranks_beside_the_learner() -> None:
     launched = LaunchInfo(0, 4, 0, "openmpi")
     config = parse([], launched).config
