@@ -195,7 +195,7 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: Non
     except TransportError:
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
-        told = {"error": f"{type(error).__name__}: {error}"}
+        told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
         if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
             told["traceback"] = traceback.format_exc()
         transport.report(told)
