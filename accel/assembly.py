@@ -27,11 +27,13 @@ from accel.rundir import RunDirectory
 from accel.session import Crew, Stop
 from accel.spaces import EnvSpec
 from accel.state_tree import Tree
+from accel.steering import Steering
 from accel.summary import SchemeComparison, Summary
 from accel.training import Trainer
 from accel.trajectory import UnrollLayout
 from accel.transport.base import LearnerTransport
 from compressors.artifact import CompressedPolicy
+from monitor.decisions import DecisionLog
 from monitor.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -78,10 +80,10 @@ class Assembly:
         self.layout = UnrollLayout(
             crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes
         )
-        choice = parse_choice(config.compressor, config.network)
+        self._choice = choice = parse_choice(config.compressor, config.network)
         self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features, levels=choice.levels)
         self.sampler = MismatchSampler(config, self.learner.network, self.publisher.schemes)
-        self.steering = make_steering(choice, config, self.publisher, transport, self.sampler, run.path)
+        self.steering = self._steer()
         self._lost_actors = 0
         self._progress: Progress = NoProgress()
         self._recorder: Recorder | None = None
@@ -113,6 +115,8 @@ class Assembly:
         logger.addHandler(handler)
         logger.propagate, propagate = False, logger.propagate
         try:
+            if resumed:
+                DecisionLog(self.run.path).forget_after(self.learner.env_steps)
             self._announce()
             reason = self._run()
             wall_s = time.time() - self.job.started_at
@@ -176,6 +180,19 @@ class Assembly:
                 f"the checkpoint in {self.run.path} is of another network ({str(error).splitlines()[-1].strip()}): "
                 "resume with its own --network"
             ) from None
+        self.steering = self.trainer.steering = self._steer()
+
+    def _steer(self) -> Steering:
+        """What steers the run from the steps on that the learner has now."""
+        return make_steering(
+            self._choice,
+            self.job.config,
+            self.publisher,
+            self.transport,
+            self.sampler,
+            self.run.path,
+            self.learner.env_steps,
+        )
 
     def _run(self) -> str:
         """Train with a checkpoint behind it, whatever ends it; returns why it stopped."""

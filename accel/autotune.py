@@ -257,11 +257,15 @@ def make_steering(
     transport: LearnerTransport,
     sampler: MismatchSampler,
     run_path: Path,
+    env_steps: int = 0,
 ) -> Steering:
-    """What steers a run whose compression is chosen so. Raises ConfigError: a level does not suit the network."""
+    """What steers a run whose compression is chosen so, from the steps on that it has learned from.
+
+    Raises: ConfigError: a level does not suit the network.
+    """
     log = DecisionLog(run_path)
     if choice.schedule is not None:
-        return AnnealedSteering(choice.schedule, publisher, log)
+        return AnnealedSteering(choice.schedule, publisher, log, env_steps)
     if choice.kind == "fixed":
         return FixedSteering()
     return TunedSteering(

@@ -91,15 +91,16 @@ class AnnealedSteering(FixedSteering):
         schedule: the levels, all of which the publisher knows.
         publisher: compresses.
         log: gets every change.
+        env_steps: learned from so far, where a run goes on: the level that it begins with is no change.
     Raises:
         ConfigError: a level does not suit the network.
     """
 
-    def __init__(self, schedule: AnnealingSchedule, publisher: Publisher, log: DecisionLog) -> None:
+    def __init__(self, schedule: AnnealingSchedule, publisher: Publisher, log: DecisionLog, env_steps: int = 0) -> None:
         self._schedule = schedule
         self._publisher = publisher
         self._log = log
-        self.level = schedule.levels[0]
+        self.level = schedule.level_at(env_steps)
         # Bound before training begins: a scheme that does not suit the network is an error now, not in an hour.
         publisher.set_levels(schedule.levels)
         publisher.set_levels([self.level])
@@ -113,7 +114,7 @@ class AnnealedSteering(FixedSteering):
         level = self._schedule.level_at(env_steps)
         if level == self.level:
             return
-        began = self._schedule.env_steps[self._schedule.levels.index(level)]
+        began = self._schedule.began_at(env_steps)
         self._log.write(env_steps, None, "anneal", self.level, level, f"the schedule has {level} from step {began} on")
         logger.info("actors change from %s to %s, as scheduled from step %d on", self.level, level, began)
         self.level = level

@@ -36,4 +36,11 @@ class AnnealingSchedule:
 
     def level_at(self, env_steps: int) -> str:
         """The level that holds after so many steps."""
-        return self.levels[bisect_right(self.env_steps, max(env_steps, 0)) - 1]
+        return self.levels[self._index(env_steps)]
+
+    def began_at(self, env_steps: int) -> int:
+        """The step at which the level that holds after so many steps began; a level may come more than once."""
+        return self.env_steps[self._index(env_steps)]
+
+    def _index(self, env_steps: int) -> int:
+        return bisect_right(self.env_steps, max(env_steps, 0)) - 1

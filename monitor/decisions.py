@@ -10,7 +10,8 @@
     reason       a sentence
     figures      numbers by name, such as rate/int8 in environment steps/s, ess/int8, return/fp32, episodes/fp32
 
-A line is written in one piece, so that a kill leaves whole lines; a reader skips and counts damaged ones.
+A line is written in one piece, so that a kill leaves whole lines; a reader skips and counts damaged ones. Steps rise: a
+run that goes on from a checkpoint cuts off the lines after it.
 """
 
 from __future__ import annotations
@@ -94,6 +95,31 @@ class DecisionLog:
                 f"cannot write {self._path}: only {written} of {len(line)} bytes fit; is the disk full?"
             )
         return decision
+
+    def forget_after(self, env_steps: int) -> None:
+        """Cut the log where its first decision after so many steps begins: those steps are about to be done again.
+
+        Damaged lines before that stay, for the reader to count, but for a half-written last one; with no log nothing
+        happens. The file is cut in one piece: a kill leaves it as it was, or as it is to be.
+
+        Raises: RecorderError: the log is there and cannot be read or cut.
+        """
+        try:
+            size, keep = self._path.stat().st_size, 0
+            with self._path.open("rb") as lines:
+                for line in lines:
+                    decision = _parse(line)
+                    if not line.endswith(b"\n") or (decision is not None and decision.env_steps > env_steps):
+                        break
+                    keep += len(line)
+            if keep < size:
+                os.truncate(self._path, keep)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RecorderError(
+                f"cannot cut {self._path}: {error.strerror}; make it writable, or move it away to go on"
+            ) from error
 
 
 def read_decisions(directory: Path) -> tuple[list[Decision], int]:

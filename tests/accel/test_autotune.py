@@ -118,6 +118,20 @@ def test_annealing_follows_its_schedule_and_logs_it(tmp_path: Path) -> None:
         ("anneal", "fp32", "int8", 3000, None),
         ("anneal", "int8", "fp32", 8000, None),
     ]
+    assert [d.reason.rpartition(" step ")[2] for d in decisions] == ["3000 on", "8000 on"]
+
+
+def test_annealing_goes_on_at_the_level_of_the_steps_learned_from(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "anneal(fp32@0;int8@3000;fp32@8000)")
+    choice = parse_choice(rig.config.compressor, rig.config.network)
+    steering = make_steering(choice, rig.config, rig.publisher, rig.transport, rig.sampler, tmp_path, 5000)
+    rig.publisher.payloads()
+    assert rig.publisher.replaced == {"int8"}, "it is to be published, and fp32 stands in until it is calibrated"
+    times = PhaseTimes.from_seconds(("wait", "work"), np.zeros(2))
+    for env_steps, level, lines in ((5000, "int8", 0), (7999, "int8", 0), (8000, "fp32", 1), (9000, "fp32", 1)):
+        steering.step(env_steps, times)
+        assert steering.metrics() == {"level": level}
+        assert len(read_decisions(tmp_path)[0]) == lines
 
 
 @pytest.mark.parametrize(("actors", "envs"), [(1, 8), (2, 4)])

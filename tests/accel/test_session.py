@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import accel
-from accel.checkpoint import CheckpointState
+from accel.checkpoint import CheckpointState, load_checkpoint
 from accel.config import TrainConfig
 from accel.configfiles import load_toml
 from accel.errors import (
@@ -32,6 +32,7 @@ from accel.session import wait_for_crew
 from accel.summary import Summary
 from accel.transport import LocalTransport
 from compressors.artifact import CompressedPolicy
+from monitor.decisions import read_decisions
 
 SMALL: Mapping[str, object] = {
     "actors": 0, "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1,
@@ -146,6 +147,22 @@ def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> No
     accel.train(configure(tmp_path), resume=run)
     steps = [row["env_steps"] for row in records(run)]
     assert steps == sorted(set(steps)) and steps[-1] >= 3000
+
+
+def test_decisions_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None:
+    """As after a kill: the schedule changes before the newest checkpoint, and again some updates after it."""
+    run, options = tmp_path / "run", {"compressor": "anneal(fp32@0;int8@1000;fp32@2000)"}
+    accel.train(configure(tmp_path, checkpoint_interval_s=1e-6, keep_checkpoints=50, **options))
+    first, _ = read_decisions(run)
+    assert [(d.before, d.after) for d in first] == [("fp32", "int8"), ("int8", "fp32")]
+    for path in (run / "checkpoints").iterdir():
+        if load_checkpoint(path).env_steps >= 1800:
+            path.unlink()
+    assert first[0].env_steps < checkpoint(run).env_steps
+    accel.train(configure(tmp_path, **options), resume=run)
+    again, damaged = read_decisions(run)
+    assert [(d.before, d.after) for d in again] == [("fp32", "int8"), ("int8", "fp32")] and damaged == 0
+    assert again[0] == first[0] and again[1].unix_time_s > first[1].unix_time_s
 
 
 def test_both_policies_of_a_run_are_of_the_same_weights(tmp_path: Path) -> None:

@@ -44,6 +44,45 @@ def test_damaged_lines_are_skipped_counted_and_do_not_spoil_the_next(tmp_path: P
     assert damaged == 4
 
 
+def test_what_was_decided_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    log, path = DecisionLog(tmp_path), tmp_path / DECISIONS_FILE
+    for env_steps in (100, 200, 200, 300, 400):
+        log.write(env_steps, None, "hold", "a", "a", str(env_steps))
+    written = path.read_bytes().splitlines(keepends=True)
+    for env_steps, kept in ((1000, 5), (400, 5), (399, 4), (200, 3), (99, 0)):
+        log.forget_after(env_steps)
+        assert path.read_bytes() == b"".join(written[:kept])
+    log.write(150, None, "hold", "a", "a", "anew")
+    assert [decision.reason for decision in read_decisions(tmp_path)[0]] == ["anew"]
+
+
+def test_damage_before_a_checkpoint_stays_and_goes_after_it(tmp_path: Path) -> None:
+    log, path = DecisionLog(tmp_path), tmp_path / DECISIONS_FILE
+    log.write(1, None, "hold", "a", "a", "first")
+    with path.open("ab") as file:
+        file.write(b'not json\n{"env_steps": 3}\n')
+    kept = path.read_bytes()
+    log.write(2, None, "hold", "a", "a", "later")
+    with path.open("ab") as file:
+        file.write(b'[1]\n{"half": ')
+    log.forget_after(2)
+    assert path.read_bytes().endswith(b"[1]\n"), "only the half-written line goes"
+    log.forget_after(1)
+    assert path.read_bytes() == kept
+    assert read_decisions(tmp_path)[1] == 2
+
+
+def test_forgetting_makes_no_log(tmp_path: Path) -> None:
+    DecisionLog(tmp_path).forget_after(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
+    (tmp_path / DECISIONS_FILE).mkdir()
+    with pytest.raises(RecorderError, match=r"cannot cut .*decisions\.jsonl"):
+        DecisionLog(tmp_path).forget_after(0)
+
+
 def test_no_log_is_no_decisions(tmp_path: Path) -> None:
     assert read_decisions(tmp_path) == ([], 0)
 
@@ -57,6 +96,11 @@ def test_schedule_holds_each_level_from_its_step() -> None:
     schedule = AnnealingSchedule(("fp32", "int8", "prune(0.5)+int8"), (0, 100, 500))
     levels = [schedule.level_at(steps) for steps in (0, 99, 100, 499, 500, 10**9)]
     assert levels == ["fp32", "fp32", "int8", "int8", "prune(0.5)+int8", "prune(0.5)+int8"]
+
+
+def test_schedule_tells_levels_that_come_again_apart() -> None:
+    schedule = AnnealingSchedule(("fp32", "int8", "fp32"), (0, 100, 500))
+    assert [schedule.began_at(steps) for steps in (0, 99, 100, 499, 500, 10**9)] == [0, 0, 100, 100, 500, 500]
 
 
 @pytest.mark.parametrize(
