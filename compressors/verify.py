@@ -23,7 +23,9 @@ class Mismatch:
     """How far an artifact's distribution parameters are from the policy's, over some inputs.
 
     Attributes:
-        relative: root mean square difference over the policy's root mean square deviation from its mean output.
+        relative: root mean square difference over the policy's root mean square deviation from its mean output; over
+            the root mean square of its outputs where all rows are the same but for rounding, one row included; the
+            difference itself where its outputs are all zero.
         greatest: the greatest absolute difference, in the unit of the parameters.
         measured: what the caller's own measure says; ``relative`` where there is none.
     """
@@ -32,6 +34,8 @@ class Mismatch:
     greatest: float
     measured: float
 
+
+_ROUNDING = float(np.finfo(np.float32).eps)
 
 Measure = Callable[[Array, Array], float]
 
@@ -127,7 +131,10 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]
 def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
     theirs: NDArray[np.float64] = wanted.astype(np.float64)
     difference = found.astype(np.float64) - theirs
-    scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
-    error = float(np.sqrt(np.mean(np.square(difference))))
-    relative = error / max(scale, float(np.finfo(np.float32).tiny))
+    deviation, size, error = (_root_mean_square(part) for part in (theirs - theirs.mean(axis=0), theirs, difference))
+    relative = error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
     return Mismatch(relative, float(np.abs(difference).max()), relative if measure is None else measure(wanted, found))
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))

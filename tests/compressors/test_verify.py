@@ -36,6 +36,26 @@ def test_the_mismatch_is_what_it_says() -> None:
     assert mismatch.relative == pytest.approx(0.5 / spread, rel=1e-4)
 
 
+@pytest.mark.parametrize("equal", [1, 5])
+def test_rows_that_are_the_same_are_held_against_their_size(equal: int) -> None:
+    """One row, or several equal ones, deviate from their mean by nothing or by rounding."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    inputs = {name: np.repeat(array, equal, axis=0) for name, array in case.inputs(1).items()}
+    for scheme, bound in (("fp32", 1e-5), ("int8(u8s8)", 0.1)):
+        artifact = case.bind(scheme, module).refresh(module, version=1)
+        assert verify_artifact(artifact, module, inputs, bound).relative <= bound
+    size = np.sqrt(np.mean(_outputs(module, inputs) ** 2))
+    module.head.weight.data *= 2.0
+    module.head.bias.data *= 2.0
+    with pytest.raises(VerificationError, match="differs"):
+        verify_artifact(artifact, module, inputs, 0.4)
+    module.head.weight.data.zero_()
+    module.head.bias.data.zero_()
+    mismatch = verify_artifact(artifact, module, inputs, None)
+    assert mismatch.relative == pytest.approx(size, rel=0.1)
+
+
 def test_a_measure_of_the_callers_is_held_against_the_bound() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
