@@ -96,9 +96,11 @@ class PrunedModule(BoundReduction):
                 )
         self._groups = [group for group in groups if options.kept(group) < group.size]
         if not self._groups:
+            sizes = ", ".join(sorted(f"{group.name!r} has {group.size}" for group in groups)) or "it has none but heads"
             raise UnsupportedLayerError(
-                f"{options.scheme} finds no layer of this policy that can lose units: heads never do, nor layers of "
-                "fewer than 16"
+                f"{options.scheme} finds no layer of this policy that can lose units: {sizes}; they go in multiples of "
+                "16, or of 8 below 64, heads and layers of fewer than 16 lose none; remove more, or take a scheme "
+                "without prune"
             )
         self._recurrent = _recurrent_group(self._groups, len(example_inputs))
         self.prefix = "" if self._recurrent is None else f"{_INNER}."

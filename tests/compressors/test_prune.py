@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -362,6 +362,24 @@ class _Tangled(MLP):
 class _Narrow(MLP):
     def __init__(self) -> None:
         super().__init__(width=8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: MLP(width=64),
+            "lose units: 'torso.0' has 64, 'torso.2' has 64; they go in multiples of 16, .*more, or",
+        ),
+        (lambda: nn.Linear(11, 32), "lose units: it has none but heads; .*take a scheme without prune"),
+    ],
+    ids=["too little", "heads"],
+)
+def test_a_share_too_small_to_remove_a_unit_is_refused_with_the_sizes(
+    make: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(UnsupportedLayerError, match=message):
+        Case(make, {"observations": (11,)}).bind("prune(0.1)", make())
 
 
 @pytest.mark.parametrize(
