@@ -28,6 +28,7 @@ from compressors.state import read_state
 
 OPSET = 17
 _SENTINEL_SEED = 20_240_229
+_WIDER = 3.0
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,12 @@ def export_policy(
     """Export a module in evaluation mode.
 
     A copy with random weights is exported, as the exporter would merge equal tensors; the graph is then compared with
-    the copy at other random weights, so that a weight lost in a constant shows.
+    the copy at other random weights, so that a weight lost in a constant shows. It gets the examples and random rows in
+    one batch, the copy gets them apart, so that a branch not taken for the examples shows, and a row that depends on
+    others. A policy that takes only certain values, such as indices, is compared on the examples alone.
 
     Raises:
-        GraphError: export failed, or the graph does not follow its weights or its batch.
+        GraphError: export failed, or the graph does not follow its weights, its inputs or its batch.
     """
     double = copy.deepcopy(module).cpu().eval()
     examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
@@ -91,12 +94,14 @@ def export_policy(
     state = read_state(double)
     inputs = tuple(_spec(name, value) for name, value in examples.items())
     with torch.no_grad():
-        results = _as_tuple(double(*_wider(examples).values()))
+        results = _as_tuple(double(*examples.values()))
     if len(results) != len(output_names):
         raise GraphError(f"the policy returns {len(results)} tensors, but {len(output_names)} output names were given")
     outputs = tuple(_spec(name, value) for name, value in zip(output_names, results, strict=True))
     graph = _policy_graph(model, state, inputs, outputs)
-    _check_follows(graph, state, _wider(examples), results)
+    fresh, further = _fresh_rows(double, examples, generator)
+    feeds = {name: torch.cat([value, fresh[name]]).numpy() for name, value in examples.items()}
+    _check_follows(graph, state, feeds, [list(parts) for parts in zip(results, further, strict=True)])
     return graph
 
 
@@ -133,23 +138,39 @@ def _policy_graph(
 
 
 def _check_follows(
-    graph: PolicyGraph, state: State, inputs: Mapping[str, torch.Tensor], expected: Sequence[torch.Tensor]
+    graph: PolicyGraph, state: State, feeds: Mapping[str, Array], expected: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Other random weights than the exported ones, and another batch: the graph must agree with the module."""
-    feeds = {name: value.numpy() for name, value in inputs.items()}
+    """Other random weights than the exported ones, and another batch: the graph must agree with the module.
+
+    Args:
+        graph: the exported one.
+        state: the weights.
+        feeds: inputs, all rows in one batch.
+        expected: for each output what the module returns for parts of these rows, in order.
+    """
     try:
         got = graph.piece([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
     except Exception as error:  # onnxruntime's errors share no base but Exception
         raise GraphError(f"the exported graph does not run at another batch than the example's: {error}") from error
-    for spec, reference in zip(graph.outputs, expected, strict=True):
-        wanted = reference.detach().numpy()
-        found = got[spec.name]
-        tolerance = 1e-3 * (1.0 + float(np.abs(wanted).max()))
-        if found.shape != wanted.shape or not np.allclose(found, wanted, atol=tolerance, rtol=0):
+    for spec, parts in zip(graph.outputs, expected, strict=True):
+        if not _agree(got[spec.name], [part.detach().numpy() for part in parts]):
             raise GraphError(
-                f"output {spec.name!r} of the exported graph does not follow the policy's weights and batch; compute "
-                "it from parameters, buffers and inputs by torch operations only, for any number of rows"
+                f"output {spec.name!r} of the exported graph does not follow the policy's weights, inputs and batch; "
+                "compute it from parameters, buffers and inputs by torch operations only, without branches on their "
+                "values, for any number of rows, each by itself"
             )
+
+
+def _agree(found: Array, parts: Sequence[Array]) -> bool:
+    """Whether values are the parts' rows one below the other, but for those that are not finite throughout."""
+    if any(part.ndim == 0 for part in parts) or len({part.shape[1:] for part in parts}) > 1:
+        return False
+    wanted = np.concatenate(parts)
+    if found.shape != wanted.shape:
+        return False
+    finite = np.isfinite(wanted.reshape(len(wanted), -1)).all(axis=1)
+    tolerance = 1e-3 * (1.0 + float(np.abs(wanted[finite]).max(initial=0.0)))
+    return np.allclose(found[finite], wanted[finite], atol=tolerance, rtol=0)
 
 
 def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
@@ -164,9 +185,32 @@ def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
-def _wider(examples: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The examples with one row more."""
-    return {name: torch.cat([value, value[:1]]) for name, value in examples.items()}
+def _fresh_rows(
+    double: torch.nn.Module, examples: Mapping[str, torch.Tensor], generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Rows that no example has, and what the module returns for them; the first example again where it takes none."""
+    fresh = {
+        name: _random_rows(value, is_state=index > 0, generator=generator)
+        for index, (name, value) in enumerate(examples.items())
+    }
+    with torch.no_grad():
+        try:
+            return fresh, _as_tuple(double(*fresh.values()))
+        except Exception:  # noqa: BLE001 - a module may raise anything for values that it does not take
+            again = {name: value[:1] for name, value in examples.items()}
+            return again, _as_tuple(double(*again.values()))
+
+
+def _random_rows(like: torch.Tensor, *, is_state: bool, generator: torch.Generator) -> torch.Tensor:
+    """[2, *shape]: standard normal and three times wider, within ±1 for states; bytes; else the first row again."""
+    shape = (2, *like.shape[1:])
+    if like.dtype == torch.uint8:
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if not like.is_floating_point():
+        return torch.cat([like[:1], like[:1]])
+    rows = torch.randn(shape, generator=generator, dtype=like.dtype)
+    rows[1] *= _WIDER
+    return torch.tanh(rows) if is_state else rows
 
 
 def _as_tuple(result: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,7 @@ from compressors.errors import GraphError, WeightsError
 from compressors.float import Float32
 from compressors.graph import export_policy
 from compressors.inspection import operators
+from compressors.state import read_state
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
 
@@ -85,6 +86,29 @@ class _FixedBatch(MLP):
         )
 
 
+class _Branching(MLP):
+    """A branch on the observations' values."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        if bool((observations.abs() > 1.0).any()):
+            observations = observations / observations.abs().max()
+        return super().forward(observations)
+
+
+class _Centred(MLP):
+    """Every row depends on the others."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(observations - observations.mean(0))
+
+
+class _Summed(MLP):
+    """One row for all."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(observations).sum(0, keepdim=True)
+
+
 class _Untraceable(MLP):
     """An operation without an ONNX counterpart."""
 
@@ -94,12 +118,49 @@ class _Untraceable(MLP):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(_Baked, "does not follow"), (_FixedBatch, "does not follow|batch"), (_Untraceable, "cannot be exported")],
-    ids=["baked weight", "baked batch", "unknown operator"],
+    [
+        (_Baked, "does not follow"),
+        (_FixedBatch, "does not follow|batch"),
+        (_Branching, "does not follow.*without branches on their values"),
+        (_Centred, "does not follow.*each by itself"),
+        (_Summed, "does not follow"),
+        (_Untraceable, "cannot be exported"),
+    ],
+    ids=["baked weight", "baked batch", "branch", "rows mixed", "one row for all", "unknown operator"],
 )
 def test_what_cannot_be_refreshed_is_refused(make: type[nn.Module], message: str) -> None:
+    """Examples are zeros, as a learner has them before the first observation."""
     with pytest.raises(GraphError, match=message):
-        Case(make, {"observations": (11,)}).bind("fp32", make())
+        export_policy(make(), {"observations": torch.zeros(2 if make is _FixedBatch else 1, 11)}, ["params"])
+
+
+class _Looking(nn.Module):
+    """Takes whole numbers below 11 alone, as rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.head(self.table(observations.long()).mean(1))
+
+
+class _Rooted(MLP):
+    """Is a number for positive observations alone."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(observations.sqrt())
+
+
+@pytest.mark.parametrize("make", [_Looking, _Rooted])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=["bytes", "floats"])
+def test_policies_of_certain_values_are_exported(make: type[nn.Module], dtype: torch.dtype) -> None:
+    module = randomise(make(), seed=0)
+    observations = torch.arange(5 * 11).reshape(5, 11).remainder(11).to(dtype)
+    graph = export_policy(module, {"observations": torch.zeros(1, 11, dtype=dtype)}, ["params"])
+    found = graph.piece(["params"])({"observations": observations.numpy(), **graph.read(read_state(module))})
+    np.testing.assert_allclose(found["params"], run_module(module, {"o": observations.numpy()})[0], atol=1e-5)
 
 
 class _Pooled(nn.Module):
