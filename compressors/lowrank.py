@@ -3,11 +3,12 @@
     W h + b ≈ U (UᵀW) h + b + (W − U UᵀW) E[h],   U: the leading eigenvectors of W C Wᵀ
 
 C is the covariance of the layer's inputs h on recent real inputs, the identity before any were seen: among all bases of
-its rank, U loses least of what the layer really puts out. It is chosen when the scheme is bound and whenever
-``rechoose`` is called; in between, a refresh projects the present weight on it. Layers for which two factors would hold
-no fewer numbers than the weight stay whole. ``lowrank(r,layer=q)`` gives one layer the rank ``q``, and
-``lowrank(layer=q)`` leaves the others whole. Source: Eckart and Young 1936 for C = I; principal components of the
-outputs, as in Zhang et al. 2015, arXiv:1505.06798, section 2.1.
+its rank, U loses least of what the layer really puts out. The bias makes up for the mean of the inputs; where a layer
+has none, C is of second moments about zero. It is chosen when the scheme is bound and whenever ``rechoose`` is called;
+in between, a refresh projects the present weight on it. Layers for which two factors would hold no fewer numbers than
+the weight stay whole. ``lowrank(r,layer=q)`` gives one layer the rank ``q``, and ``lowrank(layer=q)`` leaves the others
+whole. Source: Eckart and Young 1936 for C = I; principal components of the outputs, as in Zhang et al. 2015,
+arXiv:1505.06798, section 2.1.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class FactoredModule(BoundReduction):
     def rechoose(self, state: State, gradients: State) -> None:
         """See ``BoundReduction.rechoose``."""
         for layer in self._layers:
-            covariance = self._inputs.covariance(layer.prefix)
+            covariance = self._inputs.covariance(layer.prefix, about_zero=not layer.biases)
             self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank, covariance)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> None:

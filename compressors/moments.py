@@ -47,8 +47,9 @@ class InputMoments:
         """[inputs] float32 mean, None before anything was observed."""
         return self._means.get(layer)
 
-    def covariance(self, layer: str) -> Tensor | None:
-        """[inputs, inputs] float64 covariance with a ridge for what few samples do not show; None before any."""
+    def covariance(self, layer: str, *, about_zero: bool = False) -> Tensor | None:
+        """[inputs, inputs] float64 covariance with a ridge for what few samples do not show; None before any. Second
+        moments about zero rather than about the mean if ``about_zero``, with the same ridge."""
         if layer not in self._totals:
             return None
         samples = self._samples[layer]
@@ -56,6 +57,8 @@ class InputMoments:
         covariance = self._products[layer] / samples - torch.outer(mean, mean)
         size = len(mean)
         ridge = RIDGE * covariance.diagonal().mean() * size / samples
+        if about_zero:
+            covariance = covariance + torch.outer(mean, mean)
         regular: Tensor = covariance + ridge * torch.eye(size, dtype=covariance.dtype)
         return regular
 

@@ -3,11 +3,11 @@
     W h + b ≈ (W_K + W_R P) h_K + (b + W_R (E[h_R] − P E[h_K]));   P = C_RK (C_KK + λ I)⁻¹
 
 K are the kept and R the removed inputs of a layer, C their covariance on recent real inputs: the best linear
-prediction. P is of the features that the weights made when it was measured, and is worth little some tens of optimiser
-steps later: ``observe`` measures it anew, older measurements count less. A flattened image counts each place as a
-sample with a mean of its own. A convolution's zero padding is not accounted for. Source: least-squares reconstruction
-of channel pruning, He et al. 2017, arXiv:1707.06168, section 3.1, here in closed form from the reading layer's inputs
-alone.
+prediction. For a layer without bias C is of second moments about zero: the best one without a constant. P is of the
+features that the weights made when it was measured, and is worth little some tens of optimiser steps later: ``observe``
+measures it anew, older measurements count less. A flattened image counts each place as a sample with a mean of its own.
+A convolution's zero padding is not accounted for. Source: least-squares reconstruction of channel pruning, He et al.
+2017, arXiv:1707.06168, section 3.1, here in closed form from the reading layer's inputs alone.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class _Moments:
         within = self.covariance.lerp(newer.covariance, share)
         return _Moments(samples, self.mean + share * shift, within + between)
 
+    def spread(self, *, about_zero: bool) -> Tensor:
+        """[channels, channels] covariance, or second moments about zero."""
+        return self.covariance + self.mean @ self.mean.t() / self.mean.shape[1] if about_zero else self.covariance
+
     def ridge(self, kept: int) -> float:
         """λ: what few samples do not show."""
         places = self.mean.shape[1]
@@ -72,11 +76,11 @@ class _Prediction:
     constant: Tensor
 
     @classmethod
-    def solve(cls, moments: _Moments, kept: IndexArray) -> _Prediction:
-        """The best one."""
+    def solve(cls, moments: _Moments, kept: IndexArray, *, about_zero: bool) -> _Prediction:
+        """The best one; ``about_zero``: without its constant, which nothing can add."""
         removed = np.setdiff1d(np.arange(len(moments.mean)), kept)
         k, r = torch.from_numpy(kept), torch.from_numpy(removed)
-        among = moments.covariance[k].double()
+        among = moments.spread(about_zero=about_zero)[k].double()
         regular = among[:, k] + moments.ridge(len(kept)) * torch.eye(len(kept), dtype=among.dtype)
         matrix = torch.linalg.solve(regular, among[:, r]).t().float().contiguous()
         return cls(kept, removed, matrix, moments.mean[r] - matrix @ moments.mean[k])
@@ -108,10 +112,10 @@ class _Reader:
         if bool(torch.isfinite(newer.covariance).all()):
             self.moments = newer if self.moments is None else self.moments.with_newer(newer)
 
-    def predict(self, kept: IndexArray, columns: IndexArray) -> None:
+    def predict(self, kept: IndexArray, columns: IndexArray, *, has_bias: bool) -> None:
         """Find the best prediction from the channels ``kept``, when ``columns`` of the weight are kept, ascending."""
         if self.moments is not None:
-            self.prediction = _Prediction.solve(self.moments, kept)
+            self.prediction = _Prediction.solve(self.moments, kept, about_zero=not has_bias)
         places = np.searchsorted(columns, self.places[kept])
         self.columns = None if np.array_equal(places.ravel(), np.arange(len(columns))) else places
 
@@ -176,7 +180,8 @@ class Reconstruction:
                     columns = weight.movedim(1, -1).flatten(0, -2)
                     moments = reader.moments
                     lam = moments.ridge(len(moments.mean))
-                    found.append((moments.covariance, columns.t() @ columns, lam))
+                    spread = moments.spread(about_zero=_bias_of(parameter) not in state)
+                    found.append((spread, columns.t() @ columns, lam))
         return found
 
     def solve(
@@ -192,7 +197,8 @@ class Reconstruction:
         for parameter, readers in self._readers.items():
             rows = _kept_rows(state[parameter], indices[parameter])
             for reader in readers:
-                reader.predict(kept[reader.group], indices[parameter][1])
+                has_bias = _bias_of(parameter) in state
+                reader.predict(kept[reader.group], indices[parameter][1], has_bias=has_bias)
                 is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > LATE_FOLD
                 reader.folded = reader.fold(rows, len(indices[parameter][1])) if is_wide else None
 
@@ -205,8 +211,8 @@ class Reconstruction:
             axes = indices[parameter]
             parts = [r.folded or r.fold(_kept_rows(state[parameter], axes), len(axes[1])) for r in readers]
             corrections[parameter], constants = _sum(parts)
-            owner, _, attribute = parameter.rpartition(".")
-            corrections[f"{owner}.{_BIASES[attribute]}".removeprefix(".")] = constants
+            if _bias_of(parameter) in state:
+                corrections[_bias_of(parameter)] = constants
         return corrections
 
     def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
@@ -223,6 +229,12 @@ class Reconstruction:
                 reader.observe(rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)])
 
         return hook
+
+
+def _bias_of(weight: str) -> str:
+    """What the bias is called that goes with a weight."""
+    owner, _, attribute = weight.rpartition(".")
+    return f"{owner}.{_BIASES[attribute]}".removeprefix(".")
 
 
 def _kept_rows(weight: Array, indices: Mapping[int, IndexArray]) -> Array:

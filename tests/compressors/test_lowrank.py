@@ -193,6 +193,22 @@ def test_a_policy_that_is_one_layer_is_factored() -> None:
     np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_a_layer_keeps_the_most_of_what_it_puts_out_without_a_bias_too(bias: bool) -> None:
+    """Inputs far from zero: the optimum is the singular value decomposition of the outputs, less their mean where a
+    bias can make up for that."""
+    case = Case(lambda: nn.Linear(32, 24, bias=bias), {"observations": (32,)})
+    module = randomise(case.make(), seed=0)
+    inputs = case.inputs(512, seed=1)
+    inputs["observations"] += 3.0 * np.sin(np.arange(32)).astype(np.float32)
+    plan = case.bind("lowrank(0.25)", module, rows=0)
+    plan.calibrate(inputs)
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    wanted = run_module(module, inputs)[0]
+    tail = np.linalg.svd(wanted - wanted.mean(0) if bias else wanted, compute_uv=False)[8:]
+    assert np.linalg.norm(found - wanted) == pytest.approx(np.linalg.norm(tail), rel=0.01)
+
+
 @pytest.mark.parametrize("text", ["lowrank", "lowrank(0)", "lowrank(1)", "lowrank(x)", "lowrank(0.5,2)"])
 def test_wrong_arguments_are_refused(text: str) -> None:
     with pytest.raises(SchemeError, match="between 0 and 1"):

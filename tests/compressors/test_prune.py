@@ -192,6 +192,25 @@ def test_the_mean_output_stays_behind_one_pruned_layer() -> None:
     np.testing.assert_allclose(found.mean(0), run_module(module, inputs)[0].mean(0), atol=1e-4)
 
 
+@pytest.mark.parametrize("importance", ["residual", "magnitude"])
+def test_a_reader_without_bias_gets_the_best_prediction_without_a_constant(importance: str) -> None:
+    """Least squares of the outputs on the kept units themselves, whose means are far from zero."""
+    case = CASES["relu-mlp"]
+    module = randomise(type(case.make())(nn.ReLU, depth=1, gaussian=False), seed=0)
+    module.torso[0].bias.data.add_(2.0)
+    module.head = nn.Linear(32, 3, bias=False)
+    inputs = case.inputs(1024, seed=1)
+    plan = case.bind(f"prune(0.5,{importance})", module, rows=0)
+    plan.calibrate(inputs)
+    found = run_artifact(plan.refresh(module, version=1), inputs)[0]
+    kept = plan._reductions[0].kept["torso.0"]
+    with torch.no_grad():
+        features = module.torso(module.normaliser(torch.from_numpy(inputs["observations"]))).numpy()
+    wanted = run_module(module, inputs)[0]
+    best = features[:, kept] @ np.linalg.lstsq(features[:, kept], wanted, rcond=None)[0]
+    assert relative_error(found, wanted) == pytest.approx(relative_error(best, wanted), rel=0.02)
+
+
 def test_choices_stay_until_chosen_again() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
