@@ -176,8 +176,8 @@ class Trainer:
         """Report what actors said and which died; raises TransportError when none is left."""
         for actor, message in self.transport.messages():
             if not self.steering.hear(actor, message):
-                text = message.get("traceback") or message.get("warning") or message.get("error") or message
-                logger.warning("actor %d: %s", actor, str(text).rstrip())
+                text = message.get("warning") or message.get("error") or message
+                logger.warning("actor %d: %s", actor, f"{text}\n{message.get('traceback', '')}".rstrip())
         alive = self.transport.alive()
         gone = frozenset(range(self.transport.actors)) - alive - self._known_gone
         for actor in sorted(gone):

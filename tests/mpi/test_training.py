@@ -184,6 +184,8 @@ def test_a_broken_environment_in_one_actor_is_told_and_the_rest_go_on(tmp_path: 
         job.finish()
         summary = job.summary()
         assert "actor 1: ValueError: the simulator broke" in job.output
+        assert "troubled.py" in job.output, "where it broke"
+        assert "actor 1 ended; 1 of 2 go on" in job.output
         assert summary.env_steps >= 30000 and job.records()[-1]["actors_alive"] == 1
 
 
