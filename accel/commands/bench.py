@@ -206,15 +206,14 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
     from accel.bench.learner import bench_learner
     from accel.bench.subject import default_spec, environment_spec
 
-    spec, config = options.spec(), options.training()
+    spec, config, given = options.spec(), options.training(), _networks(options, options.network, _POLICY_NETWORKS)
     if options.run is not None:
         from accel.loading import load_run
 
         options.environment()
         run = load_run(options.run)
         config, spec = run.config, run.spec
-    default = _POLICY_NETWORKS if config is None else config.network
-    networks = check_networks(_networks(options, options.network, default))
+    networks = check_networks(given if config is None or options.network is not None else [config.network])
     environment = config or options.environment()
     config = environment or TrainConfig.create(activation=options.activation)
     if spec is None and environment is not None:

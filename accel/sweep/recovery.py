@@ -138,7 +138,7 @@ def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) 
             distributions=trial.distributions,
             user_attrs={
                 **{name: value for name, value in trial.user_attrs.items() if name not in (WORKER, SIGN)},
-                INTERRUPTIONS: interruptions,
+                **({INTERRUPTIONS: interruptions} if interruptions else {}),
             },
             system_attrs={"failed_trial": trial.number, **system, "retry_history": history},
         )
