@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,6 +30,8 @@ _SHARE_OF_ENDS = 0.01
 # Whatever random rewards teach in some hundred updates, the policy stays as it is.
 _LEARNING_RATE = 1e-7
 
+logger = logging.getLogger("accel")
+
 
 class Times(NamedTuple):
     """Seconds of one update's phases: joining the unrolls, forward passes, correction, backward passes with steps."""
@@ -46,7 +49,7 @@ def bench_learner(
     precisions: Sequence[str] = PRECISIONS,
     seconds: float = 20.0,
     repeats: int = 50,
-    notify: Notify = print,
+    notify: Notify = logger.info,
 ) -> list[Row]:
     """Time whole updates of real learners on random experience of the right shapes, all cells in turns.
 
