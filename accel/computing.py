@@ -33,8 +33,8 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | None = None) -> Literal["none", "bf16"]:
     """What the learner computes in.
 
-    ``auto`` goes by what was measured: with bf16 an update of a convolutional network took 0.6 of the time on a CPU that
-    has it.
+    ``auto`` goes by what was measured: with bf16 an update of a convolutional network takes 0.6 of the time on a CPU
+    that has it.
 
     Args:
         config: the run's configuration. device: the learner's.
