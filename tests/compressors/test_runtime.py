@@ -37,7 +37,7 @@ def test_acting_needs_no_torch(tmp_path: Path) -> None:
     artifact = case.bind("int8", module).refresh(module, version=1)
     (tmp_path / "policy").write_bytes(artifact.to_bytes())
     command = [sys.executable, "-W", "error", "-c", _ACTOR, str(tmp_path / "policy")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split(",")) == 3 * 6
 

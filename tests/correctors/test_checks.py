@@ -108,4 +108,4 @@ def test_the_package_alone_imports_no_torch_and_submodules_do_not_hide_functions
         "assert all(callable(f) for f in (nstep, retrace, vtrace))\n"
         "assert set(correctors.__all__) == {n for n in correctors.__all__ if getattr(correctors, n)}\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
