@@ -11,8 +11,9 @@ import pytest
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", MPLBACKEND="Agg")
 
-hypothesis.settings.register_profile("local", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+_NO_STOPWATCH = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("local", _NO_STOPWATCH)
+hypothesis.settings.register_profile("ci", _NO_STOPWATCH, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
