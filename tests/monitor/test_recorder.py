@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -128,7 +129,7 @@ def test_nothing_slow_is_imported_before_the_first_flush(tmp_path: Path) -> None
         import sys
         from pathlib import Path
         from monitor import Recorder
-        recorder = Recorder(Path({str(tmp_path)!r}))
+        recorder = Recorder(Path({str(tmp_path)!r}), clock=lambda: 0.0)
         recorder.record(1, {{"x": 1.0}})
         print("tensorboard" in sys.modules)
         recorder.close()
@@ -157,7 +158,9 @@ def test_a_half_written_line_is_cut_off_and_appending_goes_on(tmp_path: Path) ->
     assert len(list(strict_lines(path))) == 2
 
 
-def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None:
+def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads event files in the order of their names, which begin with the time."""
+    monkeypatch.setattr("monitor.event_file.time.time_ns", itertools.count(10**18, 10**9).__next__)
     with Recorder(tmp_path) as recorder:
         for step in (100, 200, 300, 400):
             recorder.record(step, {"x": float(step)})
