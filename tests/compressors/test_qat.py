@@ -30,6 +30,15 @@ def _bound(name: str, scheme: str, seed: int = 1) -> tuple[Case, nn.Module, Plan
     return case, module, plan, FakeQuantiser(plan, module)
 
 
+def _allowed(name: str) -> tuple[float, int]:
+    """Share of codes and count of rows that may differ: the last bit of a float decides on the edge of two codes.
+
+    Of a ReLU policy only the normalised input is a float. tanh and sigmoid have other last bits on other CPUs, and
+    codes that follow in such a row may differ too.
+    """
+    return (5e-3, 2) if name in {"tanh-mlp", "lstm"} else (2e-4, 1)
+
+
 def _tensors(inputs: dict[str, np.ndarray]) -> list[Tensor]:
     return [torch.from_numpy(array) for array in inputs.values()]
 
@@ -65,7 +74,7 @@ def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> 
     artifact = plan.refresh(module, version=1)
     inputs = case.inputs(64, seed=3)
     found = code_differences(quantiser, artifact, module, inputs)
-    assert found.rate <= 2e-4 and found.greatest <= 1 and found.compared > 64 * 40
+    assert found.rate <= _allowed(name)[0] and found.greatest <= 1 and found.compared > 64 * 40
     if "observations" in inputs and inputs["observations"].dtype == np.uint8:
         assert found.greatest == 0, "nothing between pixels and codes is a float"
     with torch.no_grad():
@@ -101,7 +110,7 @@ def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: st
     wanted = run_artifact(plan.refresh(module, version=1), inputs)
     for ours, theirs in zip(RoundedPolicy(quantiser, module)(*_tensors(inputs)), wanted, strict=True):
         rows = np.abs(ours.detach().numpy() - theirs).max(axis=1)
-        assert (rows > 1e-5).sum() <= 1 and rows.max() < 0.02, "but for a normalised input on the edge of two codes"
+        assert rows.max() < 0.02 and (rows > 1e-5).sum() <= _allowed(name)[1], "but for a float on a code's edge"
     assert np.abs(run_module(module, inputs)[0] - wanted[0]).max() > 1e-3, "the whole policy is another"
 
 
@@ -112,7 +121,7 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     quantiser.prune(module)
     plan.calibrate(inputs)
     found = code_differences(quantiser, plan.refresh(module, version=1), module, inputs)
-    assert found.rate <= 2e-4 and found.greatest <= 1 and quantiser.kept
+    assert found.rate <= _allowed(name)[0] and found.greatest <= 1 and quantiser.kept
     fewer = {weight for layer in quantiser.rules.layers if layer.made in quantiser.kept for weight in layer.weights}
     gone = {name: (p == 0).flatten(1).all(1) for name, p in module.named_parameters() if name in fewer}
     assert all(0.4 < rows.float().mean() < 0.6 for rows in gone.values())
