@@ -82,16 +82,28 @@ logged() {
   return "$status"
 }
 
+# pip by itself gives up after 15 s of silence and five more attempts, which is little for gigabytes. What the user has set,
+# in the environment or in pip's files, holds.
+be_patient() {
+  local settings
+  settings=$("$venv/bin/python" -m pip config list 2>/dev/null) || settings=
+  [[ $settings == *timeout=* ]] || export PIP_TIMEOUT=60
+  [[ $settings == *.retries=* ]] || export PIP_RETRIES=10
+}
+
 install() {
   local extras=$1 python=$2 log=$venv/set-up.log stamp
   if ! is_usable; then
     [[ ! -e $venv ]] || say "The environment in .venv is unfinished, broken or moved: making it anew."
+    # The interpreter first: without one, what an interrupted removal leaves passes for no environment.
+    [[ -L $venv ]] || rm -rf "$venv/bin/python"
     rm -rf "$venv"
     mkdir "$venv"
     touch "$venv/unfinished"
     "$python" -m venv "$venv"
   fi
   touch "$venv/unfinished"
+  be_patient
   if ! logged "$log" "$venv/bin/python" -m pip install --progress-bar off \
     --editable "${project}[$extras]" --constraint "$project/constraints.txt"; then
     tail -n 25 "$log" >&2

@@ -17,9 +17,10 @@ SHELL_SCRIPTS = [path for path in SCRIPTS if path.suffix in {"", ".sh", ".sbatch
 
 
 def shell(project: Path, commands: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run commands after sourcing a project's environment.sh."""
+    """Run commands after sourcing a project's environment.sh; in the one locale that no machine lacks."""
     program = f"set -euo pipefail; source scripts/environment.sh; {commands}"
-    return subprocess.run(["bash", "-c", program, "test", *arguments], cwd=project, capture_output=True, text=True)
+    words = ["bash", "-c", program, "test", *arguments]
+    return subprocess.run(words, cwd=project, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
 
 
 @pytest.fixture
@@ -84,6 +85,40 @@ def test_an_environment_that_was_moved_is_made_anew(project: Path) -> None:
     moved = project.rename(project.with_name("elsewhere"))
     assert not is_ready(moved, "openmpi")
     assert not is_usable(moved)
+
+
+def test_an_environment_whose_removal_was_interrupted_is_made_anew(project: Path) -> None:
+    """The worst that a kill can leave: of the whole directory, only what ``rm`` would have come to last."""
+    _interrupt(project)
+    rm = 'rm() { [[ $2 != "$venv" ]] || { command rm "$venv"/{unfinished,ready-*}; exit 9; }; command rm "$@"; }'
+    assert shell(project, f"{rm}; install openmpi python3").returncode == 9
+    assert not (project / ".venv" / "unfinished").exists()
+    assert not is_ready(project, "openmpi")
+    assert not is_usable(project)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PIP_CONFIG_FILE", os.devnull, "60 10"),
+        ("PIP_TIMEOUT", "7", "7 10"),
+        ("PIP_DEFAULT_TIMEOUT", "7", "- 10"),
+        ("PIP_RETRIES", "0", "60 0"),
+        ("PIP_CONFIG_FILE", "{project}/pip.conf", "- -"),
+    ],
+)
+def test_pip_is_patient_unless_told(
+    project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    pytest.importorskip("pip")
+    (project / "pip.conf").write_text("[global]\ntimeout = 5\nretries = 1\n")
+    for known in ("PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES"):
+        monkeypatch.delenv(known, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv(name, value.format(project=project))
+    commands = 'venv=$1; be_patient; echo "${PIP_TIMEOUT:--} ${PIP_RETRIES:--}"'
+    done = shell(project, commands, sys.prefix)
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_an_interpreter_that_will_not_do_is_refused_by_name(project: Path) -> None:
