@@ -23,7 +23,7 @@ def tell(**finding: object) -> None:
 
 def wait_for_message(transport: RemoteLearner, received: list[int], layout: Any) -> dict[str, object]:
     """The next message of the actor, taking its unrolls meanwhile."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for _, message in transport.messages():
             return message
@@ -70,6 +70,8 @@ def main(case: str) -> int:
         tell(**wait_for_message(transport, received, layout))
     else:
         transport.publish(0, {"fp32": good})
+        while not received:  # an actor is sent the newest policy only
+            take(transport, received, layout)
         for number, payload in ((1, bytes(flipped)), (2, bytes(foreign))):
             transport.publish(number, {"fp32": payload})
             tell(**wait_for_message(transport, received, layout))
