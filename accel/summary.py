@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
+
+_Microseconds = Annotated[float, Field(gt=0)]
+_Bytes = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,13 @@ class SchemeComparison:
 
     scheme: str
     batch: int
-    policy_us: float
-    fp32_us: float
-    env_us: float
+    policy_us: _Microseconds
+    fp32_us: _Microseconds
+    env_us: Annotated[float, Field(ge=0)]
     kl: float
     agreement: float | None
-    bytes: int
-    fp32_bytes: int
+    bytes: _Bytes
+    fp32_bytes: _Bytes
     weight_only: bool = False
 
     def text(self) -> str:
@@ -116,13 +120,13 @@ class Summary:
     def read(cls, run_path: Path) -> Self:
         """The summary of a finished run. Raises CheckpointError."""
         try:
-            value = json.loads((run_path / "summary.json").read_text())
-            comparison = value.pop("comparison", None)
-            return cls(**value, comparison=None if comparison is None else SchemeComparison(**comparison))
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"{run_path} holds no readable summary.json ({error}); the run did not end in order"
-            ) from None
+            return TypeAdapter(cls).validate_json((run_path / "summary.json").read_bytes(), strict=True)
+        except OSError as error:
+            problem = str(error)
+        except ValidationError as error:
+            found = error.errors(include_url=False)[0]
+            problem = f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}"
+        raise CheckpointError(f"{run_path} holds no readable summary.json ({problem}); the run did not end in order")
 
     def suggestions(self) -> list[str]:
         """Commands that carry on from here."""
@@ -154,8 +158,9 @@ class Summary:
             f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates: {self.reason}.",
             f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; "
             f"{self.wall_s:.1f} s since the command started.",
-            f"policy lag {' / '.join(_number(self.lag[f'lag_{which}']) for which in ('min', 'mean', 'max'))} versions "
-            f"(min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, {self.dead_actors} actors died.",
+            f"policy lag {' / '.join(_number(self.lag.get(f'lag_{which}')) for which in ('min', 'mean', 'max'))} "
+            f"versions (min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, "
+            f"{self.dead_actors} actors died.",
             f"learner ({self.device}{'' if self.mixed_precision == 'none' else ', ' + self.mixed_precision}): "
             f"{_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
