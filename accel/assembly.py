@@ -116,7 +116,8 @@ class Assembly:
         logger.propagate, propagate = False, logger.propagate
         try:
             if resumed:
-                DecisionLog(self.run.path).forget_after(self.learner.env_steps)
+                level = str(self.steering.metrics().get("level", self._choice.levels[0]))
+                DecisionLog(self.run.path).go_on(self.learner.env_steps, level)
             self._announce()
             reason = self._run()
             wall_s = time.time() - self.job.started_at

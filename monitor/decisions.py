@@ -4,7 +4,7 @@
 
     unix_time_s  when          env_steps  valid steps learned from until then
     actor        the actor concerned, or null for all of them
-    kind         what was decided: see ``monitor.tuner``; ``anneal`` and ``fixed`` for schedules and fixed schemes
+    kind         what was decided: see ``monitor.tuner``; ``anneal`` for schedules, ``resume`` where a run goes on
     from, to     the actor's scheme before and after; ``int8:6;fp32:2`` gives six of its environments to int8, two to
                  fp32, and ``:0`` marks a scheme that the actor only times
     reason       a sentence
@@ -121,6 +121,19 @@ class DecisionLog:
                 f"cannot cut {self._path}: {error.strerror}; make it writable, or move it away to go on"
             ) from error
 
+    def go_on(self, env_steps: int, level: str) -> None:
+        """``forget_after``, and a line of kind ``resume`` for each actor that had another level than it begins with.
+
+        Raises: RecorderError: the log is there and cannot be read or cut, or the lines cannot be written.
+        """
+        self.forget_after(env_steps)
+        acted: dict[int | None, str] = {}
+        for decision in read_decisions(self._path.parent)[0]:
+            acted = {None: decision.after} if decision.actor is None else {**acted, decision.actor: decision.after}
+        for actor, before in acted.items():
+            if before != level:
+                self.write(env_steps, actor, "resume", before, level, f"the run goes on, and begins with {level}")
+
 
 def read_decisions(directory: Path) -> tuple[list[Decision], int]:
     """The decisions of a run, oldest first, and how many damaged lines were skipped; none when there is no log.
@@ -145,10 +158,11 @@ def _parse(line: bytes) -> Decision | None:
         actor = None if value["actor"] is None else int(value["actor"])
         kind, before, after, reason = (str(value[name]) for name in ("kind", "from", "to", "reason"))
         figures = dict(value["figures"])
-        return Decision(
-            float(value["unix_time_s"]), int(value["env_steps"]), actor, kind, before, after, reason, figures
-        )
-    except (ValueError, KeyError, TypeError):
+        unix_time_s, env_steps = float(value["unix_time_s"]), int(value["env_steps"])
+        if not math.isfinite(unix_time_s):
+            return None
+        return Decision(unix_time_s, env_steps, actor, kind, before, after, reason, figures)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

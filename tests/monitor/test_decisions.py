@@ -37,11 +37,16 @@ def test_damaged_lines_are_skipped_counted_and_do_not_spoil_the_next(tmp_path: P
     log = DecisionLog(tmp_path)
     log.write(1, None, "hold", "a", "a", "first")
     with (tmp_path / DECISIONS_FILE).open("ab") as file:
-        file.write(b'not json\n{"env_steps": 3}\n[1]\n{"half": ')
+        file.write(b'not json\n{"env_steps": 3}\n[1]\n' + b"[" * 100_000 + b"\n")
+        for name, value in (("env_steps", "Infinity"), ("unix_time_s", "NaN"), ("unix_time_s", "1" + "0" * 400)):
+            line = {"unix_time_s": 1, "env_steps": 1, "actor": None, "kind": "k", "from": "", "to": "", "reason": "",
+                    "figures": {}, name: 0}  # fmt: skip
+            file.write(json.dumps(line).replace(f'"{name}": 0', f'"{name}": {value}').encode() + b"\n")
+        file.write(b'{"half": ')
     log.write(2, None, "hold", "a", "a", "last")
     decisions, damaged = read_decisions(tmp_path)
     assert [decision.reason for decision in decisions] == ["first", "last"]
-    assert damaged == 4
+    assert damaged == 8
 
 
 def test_what_was_decided_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
@@ -54,6 +59,22 @@ def test_what_was_decided_after_a_checkpoint_is_forgotten(tmp_path: Path) -> Non
         assert path.read_bytes() == b"".join(written[:kept])
     log.write(150, None, "hold", "a", "a", "anew")
     assert [decision.reason for decision in read_decisions(tmp_path)[0]] == ["anew"]
+
+
+def test_a_run_that_goes_on_says_where_another_level_acts_now(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    log.go_on(0, "a")
+    assert read_decisions(tmp_path) == ([], 0)
+    log.write(100, None, "try", "a", "a:2;b:2", "")
+    log.write(200, 1, "try", "a:2;b:2", "b", "")
+    log.write(200, 2, "try", "a:2;b:2", "a", "")
+    log.write(300, 1, "try", "b", "a", "forgotten")
+    log.go_on(200, "a")
+    made = [(d.env_steps, d.actor, d.kind, d.before, d.after) for d in read_decisions(tmp_path)[0]]
+    assert made[3:] == [(200, None, "resume", "a:2;b:2", "a"), (200, 1, "resume", "b", "a")]
+    log.write(300, None, "try", "a", "b", "")
+    log.go_on(300, "b")
+    assert len(read_decisions(tmp_path)[0]) == 6, "nothing has changed"
 
 
 def test_damage_before_a_checkpoint_stays_and_goes_after_it(tmp_path: Path) -> None:
