@@ -74,15 +74,22 @@ class Revision:
         self._parameters = self._graph.read(state)
         self.changed = True
 
-    def calibrate(self, inputs: Mapping[str, Array]) -> None:
-        """See ``Plan.calibrate``. Reductions look at the inputs too, each behind the ones before it."""
+    def calibrate(self, inputs: Mapping[str, Array], *, rechoose: bool = False) -> None:
+        """See ``Plan.calibrate``. Reductions look at the inputs too, each behind the ones before it.
+
+        Args:
+            inputs: [N, *shape] by name.
+            rechoose: choose anew as well, each reduction by what it has just seen.
+        """
         if self._reductions:
             check_inputs(self._graph.inputs, inputs)
-            state = self._policy_state()
+            state, gradients = self._policy_state(), read_gradients(self._module) if rechoose else {}
             for index in range(len(self._reductions)):
                 reduction = self._own(index)
                 reduction.observe(state, inputs)
-                state = reduction.project(state)
+                if rechoose:
+                    reduction.rechoose(state, gradients)
+                state, gradients = reduction.project(state), {}
             self._parameters = self._graph.read(state)
             self.changed = True
         self._take(self._encoder.measure(self.parameters, inputs))

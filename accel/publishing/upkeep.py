@@ -25,11 +25,11 @@ class Stopped(Exception):  # noqa: N818 - a request, no error
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done to a plan, in this order, and the inputs for it, [N, *shape] by name, which nobody else has.
+    """What is to be done to a plan and the inputs for it, [N, *shape] by name, which nobody else has.
 
     Attributes:
         lessons: what a student learns from, a step each.
-        chooses: whether channels and bases are chosen anew.
+        chooses: whether channels and bases are chosen anew, with ``calibration`` in view if it is given.
         calibration: what activation ranges are measured on; None: they are not.
         recent: a few rows on which to look for activations that left their range; None: nobody looks.
     """
@@ -73,13 +73,13 @@ def carry_out(task: Task, plan: Plan, module: nn.Module, stopping: threading.Eve
         _look(stopping)
         student_kl = revision.train_step(lesson)
     taught = perf_counter()
-    if task.chooses:
-        _look(stopping)
-        revision.rechoose()
     _look(stopping)
     if task.calibration is not None:
-        revision.calibrate(task.calibration)
-    elif task.recent is not None:
+        revision.calibrate(task.calibration, rechoose=task.chooses)
+    elif task.chooses:
+        revision.rechoose()
+    _look(stopping)
+    if task.recent is not None and task.calibration is None:
         revision.recalibrate_on_drift(task.recent)
     ended = perf_counter()
     return Outcome(revision, student_kl, ended - started, ended - taught)

@@ -77,6 +77,28 @@ def test_real_inputs_help_every_kind_of_layer(name: str) -> None:
     assert relative_error(found[1], wanted) < 0.95 * relative_error(found[0], wanted)
 
 
+def test_bases_chosen_with_a_calibration_suit_what_it_saw() -> None:
+    """A plan that comes back after a while has seen other inputs than the policy meets by now."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    early, late = case.inputs(256, seed=1), case.inputs(256, seed=2)
+    early["observations"][:, 4:] = 0.0
+    late["observations"][:, :-4] = 0.0
+    late["observations"] *= 3.0
+    wanted = run_module(module, late)[0]
+    errors = []
+    for together in (False, True):
+        plan = case.bind("lowrank(0.25)", module)
+        plan.calibrate(early)
+        revision = plan.revise(module)
+        if not together:
+            revision.rechoose()
+        revision.calibrate(late, rechoose=together)
+        plan.adopt(revision)
+        errors.append(relative_error(run_artifact(plan.refresh(module, version=1), late)[0], wanted))
+    assert errors[1] < 0.8 * errors[0]
+
+
 def test_a_refresh_keeps_the_basis_and_rechoosing_improves_it() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
