@@ -21,6 +21,7 @@ from compressors.base import Array
 from compressors.errors import CalibrationError, SchemeError
 from compressors.quantise import IntegerType, activation_parameters, weight_scales
 from compressors.ranges import Range
+from compressors.verify import relative_error
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.LSTMCell)
 _WIDEST = 16
@@ -33,8 +34,7 @@ class StudyRow:
 
     Attributes:
         bits: width of weights and activations.
-        weights_error: relative error of the policy's first output with rounded weights alone: root mean square
-            difference over the root mean square deviation from the mean output.
+        weights_error: ``verify.relative_error`` of the policy's first output with rounded weights alone.
         error: the same with rounded weights and activations.
         divergence: the caller's divergence of the quantised policy's first output from the whole one's, or None.
         simulated: always true: numbers from floating-point arithmetic, not from integer kernels.
@@ -187,5 +187,4 @@ def _first(module: nn.Module, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _relative(found: Tensor, wanted: Tensor) -> float:
-    spread = (wanted - wanted.mean(0)).square().mean().sqrt()
-    return float((found - wanted).square().mean().sqrt() / spread.clamp_min(torch.finfo(torch.float32).tiny))
+    return relative_error(found.numpy(), wanted.numpy())

@@ -23,9 +23,7 @@ class Mismatch:
     """How far an artifact's distribution parameters are from the policy's, over some inputs.
 
     Attributes:
-        relative: root mean square difference over the policy's root mean square deviation from its mean output; over
-            the root mean square of its outputs where all rows are the same but for rounding, one row included; the
-            difference itself where its outputs are all zero.
+        relative: see ``relative_error``.
         greatest: the greatest absolute difference, in the unit of the parameters.
         measured: what the caller's own measure says; ``relative`` where there is none.
     """
@@ -128,12 +126,22 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]
     return list(session.outputs.values())
 
 
-def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
+def relative_error(found: Array, wanted: Array) -> float:
+    """Root mean square difference of [N, ...] over the root mean square deviation of ``wanted`` from its mean row.
+
+    Over the root mean square of ``wanted`` where all its rows are the same but for rounding, one row included; the
+    difference itself where it is all zero.
+    """
     theirs: NDArray[np.float64] = wanted.astype(np.float64)
     difference = found.astype(np.float64) - theirs
     deviation, size, error = (_root_mean_square(part) for part in (theirs - theirs.mean(axis=0), theirs, difference))
-    relative = error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
-    return Mismatch(relative, float(np.abs(difference).max()), relative if measure is None else measure(wanted, found))
+    return error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
+
+
+def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
+    relative = relative_error(found, wanted)
+    greatest = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
+    return Mismatch(relative, greatest, relative if measure is None else measure(wanted, found))
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

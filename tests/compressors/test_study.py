@@ -39,6 +39,14 @@ def test_eight_bits_cost_what_int8_costs(per_channel: bool) -> None:
     assert row.error == pytest.approx(measured.relative, rel=0.25)
 
 
+def test_an_output_that_never_changes_is_compared_with_its_size() -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    inputs = {name: np.ones_like(array) for name, array in case.inputs(16).items()}
+    coarse, fine = quantisation_study(module, inputs, [2, 8])
+    assert 0 < fine.error < coarse.error < 10
+
+
 def test_the_policy_is_left_alone_and_the_divergence_is_the_callers() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
