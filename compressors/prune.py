@@ -199,9 +199,8 @@ class PrunedModule(BoundReduction):
             for cut, gone in removed:
                 if not cut.produces:
                     parameters[cut.parameter].index_fill_(cut.axis, torch.from_numpy(cut.index[gone]), 0.0)
-            inputs = [
-                v if v.dtype == torch.uint8 else torch.randn(v.shape, generator=generator) for v in examples.values()
-            ]
+            noise = [(torch.randn(v.shape, generator=generator), v.dtype) for v in examples.values()]
+            inputs = [(64 * x + 128).clamp(0, 255).byte() if dtype == torch.uint8 else x for x, dtype in noise]
             load_state(self.module, self.project(read_state(whole)))
             wanted, found = whole(*inputs), self.module(*inputs)
         wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
