@@ -73,7 +73,9 @@ def detect_launch(environment: Mapping[str, str] | None = None) -> LaunchInfo:
         if rank_name not in env or size_name not in env:
             continue
         rank, size = _number(env, rank_name), _number(env, size_name)
-        if launcher == "slurm" and (size == 1 or _is_slurm_shell(env)):
+        if size == 1 and (launcher == "slurm" or (launcher == "pmi" and "SLURM_PROCID" in env)):
+            continue  # `srun --mpi=pmi2` of one task
+        if launcher == "slurm" and _is_slurm_shell(env):
             continue
         if not 0 <= rank < size:
             raise LaunchError(f"{rank_name}={rank} contradicts {size_name}={size}; start in a clean shell")

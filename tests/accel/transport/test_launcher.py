@@ -57,6 +57,10 @@ ENVIRONMENTS = {
         {**SLURM_TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
         LaunchInfo(1, 2, 1, "slurm"),
     ),
+    "srun --mpi=pmi2 -n 1": (
+        {**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
+        NONE,
+    ),
     "srun -n 1": ({**SLURM_TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, NONE),
     "sbatch script": ({**IN_SLURM_JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, NONE),
     "sbatch script of a Slurm that names its batch step": (
