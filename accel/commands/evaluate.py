@@ -14,6 +14,7 @@ import tyro
 from accel.errors import ConfigError
 from accel.evaluation import evaluate
 from accel.play_progress import showing
+from monitor.plain_text import without_controls
 
 
 @dataclass(frozen=True)
@@ -53,5 +54,5 @@ def main(arguments: Sequence[str]) -> int:
             envs=options.envs,
             progress=progress,
         )
-    print(json.dumps(result.to_json(), indent=2) if options.json else result.text())
+    print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from accel.errors import ConfigError
+from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.sweep import CandidateOptions, SearchOptions, SweepResult
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         if given:
             raise ConfigError(f"--{given[0].replace('_', '-')} goes with --run; trials of --config are training runs")
         result = sweep_training(Path(str(options.config)), _search(options), command=command)
-    print(_text(result))
+    print(without_controls(_text(result)))
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from accel.verification import verify
+from monitor.plain_text import without_controls
 
 
 @dataclass(frozen=True)
@@ -25,5 +26,5 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, check, print."""
     options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     result = verify(options.bundle)
-    print(json.dumps(result.to_json(), indent=2) if options.json else result.text())
+    print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
     return 0

@@ -392,6 +392,9 @@ class Environment:
         if self._is_vector:
             observation, rewards, ends, cuts, _ = self._env.step(action[None])
             return self._arrange(observation), float(rewards[0]), bool(ends[0] or cuts[0])
+        space = self._env.action_space
+        if hasattr(space, "low") and space.dtype != np.float32:  # its bounds in float32 may be a little outside it
+            action = action.astype(space.dtype).reshape(space.shape).clip(space.low, space.high)
         observation, reward, end, cut, _ = self._env.step(action if action.shape else action.item())
         return self._arrange(observation), float(reward), bool(end or cut)
 
@@ -459,13 +462,18 @@ def main(arguments: list[str] | None = None) -> int:
             returns = play(policy, options.episodes, options.seed)
             print(f"mean return of {len(returns)} episodes: {sum(returns) / max(len(returns), 1):.6g}")
     except BundleError as error:
-        print(f"run_policy: {error}", file=sys.stderr)
+        print(f"run_policy: {_printable(error)}", file=sys.stderr)
         return 1
     except UnplayableError as error:
         remedy = "playing needs gymnasium and the environment's package; --stdin answers without"
-        print(f"run_policy: {error}: {remedy}", file=sys.stderr)
+        print(f"run_policy: {_printable(error)}: {remedy}", file=sys.stderr)
         return 2
     return 0
+
+
+def _printable(error: Exception) -> str:
+    """Without control characters: a bundle may hold any text."""
+    return "".join(character for character in str(error) if character.isprintable() or character == "\n")
 
 
 if __name__ == "__main__":
