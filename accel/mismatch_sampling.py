@@ -18,14 +18,13 @@ Metrics, each the mean over the samples since the last record, weighted by valid
                 clipped (share of weights above clip_rho) · mean_weight
 
 Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
-(``monitor.mismatch``), of each factor and scheme. One is logged when it first begins, and holds until ``CALM_RECORDS``
-records with samples in a row were without, also of a scheme that acts no more. What compression alone causes makes the
-tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would not bring it.
+(``monitor.mismatch``), of each factor and scheme; ``accel.mismatch_alarms`` says how long one holds. What compression
+alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would
+not bring it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -38,28 +37,19 @@ from torch import Tensor
 from accel.batch import Batch
 from accel.config import TrainConfig
 from accel.distributions import make_distribution
+from accel.mismatch_alarms import MismatchAlarms
 from accel.mismatch_copies import PolicyCopies
 from accel.networks import PolicyNetwork
 from accel.trajectory import Unroll
-from monitor.mismatch import (
-    KL_ALARM,
-    STALENESS_KL_ALARM,
-    FactoredMismatch,
-    Mismatch,
-    effective_horizon,
-    factor_mismatch,
-)
+from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
 
 COPIES = 4
 MAX_ROWS = 512
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
-CALM_RECORDS = 5
 FACTORS = ("staleness", "compression", "total")
 QUANTITIES = ("kl", "chi2", "chi2_infinite", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
 _BURST = 4.0
-
-logger = logging.getLogger("accel")
 
 Array = npt.NDArray[np.generic]
 
@@ -103,9 +93,7 @@ class MismatchSampler:
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
         self._preferred: str | None = None
-        self._alarms: dict[str, str] = {}
-        self._calm: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._alarms = MismatchAlarms()
 
     def published(self, version: int) -> None:
         """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
@@ -167,17 +155,16 @@ class MismatchSampler:
         """The record's numbers, see the module's docstring; raises and clears alarms."""
         metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
         if self._measured:
-            metrics |= self._averages("", [sample for _, sample in self._measured])
-            schemes = dict.fromkeys(scheme for scheme, _ in self._measured)
-            for scheme in schemes:
+            samples = [sample for _, sample in self._measured]
+            metrics |= _figures("", len(samples), _means(samples))
+            found: dict[str, Mapping[str, Mismatch]] = {}
+            for scheme in dict.fromkeys(scheme for scheme, _ in self._measured):
                 samples = [sample for name, sample in self._measured if name == scheme]
-                metrics |= self._averages(f"/{scheme}", samples)
-                self._check(scheme, samples)
+                found[scheme] = _means(samples)
+                metrics |= _figures(f"/{scheme}", len(samples), found[scheme])
             self._measured.clear()
-            # Others were measured meanwhile, so that the scheme of such an alarm acts no more.
-            for key in [key for key in self._alarms if key.partition("/")[2] not in schemes]:
-                self._calm_down(key)
-        metrics["mismatch_alarms"] = "; ".join(self._alarms.values())
+            self._alarms.look(found)
+        metrics["mismatch_alarms"] = str(self._alarms)
         return metrics
 
     def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], batch: Batch) -> None:
@@ -241,38 +228,6 @@ class MismatchSampler:
             clip_c=config.clip_c,
         )
 
-    def _averages(self, suffix: str, samples: Sequence[FactoredMismatch]) -> Mapping[str, float | int]:
-        averages: dict[str, float | int] = {f"mismatch_samples{suffix}": len(samples)}
-        for factor in FACTORS:
-            mean = average([getattr(sample, factor) for sample in samples])
-            for quantity in QUANTITIES:
-                averages[f"{factor}_{quantity}{suffix}"] = _short(getattr(mean, quantity))
-        return averages
-
-    def _check(self, scheme: str, samples: Sequence[FactoredMismatch]) -> None:
-        begun: list[str] = []
-        for factor in FACTORS:
-            level = KL_ALARM if factor == "compression" else STALENESS_KL_ALARM
-            found = {a.quantity: a for a in average([getattr(sample, factor) for sample in samples]).alarms(level)}
-            for quantity in ("ess", "kl", "mean_weight"):
-                key = f"{factor}_{quantity}/{scheme}"
-                if quantity in found:
-                    sentence = f"{factor} of {scheme}: {found[quantity]}"
-                    if key not in self._told:
-                        self._told.add(key)
-                        begun.append(sentence)
-                    self._alarms[key], self._calm[key] = sentence, 0
-                elif key in self._alarms:
-                    self._calm_down(key)
-        if begun:
-            logger.warning("mismatch alarm: %s (told once; metrics have the rest)", "; ".join(begun))
-
-    def _calm_down(self, key: str) -> None:
-        """A record without this alarm, which ends with the last of ``CALM_RECORDS`` in a row."""
-        self._calm[key] += 1
-        if self._calm[key] == CALM_RECORDS:
-            del self._alarms[key]
-
     def _affords(self, cost_s: float) -> bool:
         """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""
         now = self._clock()
@@ -300,6 +255,19 @@ def average(samples: Sequence[Mismatch]) -> Mismatch:
 
     names = [name for name in Mismatch.__dataclass_fields__ if name != "states"]
     return Mismatch(states=int(states.sum()), **{name: mean(name) for name in names})
+
+
+def _means(samples: Sequence[FactoredMismatch]) -> dict[str, Mismatch]:
+    """By factor."""
+    return {factor: average([getattr(sample, factor) for sample in samples]) for factor in FACTORS}
+
+
+def _figures(suffix: str, samples: int, means: Mapping[str, Mismatch]) -> dict[str, float | int]:
+    """For a record; names end in ``suffix``."""
+    figures: dict[str, float | int] = {f"mismatch_samples{suffix}": samples}
+    for factor, mean in means.items():
+        figures |= {f"{factor}_{quantity}{suffix}": _short(getattr(mean, quantity)) for quantity in QUANTITIES}
+    return figures
 
 
 def _array(tensor: Tensor) -> npt.NDArray[np.floating]:

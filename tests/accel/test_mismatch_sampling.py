@@ -13,8 +13,9 @@ from accel.batch import Batch, Batcher
 from accel.config import TrainConfig
 from accel.distributions import make_distribution
 from accel.learner import Learner
+from accel.mismatch_alarms import CALM_RECORDS
 from accel.mismatch_copies import PolicyCopies
-from accel.mismatch_sampling import CALM_RECORDS, COPIES, MismatchSampler
+from accel.mismatch_sampling import COPIES, MismatchSampler
 from accel.networks import build_network
 from accel.spaces import ActionSpec, EnvSpec
 from accel.trajectory import Unroll, UnrollLayout
