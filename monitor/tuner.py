@@ -33,7 +33,9 @@ from monitor import tuner_lanes as lanes
 from monitor.errors import TunerError
 from monitor.tuner_bans import Bans
 from monitor.tuner_measurements import Measurements, Split, TunerOptions, Verdict
+from monitor.tuner_occasions import Occasions
 from monitor.tuner_returns import ReturnComparison
+from monitor.tuner_trial import is_over, objection
 from monitor.tuner_value import concurrent_qualities, effective, explain, figures
 
 Stage = Literal["wait", "survey", "hold", "trial", "audit"]
@@ -69,8 +71,9 @@ class Tuner:
         self._chosen: tuple[str | None, int] = (None, 0)
         self._stage_since: float | None = None
         self._available: tuple[str, ...] = (self.full,)
-        self._hold_until = self._audit_at = self._survey_at = 0.0
-        self._audit_interval, self._survey_interval = self._options.audit_interval, self._options.survey_interval
+        self._hold_until = 0.0
+        self._audits = Occasions(self._options.audit_interval, self._options.max_audit_interval)
+        self._surveys = Occasions(self._options.survey_interval, self._options.max_survey_interval)
         self._steps: dict[Stage, Callable[[Measurements], Verdict | None]] = {
             "wait": self._wait,
             "survey": self._survey,
@@ -146,8 +149,7 @@ class Tuner:
     def _survey(self, m: Measurements) -> Verdict | None:
         if not m.surveyed and self._elapsed(m) < self._options.patience:
             return None
-        self._survey_at = m.time_s + self._survey_interval
-        self._survey_interval = min(2.0 * self._survey_interval, self._options.max_survey_interval)
+        self._surveys.passed(m.time_s)
         self._enter("hold", m)
         return self._choose(m, looks=1) or self._verdict(
             "hold", m, f"{self.incumbent} stays: {explain(m, self.incumbent, self._options.busy_env_share)}"
@@ -158,10 +160,10 @@ class Tuner:
             return None
         verdict = self._relax(m) or self._choose(m, looks=self._options.confirmations)
         other = self._audited_against
-        if verdict is None and self.incumbent != other and m.time_s >= self._audit_at:
+        if verdict is None and self.incumbent != other and self._audits.due(m.time_s):
             self._enter("audit", m)
             return self._verdict("audit", m, f"some environments act on {other} to compare {self.incumbent} with")
-        if verdict is None and m.time_s >= self._survey_at:
+        if verdict is None and self._surveys.due(m.time_s):
             return self._start_survey(m)
         return verdict
 
@@ -221,25 +223,13 @@ class Tuner:
         return 1.0 + self._options.gain if coarser else 1.0 - self._options.tolerance
 
     def _trial(self, m: Measurements) -> Verdict | None:
-        candidate, options, returns = self.candidate, self._options, m.returns or ReturnComparison()
+        candidate = self.candidate
         if candidate is None or candidate not in m.levels:
             return self._reject(m, f"{candidate} cannot be published any more")
-        if self._options.is_ruin(returns):
-            return self._reject(m, f"{candidate} ruins returns: {returns}")
-        late = self._elapsed(m) >= options.trial_patience
-        measured = m.levels[candidate].samples >= options.min_samples and m.levels[candidate].rate is not None
-        if self._elapsed(m) < options.dwell or not (late or (measured and options.is_enough(returns))):
+        if not is_over(m, candidate, self._elapsed(m), self._options):
             return None
-        if not measured:
-            return self._reject(m, f"{candidate} could not be measured in {options.trial_patience:.0f} s")
-        if self._options.is_loss(returns):
-            return self._reject(m, f"{candidate} loses return: {returns}")
-        if returns.episodes < options.min_episodes:
-            quality = self._own_quality.get(candidate, 0.0)
-            if quality < options.blind_quality:
-                few = f"only {returns.episodes} whole episodes in {options.trial_patience:.0f} s"
-                return self._reject(m, f"{few} to judge {candidate} by, and its quality is {quality:.2f}")
-        return self._weigh(m, candidate, returns)
+        objected = objection(m, candidate, self._own_quality.get(candidate, 0.0), self._options)
+        return self._reject(m, objected) if objected else self._weigh(m, candidate, m.returns or ReturnComparison())
 
     def _weigh(self, m: Measurements, candidate: str, returns: ReturnComparison) -> Verdict:
         qualities = concurrent_qualities(m, (candidate, self.incumbent), self._own_quality)
@@ -263,8 +253,7 @@ class Tuner:
             return self._change(m, "fallback", self.reference, f"{self.incumbent} loses return: {returns}")
         if options.is_gain(returns):
             self.reference = self.incumbent
-        self._audit_interval = min(2.0 * self._audit_interval, options.max_audit_interval)
-        self._audit_at = m.time_s + self._audit_interval
+        self._audits.passed(m.time_s)
         verdict = self._verdict("passed", m, f"{self.incumbent} shows no loss: {returns}")
         self._enter("hold", m)
         return verdict
@@ -285,8 +274,7 @@ class Tuner:
         verdict = Verdict(kind, before, level, reason, self._figures(m))
         self._changes += 1
         self._hold_until = m.time_s + self._options.dwell * 2.0 ** max(0, self._changes - len(self.levels))
-        self._audit_interval = self._options.audit_interval
-        self._audit_at = m.time_s + self._audit_interval
+        self._audits.restart(m.time_s)
         self._agreeing = 0
         self._enter("hold", m)
         return verdict
