@@ -21,6 +21,7 @@ from accel.loading import load_run
 from accel.play_progress import LinePlayProgress, LivePlayProgress, showing
 from accel.playing import Picture, play
 from accel.video import record_episode
+from tests.accel.terminals import read_terminal
 from tests.accel.trained_runs import make_run
 
 
@@ -99,8 +100,7 @@ def test_a_terminal_gets_one_line_that_goes_when_all_is_done(monkeypatch: pytest
         monkeypatch.setenv("TERM", "dumb")
         with showing(terminal) as progress:
             assert isinstance(progress, LinePlayProgress)
-        drawn = os.read(ours, 65536).decode()
-    os.close(ours)
+    drawn = read_terminal(ours)
     assert "playing [int8]" in drawn and "4,000 steps" in drawn
     assert drawn.endswith("\x1b[2K") or drawn.rstrip("\r\n").endswith("\x1b[2K")
 
@@ -110,7 +110,7 @@ def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> N
     run, video = make_run(tmp_path, env=env, network="mlp:16x1"), tmp_path / "v.mp4"
     bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "XDG_RUNTIME_DIR")}
     command = [sys.executable, "-m", "accel", "evaluate", str(run), "--episodes", "1", "--video", str(video)]
-    done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.partition(":")[0] for line in done.stderr.splitlines()]
     assert set(lines) == {f"recording {video}", "playing fp32"}, done.stderr
@@ -140,9 +140,7 @@ def test_where_mujoco_cannot_draw_the_error_says_what_to_do(tmp_path: Path) -> N
     command = [sys.executable, "-m", "accel", "evaluate", str(run), "--video", str(tmp_path / "v.mp4")]
     bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     for way, wanted in (("glfw", "install glfw, which also needs a display, or set"), ("abacus", "here: set")):
-        done = subprocess.run(
-            command, env={**bare, "MUJOCO_GL": way}, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = subprocess.run(command, env={**bare, "MUJOCO_GL": way}, capture_output=True, text=True, check=False)
         assert done.returncode == EnvError.exit_code
         error = done.stderr.splitlines()[-1]
         assert f"MuJoCo draws by MUJOCO_GL={way} here" in error and wanted in error

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from accel.progress import LineProgress, LiveProgress, NoProgress, ProgressLogHandler, open_progress
 from accel.progress_snapshot import ProgressSnapshot
 from accel.progress_text import count, curve, duration, format_return, progress_line
+from tests.accel.terminals import read_terminal
 
 SNAPSHOT = ProgressSnapshot(
     elapsed_s=12.3,
@@ -83,18 +84,9 @@ def run_on_terminal(directory: Path, columns: int, lines: int, **extra: str) -> 
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), "0"]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment(directory, **extra)) as process:
         os.close(terminal)
-        chunks = []
-        while True:
-            try:
-                chunk = os.read(controller, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            chunks.append(chunk)
-    os.close(controller)
+        output = read_terminal(controller)
     assert process.returncode == 0
-    return b"".join(chunks).decode()
+    return output
 
 
 class Screen:
