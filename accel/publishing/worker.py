@@ -87,4 +87,6 @@ def _step_back() -> None:
     torch.get_num_threads()  # a thread takes over the number of all when it first asks; only then does its own count
     torch.set_num_threads(1)
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        # Only root may lower what the user's own ``nice`` has raised.
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICENESS))
