@@ -22,13 +22,13 @@ from tests.mpi.training_runs import TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 
 TROUBLED = "tests.environments.troubled:"
 ENDLESS = ("--total-env-steps", "1000000000")
 ROWS = 8 * 16  # of one unroll
+AHEAD = 5  # unrolls: more than an actor could be ahead of another one if it had to wait for it
 
 
 def checkpoint(run: Path) -> CheckpointState:
@@ -42,22 +42,28 @@ def resume_here(run: Path, more_env_steps: int = 3000) -> accel.Summary:
     return accel.train(config.replace(actors=0, total_env_steps=total, name="run"), resume=run)
 
 
+def leave_behind(taken: dict[int, int]) -> bool:
+    """Whether the others took twice the steps of the slowest, and more than if they had to wait for it."""
+    slowest = taken[SLOW_RANK]
+    return slowest > AHEAD * ROWS and all(n > 2 * slowest for rank, n in taken.items() if rank != SLOW_RANK)
+
+
 def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
     """The whole of a run at once, on more ranks than most test machines have cores."""
-    words = ("--actors", "3", "--total-env-steps", "40000", "--batch-unrolls", "1")
+    words = ("--actors", "3", *ENDLESS, "--batch-unrolls", "1")
     words = (*words, "--wrapper", f"{TROUBLED}Slow", "--wrapper", f"{TROUBLED}Diary")
     with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
+        job.wait_for_records(2)
+        job.wait_for(lambda: leave_behind(steps_taken(tmp_path)), "leaving the slowest behind")
+        job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
         summary, records = job.summary(), job.records()
         # Actors import nothing of the learner's.
         reports = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("modules-*.json")}
         assert reports == {f"modules-{rank}": [] for rank in (1, 2, 3)}
-        # Nobody waits for the slowest.
-        taken = steps_taken(tmp_path)
-        assert 0 < 2 * taken[SLOW_RANK] < min(taken[1], taken[3]), taken
-        assert summary.actors == 3 and summary.dead_actors == 0 and summary.env_steps >= 40000
+        assert summary.actors == 3 and summary.dead_actors == 0
         # Counted is what was learned from: less than was stepped, for resets and unrolls under way at the end.
-        assert summary.env_steps <= sum(taken.values())
+        assert 0 < summary.env_steps <= sum(steps_taken(tmp_path).values())
         lags = [summary.lag[f"lag_{which}"] for which in ("min", "mean", "max")]
         assert all(lag is not None for lag in lags) and lags == sorted(lags) and lags[2] > 0  # type: ignore[type-var, operator]
         assert all(r["actors_alive"] == 3 and r["lag_min"] <= r["lag_mean"] <= r["lag_max"] for r in records)
@@ -72,7 +78,7 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
         assert job.checkpoints()[-1] == summary.env_steps == checkpoint(job.path).env_steps
         final = CompressedPolicy.from_bytes((job.path / "policy/final.accel").read_bytes())
         assert final.scheme == summary.scheme == "int8"
-        for text in ("total_env_steps = 40000 reached", "policy lag", "3 actor(s), int8", str(job.path)):
+        for text in ("stopped on request", "policy lag", "3 actor(s), int8", str(job.path)):
             assert text in job.output, text
 
 
@@ -94,13 +100,13 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         assert all(0 <= stall[rank] - before[rank] <= (2 + 2) * ROWS for rank in (1, 2)), (before, stall)
         os.kill(ranks[0], signal.SIGCONT)
         job.wait_for_records(2)
-        assert all(steps_taken(tmp_path)[rank] > stall[rank] for rank in (1, 2))
+        job.wait_for(lambda: all(steps_taken(tmp_path)[rank] > stall[rank] for rank in (1, 2)), "both going on")
         # One at a time: the run's directory is taken.
         with TrainingRun(tmp_path, "--actors", "1") as second:
             assert second.finish() != 0
             assert "exists already" in second.output and "--resume" in second.output
         job.process.send_signal(signal.SIGTERM)
-        assert job.finish(30) == 0, job.output
+        assert job.finish() == 0, job.output
         assert job.leaves_no_rank(list(ranks.values()))
         first = job.summary()
         assert "stopped on request" in first.reason and job.checkpoints()[-1] == first.env_steps
@@ -108,7 +114,7 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         ranks = again.wait_for_records(2)
         assert len(ranks) == 2
         again.process.send_signal(signal.SIGINT)
-        assert again.finish(30) == 0, again.output
+        assert again.finish() == 0, again.output
         assert f"going on at {first.env_steps} environment steps" in again.output
         second_part, steps = again.summary(), [record["env_steps"] for record in again.records()]
         assert second_part.env_steps > first.env_steps and second_part.updates > first.updates
@@ -122,10 +128,10 @@ def test_killed_actor_then_killed_learner(tmp_path: Path) -> None:
         os.kill(ranks[2], signal.SIGKILL)
         job.wait_for(lambda: job.records()[-1]["actors_alive"] == 1, "noticing the dead actor")
         job.wait_for_records(2)
-        assert "actor 1 died; 1 of 2 go on" in job.output
-        job.wait_for(lambda: len(job.checkpoints()) == 2, "two checkpoints")
+        job.wait_for(lambda: "actor 1 died; 1 of 2 go on" in job.output, "telling of the dead actor")
+        job.wait_for(lambda: len(job.checkpoints()) >= 2, "two checkpoints")
         os.kill(ranks[0], signal.SIGKILL)
-        assert job.finish(30) != 0
+        assert job.finish() != 0
         assert job.leaves_no_rank(list(ranks.values()))
         assert "is gone" in job.output and "Traceback" not in job.output
         assert not (job.path / "summary.json").exists()
@@ -136,28 +142,30 @@ def test_killed_actor_then_killed_learner(tmp_path: Path) -> None:
 
 
 def test_without_fault_tolerance_a_dead_actor_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *ENDLESS, ranks=3, fault_tolerant=False) as job:
+    words = (*ENDLESS, "--checkpoint-interval-s", "0.2")  # Its end is mpirun's, which may leave no time for one more.
+    with TrainingRun(tmp_path, *words, ranks=3, fault_tolerant=False) as job:
         ranks = job.wait_for_records(2)
-        assert "ends the job when an actor dies" in job.output
-        killed_at = time.monotonic()
+        job.wait_for(lambda: "ends the job when an actor dies" in job.output, "saying what a dead actor means")
+        job.wait_for(job.checkpoints, "a checkpoint")
         os.kill(ranks[2], signal.SIGKILL)
-        assert job.finish(10) != 0
-        assert job.leaves_no_rank(list(ranks.values()), 10 - (time.monotonic() - killed_at))
-        assert len(job.checkpoints()) == 1
-    summary = resume_here(job.path)
-    assert summary.env_steps >= job.checkpoints()[0] > 3000 or summary.updates > 1
+        assert job.finish() != 0
+        assert job.leaves_no_rank(list(ranks.values()))
+        left = job.checkpoints()[-1]
+    assert resume_here(job.path).env_steps >= left + 3000
 
 
 def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -> None:
-    words = ("--actors", "3", "--max-seconds", "2", *ENDLESS, "--peer-timeout-s", "10", "--batch-unrolls", "1")
+    words = ("--actors", "3", *ENDLESS, "--peer-timeout-s", "30", "--batch-unrolls", "1")
     with TrainingRun(tmp_path, *words) as job:
         ranks = job.wait_for_records(1)
         os.kill(ranks[1], signal.SIGKILL)
         os.kill(ranks[2], signal.SIGSTOP)
+        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 2, "noticing the dead actor")
+        job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
         summary = job.summary()
-        assert summary.dead_actors == 1 and "max_seconds" in summary.reason
-        assert "1 actors died" in job.output and "actors [1] did not stop within 10 s" in job.output
+        assert summary.dead_actors == 1 and summary.reason == "stopped on request"
+        assert "1 actors died" in job.output and "actors [1] did not stop within 30 s" in job.output
         assert job.leaves_no_rank(list(ranks.values()))
 
 
@@ -173,20 +181,23 @@ def test_a_killed_launcher_takes_every_rank_with_it(victim: str, tmp_path: Path)
                 ["ps", "-o", "pid=", "--ppid", str(job.process.pid)], capture_output=True, text=True, check=True
             ).stdout.split()
             os.kill(int(mpirun), signal.SIGKILL)
-        assert job.finish(20) != 0
-        assert job.leaves_no_rank(list(ranks.values()), 20)
+        assert job.finish() != 0
+        assert job.leaves_no_rank(list(ranks.values()))
         assert job.checkpoints() and checkpoint(job.path).env_steps > 0
 
 
 def test_a_broken_environment_in_one_actor_is_told_and_the_rest_go_on(tmp_path: Path) -> None:
-    words = ("--actors", "2", "--total-env-steps", "30000", "--wrapper", f"{TROUBLED}Crash", "--compressor", "fp32")
+    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Crash", "--compressor", "fp32")
     with TrainingRun(tmp_path, *words) as job:
+        job.wait_for_records(1)
+        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 1, "losing an actor")
+        job.wait_for_records(2)
+        job.process.send_signal(signal.SIGTERM)
         job.finish()
-        summary = job.summary()
         assert "actor 1: ValueError: the simulator broke" in job.output
         assert "troubled.py" in job.output, "where it broke"
         assert "actor 1 ended; 1 of 2 go on" in job.output
-        assert summary.env_steps >= 30000 and job.records()[-1]["actors_alive"] == 1
+        assert job.summary().reason == "stopped on request" and job.records()[-1]["actors_alive"] == 1
 
 
 def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> None:
