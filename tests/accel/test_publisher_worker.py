@@ -25,6 +25,7 @@ from tests.accel.live_policies import config_for, make_batch, make_network
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5,magnitude)", "lowrank(0.25)+int8"
 NEVER = 100_000
+LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 
 
 class Gate:
@@ -35,11 +36,11 @@ class Gate:
         self.open, self.reached = threading.Event(), threading.Event()
         method = getattr(owner, name)
 
-        def held(*arguments: object) -> object:
+        def held(*arguments: object, **options: object) -> object:
             self.calls += 1
             self.reached.set()
-            assert self.open.wait(30.0), "the test never opened the gate"
-            return method(*arguments)
+            assert self.open.wait(LIMIT_S), "the test never opened the gate"
+            return method(*arguments, **options)
 
         patch.setattr(owner, name, held)
 
@@ -71,7 +72,7 @@ def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
 
 def _rest(publisher: Publisher) -> None:
     """Until nothing is in work; what was is not taken over yet."""
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + LIMIT_S
     while publisher._worker.busy:
         assert time.monotonic() < deadline, "the worker does not finish"
         time.sleep(0.001)
@@ -91,7 +92,7 @@ def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.Monk
     gate = Gate(monkeypatch, Student, "train_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
-        assert gate.reached.wait(30.0)
+        assert gate.reached.wait(LIMIT_S)
         for _ in range(5):
             _update(publisher, net)
             assert _published(publisher) == ["fp32"]
@@ -112,7 +113,7 @@ def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pyte
         gate.close()
         taught = gate.calls
         _update(publisher, net)
-        assert gate.reached.wait(30.0)
+        assert gate.reached.wait(LIMIT_S)
         for _ in range(6):
             _update(publisher, net)
             assert publisher.payloads()[STUDENT] == before
@@ -145,7 +146,7 @@ def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.Monke
         (old,) = plan.reductions
         assert isinstance(wanted, PrunedModule) and isinstance(old, PrunedModule)
         _update(publisher, net, 8)
-        assert gate.reached.wait(30.0)
+        assert gate.reached.wait(LIMIT_S)
         _scale(net, -0.5)  # the learner goes on
         with torch.no_grad():
             net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.roll(5, 0))
@@ -168,9 +169,9 @@ def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.Monke
         _rest(publisher)
         assert _published(publisher) == [RANKED]
         publisher.set_levels(["fp32"])
-        gate = Gate(monkeypatch, Revision, "rechoose")
+        gate = Gate(monkeypatch, Revision, "calibrate")  # which chooses on the way
         publisher.set_levels([RANKED])
-        assert gate.reached.wait(30.0)
+        assert gate.reached.wait(LIMIT_S)
         assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
         gate.open.set()
         _rest(publisher)
@@ -200,7 +201,7 @@ def test_a_level_out_of_use_is_got_ready_where_asked_for(prepare: bool, monkeypa
     publisher.set_levels([STUDENT, PRUNED])
     for update in range(3):
         publisher.observe(make_batch(net, seed=update))
-    assert gate.reached.wait(30.0), "the student's lessons come first, and the choice of channels has to wait"
+    assert gate.reached.wait(LIMIT_S), "the student's lessons come first, and the choice of channels has to wait"
     publisher.set_levels(["fp32"], prepare=[STUDENT, PRUNED] if prepare else [])
     gate.open.set()
     for update in range(4):
@@ -260,13 +261,13 @@ def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         _rest(publisher)
         assert _published(publisher) == [RANKED]
 
-        def fail(revision: Revision) -> None:
+        def fail(*arguments: object, **options: object) -> None:
             raise MemoryError("no room for a basis")
 
-        monkeypatch.setattr(Revision, "rechoose", fail)
-        _update(publisher, net, 2)
-        _rest(publisher)
-        with pytest.raises(MemoryError, match="no room for a basis"):
+        monkeypatch.setattr(Revision, "calibrate", fail)
+        with pytest.raises(MemoryError, match="no room for a basis"):  # whoever finds the job done first
+            _update(publisher, net, 2)
+            _rest(publisher)
             publisher.payloads()
 
 
@@ -275,8 +276,10 @@ def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, cap
         raise MemoryError("no room for a student")
 
     monkeypatch.setattr(Student, "train_step", fail)
+    gate = Gate(monkeypatch, Student, "train_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
+        gate.open.set()  # nobody looks at the lesson from here to the end
         _rest(publisher)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert STUDENT in record.message and record.exc_info is not None and "no room" in str(record.exc_info[1])
@@ -288,7 +291,7 @@ def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
     gate = Gate(monkeypatch, Student, "train_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
-        assert gate.reached.wait(30.0)
+        assert gate.reached.wait(LIMIT_S)
         publisher.close()
         assert publisher._worker.busy, "it came back while a lesson was in work"
         assert _published(publisher) == ["fp32"] and publisher.artifact(3) is not None
@@ -310,7 +313,7 @@ def job():
     if len(matrix):
         torch.linalg.eigh(matrix + torch.randn_like(matrix))
 worker.start(job)
-started.wait(30)
+started.wait()
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
