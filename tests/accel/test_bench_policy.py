@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import accel
-from accel.bench import bench_policy
+from accel.bench import bench_policy, timing
 from accel.bench.calls import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
 from accel.bench.rows import number
 from accel.bench.subject import default_spec, random_subject
@@ -150,24 +151,56 @@ def test_torch_compile_that_does_not_work_is_told(monkeypatch: pytest.MonkeyPatc
     assert len(told) == 1 and told[0].startswith("torch.compile does not work here: ")
 
 
-def test_samples_are_taken_in_turns_within_the_budget() -> None:
+class Clocks:
+    """In place of a module's ``time``: it stands still but for what a test spends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_us = self.computed_us = 0
+        clocks = {"perf_counter": lambda: self.now_us / 1e6, "process_time": lambda: self.computed_us / 1e6}
+        patch.setattr(timing, "time", SimpleNamespace(**clocks))
+
+    def spend(self, us: int, computed_us: int = 0) -> None:
+        self.now_us += us
+        self.computed_us += computed_us
+
+
+def test_samples_are_taken_in_turns_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
     taken: list[str] = []
-    contestants = {name: lambda name=name: taken.append(name) for name in "abc"}
+
+    def taker(name: str) -> Callable[[], None]:
+        def take() -> None:
+            taken.append(name)
+            clocks.spend(1)
+
+        return take
+
+    contestants = {name: taker(name) for name in "abc"}
     rounds = interleave(contestants, seconds=60.0, repeats=4)
     assert sorted(taken) == sorted("abc" * 6), "two rounds of warm-up and four that are kept"
     assert {name: len(samples) for name, samples in rounds.samples.items()} == {"a": 4, "b": 4, "c": 4}
-    slow = interleave({"slow": lambda: time.sleep(0.02)}, seconds=0.01, repeats=100)
+    slow = interleave({"slow": lambda: clocks.spend(20_000, 5_000)}, seconds=0.01, repeats=100)
     assert len(slow.samples["slow"]) == 3
-    assert slow.cpu_share < 0.5, "sleeping is not computing"
+    assert slow.cpu_share == pytest.approx(0.25), "sleeping is not computing"
+    quick = interleave({"quick": lambda: clocks.spend(1_000, 1_000)}, seconds=0.0095, repeats=100)
+    assert len(quick.samples["quick"]) == 10 and quick.cpu_share == pytest.approx(1.0)
 
 
-def test_a_sample_averages_many_short_calls_and_one_long_call() -> None:
-    calls: list[int] = []
-    take = timed_calls(lambda: calls.append(0), sample_s=1e-3)
-    calls.clear()
-    take()
-    assert len(calls) > 100
-    assert timed_calls(lambda: time.sleep(0.01), sample_s=1e-3)() == pytest.approx(1e4, rel=9.0)
+@pytest.mark.parametrize(("us", "measured"), [(2, 500), (10_000, 1)])
+def test_a_sample_averages_many_short_calls_and_one_long_call(
+    us: int, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks, calls = Clocks(monkeypatch), 0
+
+    def run() -> None:
+        nonlocal calls
+        calls += 1
+        clocks.spend(us)
+
+    take = timed_calls(run, sample_s=1e-3)
+    calls = 0
+    assert take() == pytest.approx(us)
+    assert calls == measured + max(measured // 10, 1), "a tenth is not measured"
 
 
 @pytest.mark.parametrize(
