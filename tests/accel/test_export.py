@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -241,24 +243,25 @@ def test_directories_that_exist_or_cannot_be_written_are_refused(cartpole: Path,
     assert left_in(tmp_path) == ["bundle", "file"]
 
 
-def start_export(run: Path, out: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """A long export in a process of its own, and its unfinished directory, where it has begun to write."""
-    command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "100000", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    partial = out.with_name(f".{out.name}.{process.pid}.partial")
-    while not (partial / "vectors.npz").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process, partial
+@contextmanager
+def exporting(run: Path, out: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """An export without end in a process of its own, and its unfinished directory, where it has begun to write."""
+    command = [sys.executable, "-m", "accel", "export", str(run), "--episodes", "10000000", "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            partial = out.with_name(f".{out.name}.{process.pid}.partial")
+            while not (partial / "vectors.npz").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield process, partial
+        finally:
+            process.kill()
 
 
 def test_what_a_killed_export_leaves_is_named_and_then_removed(cartpole: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    process, partial = start_export(cartpole, out)
-    with pytest.raises(BundleError, match="an export to it is under way"):
+    with exporting(cartpole, out) as (_, partial), pytest.raises(BundleError, match="an export to it is under way"):
         verify(out)
-    process.kill()
-    process.wait()
     with pytest.raises(BundleError, match=f"was killed and left {re.escape(str(partial))}; export again"):
         verify(out)
     export(cartpole, out, scheme="fp32", episodes=0)
@@ -275,9 +278,9 @@ def test_what_a_killed_export_of_the_same_process_number_leaves_is_no_obstacle(c
 
 
 def test_a_terminated_export_leaves_nothing(cartpole: Path, tmp_path: Path) -> None:
-    process, _ = start_export(cartpole, tmp_path / "new" / "bundle")
-    process.terminate()
-    assert process.wait(timeout=60) == 130
+    with exporting(cartpole, tmp_path / "new" / "bundle") as (process, _):
+        process.terminate()
+        assert process.wait() == 130
     assert left_in(tmp_path) == []
 
 
