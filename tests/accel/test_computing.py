@@ -87,4 +87,4 @@ def test_memory_that_was_freed_is_taken_again_without_a_page_fault() -> None:
     for how in ("keep", "default"):
         done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
         faults[how] = int(done.stdout)
-    assert faults["keep"] < 1000 < faults["default"] / 10
+    assert faults["keep"] < faults["default"] / 10
