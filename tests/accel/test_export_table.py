@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[2]
 
 def table(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROJECT / "scripts/evidence/export_table.py"), *map(str, words)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
 
 def test_rows_of_two_environments_stand_beside_each_other_and_are_measured_once(tmp_path: Path) -> None:
