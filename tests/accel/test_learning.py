@@ -15,7 +15,7 @@ from accel.config import TrainConfig
 from accel.configfiles import load_preset
 from tests.mpi.training_runs import TrainingRun
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.learning
 
 QUICKSTART: dict[str, object] = {**load_preset("quickstart"), "total_env_steps": 1_500_000}
 CARTPOLE = QUICKSTART | {"corrector": "vtrace", "publish_interval_updates": 1}
@@ -94,10 +94,10 @@ def test_without_a_memory_there_is_nothing_to_learn(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_int8_actors_under_mpirun_reach_the_quickstarts_return(tmp_path: Path) -> None:
-    preset = ("--preset", "quickstart", "--max-seconds", "100")
+    preset = ("--preset", "quickstart")
     sizes = ("--envs-per-actor", "64", "--unroll-length", "16", "--network", "mlp:64x2", "--calibration-size", "512")
     with TrainingRun(tmp_path, *preset, *sizes, "--stop-at-return", "400") as job:
-        assert job.finish(200) == 0, job.output
+        assert job.finish() == 0, job.output
         summary = job.summary()
         assert "reached 400" in summary.reason and summary.scheme == "int8" and summary.actors == 1
         assert "int8" in job.output and "environment steps/s" in job.output
