@@ -89,7 +89,7 @@ class Trainer:
         self._published_version = -1
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
-        self.training_s = 0.0
+        self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
         self._last_batch: Batch | None = None
         self._known_gone: frozenset[int] = frozenset()
         self._pending: list[tuple[Arrival, Unroll]] = []
@@ -104,7 +104,7 @@ class Trainer:
         config, learner = self.config, self.learner
         self._started = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = first_env_steps = learner.env_steps
-        self._timer.restart()
+        self._timer = PhaseTimer(LEARNER_PHASES)  # without what was published before
         statistics: UpdateStatistics | None = None
         while (reason := self._reason_to_stop()) is None:
             arrivals, unrolls = self._receive_batch()
@@ -119,8 +119,10 @@ class Trainer:
                 self._check_actors()
                 self.steering.step(learner.env_steps, self._timer.snapshot())
             self._keep_records(statistics)
+        self._timer.mark("record")
         now = perf_counter()
         self.training_s, self.trained_env_steps = now - self._started, learner.env_steps - first_env_steps
+        self._learner_times = self._timer.snapshot()
         if learner.env_steps > self._recorded_env_steps or learner.version == 0:
             self._write_record(statistics, now)
         return reason
@@ -138,9 +140,8 @@ class Trainer:
     def _reason_to_stop(self) -> str | None:
         if (reason := self.finished()) is not None:
             return reason
-        config = self.config
-        if config.max_seconds is not None and perf_counter() - self._started >= config.max_seconds:
-            return f"max_seconds = {config.max_seconds:g} reached"
+        if (limit_s := self.config.max_seconds) is not None and perf_counter() - self._started >= limit_s:
+            return f"max_seconds = {limit_s:g} reached"
         return self._stop_requested()
 
     def _receive_batch(self) -> tuple[list[Arrival], list[Unroll]]:
@@ -267,9 +268,8 @@ class Trainer:
             "dropped_unrolls": counters.dropped_unrolls,
             "actors_alive": len(self.transport.alive()),
         }
-        record |= self._recent_lag.as_json()
-        record |= self.publisher.metrics() | self.sampler.metrics() | self.steering.metrics()
-        self._recent_lag = LagStatistics()
+        lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
+        record |= lag | self.publisher.metrics() | self.sampler.metrics() | self.steering.metrics()
         if statistics is not None:
             record |= statistics.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
@@ -285,8 +285,7 @@ class Trainer:
 
     def recent_inputs(self, rows: int = 512) -> dict[str, npt.NDArray[np.generic]]:
         """Real inputs of the policy, [N, *shape] each, from the last batch; empty before the first."""
-        batch = self._last_batch
-        if batch is None:
+        if (batch := self._last_batch) is None:
             return {}
         if batch.states:
             named = {"observations": batch.observations[0]} | {f"state_{i}": s for i, s in enumerate(batch.states)}
@@ -295,6 +294,6 @@ class Trainer:
         return {name: tensor[:rows].cpu().numpy().copy() for name, tensor in named.items()}
 
     def time_totals(self) -> dict[str, dict[str, float]]:
-        """Seconds by phase over this process's part of the run: the learner's, and all actors' together."""
+        """Seconds by phase of ``training_s``, and of all actors together; zeros before ``run`` has returned."""
         actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
-        return {"learner_s": self._timer.snapshot().as_dict(), "actor_s": actor.as_dict()}
+        return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}

@@ -112,8 +112,8 @@ def test_a_finished_run_leaves_its_directory_complete(tmp_path: Path) -> None:
     for row in rows:
         assert sum(value for key, value in row.items() if key.startswith("learner_") and key.endswith("_share")) < 1.001
     assert summary.comparison is not None and summary.comparison.scheme == "int8"
-    assert sum(summary.learner_s.values()) == pytest.approx(summary.training_s, rel=0.05, abs=0.02)
-    assert sum(summary.actor_s.values()) <= summary.learner_s["wait"] * 1.02
+    assert sum(summary.learner_s.values()) == pytest.approx(summary.training_s, rel=0.01)
+    assert 0 < sum(summary.actor_s.values()) <= summary.learner_s["wait"] * 1.02
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> None:
     """As after a kill: the newest checkpoint is older than the newest record."""
     run = tmp_path / "run"
-    accel.train(configure(tmp_path, checkpoint_interval_s=0.005, keep_checkpoints=50))
+    accel.train(configure(tmp_path, checkpoint_interval_s=1e-6, keep_checkpoints=50))
     paths = sorted((run / "checkpoints").iterdir())
     assert len(paths) > 2
     for path in paths[len(paths) // 2 :]:
@@ -185,7 +185,7 @@ def test_options_that_do_not_go_with_a_checkpoint_leave_the_run_as_it_was(tmp_pa
         with pytest.raises(CheckpointError, match=message):
             accel.train(configure(tmp_path, **options), resume=run)
         assert {path: path.read_bytes() for path in before} == before
-    (newest,) = (run / "checkpoints").iterdir()
+    newest = max((run / "checkpoints").iterdir())
     content = bytearray(newest.read_bytes())
     content[-5] ^= 1
     newest.write_bytes(content)
@@ -248,7 +248,7 @@ def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(
     wrapper: str, tensor: str, options: dict[str, object], tmp_path: Path
 ) -> None:
     config = configure(
-        tmp_path, wrapper=(TROUBLE + wrapper,), total_env_steps=10**6, checkpoint_interval_s=0.01, **options
+        tmp_path, wrapper=(TROUBLE + wrapper,), total_env_steps=10**6, checkpoint_interval_s=1e-6, **options
     )
     with pytest.raises(DivergenceError, match=r"diverged\.safetensors") as caught:
         accel.train(config)
@@ -281,13 +281,13 @@ def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> Non
 
 def test_unrolls_of_resets_alone_are_no_batch(tmp_path: Path) -> None:
     options = {"unroll_length": 1, "envs_per_actor": 1, "objective": "clipped-surrogate", "total_env_steps": 60}
-    summary = accel.train(configure(tmp_path, max_seconds=30, **options))
+    summary = accel.train(configure(tmp_path, **options))
     assert summary.env_steps == summary.updates == 60 and summary.episodes >= 1
 
 
 def test_limits_end_a_run(tmp_path: Path) -> None:
     timed = accel.train(configure(tmp_path, "a", max_seconds=0.3, total_env_steps=10**9))
-    assert "max_seconds" in timed.reason and 0.3 <= timed.training_s < 5
+    assert "max_seconds" in timed.reason and timed.training_s >= 0.3 and timed.env_steps < 10**9
     reached = accel.train(configure(tmp_path, "b", stop_at_return=5.0, stop_window=20, total_env_steps=10**6))
     assert "reached 5" in reached.reason and reached.return_mean is not None and reached.return_mean >= 5
     assert 20 <= reached.episodes < 200
