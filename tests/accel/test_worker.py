@@ -26,10 +26,10 @@ def test_it_takes_one_core_and_leaves_the_others_to_the_learner() -> None:
     torch.set_num_threads(2)
     try:
         worker = Worker()
-        assert worker.start(torch.get_num_threads).result(30.0) == 1
+        assert worker.start(torch.get_num_threads).result(300.0) == 1
         assert (torch.get_num_threads(), _torch_threads_of_a_new_thread()) == (2, 2)
         torch.set_num_threads(3)
-        assert worker.start(torch.get_num_threads).result(30.0) == 1
+        assert worker.start(torch.get_num_threads).result(300.0) == 1
     finally:
         torch.set_num_threads(before)
 
@@ -38,26 +38,26 @@ def test_it_takes_one_core_and_leaves_the_others_to_the_learner() -> None:
 def test_its_thread_steps_back_alone() -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     worker = Worker()
-    theirs = worker.start(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(30.0)
+    theirs = worker.start(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(300.0)
     assert (theirs, os.getpriority(os.PRIO_PROCESS, 0)) == (max(mine, NICENESS), mine)
 
 
 def test_it_takes_one_job_at_a_time() -> None:
     worker, go = Worker(), threading.Event()
-    first: Future[bool] = worker.start(lambda: go.wait(30.0))
+    first: Future[bool] = worker.start(lambda: go.wait(300.0))
     assert worker.busy
     with pytest.raises(RuntimeError, match="no longer busy"):
         worker.start(int)
     go.set()
-    assert first.result(30.0) and not worker.busy
-    assert worker.start(lambda: 3).result(30.0) == 3
+    assert first.result(300.0) and not worker.busy
+    assert worker.start(lambda: 3).result(300.0) == 3
 
 
 def test_after_an_error_it_goes_on() -> None:
     worker = Worker()
     with pytest.raises(ZeroDivisionError):
-        worker.start(lambda: 1 // 0).result(30.0)
-    assert worker.start(lambda: 3).result(30.0) == 3
+        worker.start(lambda: 1 // 0).result(300.0)
+    assert worker.start(lambda: 3).result(300.0) == 3
 
 
 def test_closed_it_takes_nothing_and_tells_the_job_in_work() -> None:
@@ -65,11 +65,11 @@ def test_closed_it_takes_nothing_and_tells_the_job_in_work() -> None:
 
     def job() -> bool:
         started.set()
-        return worker.stopping.wait(30.0)
+        return worker.stopping.wait(300.0)
 
     told = worker.start(job)
-    assert started.wait(30.0)
-    worker.close(patience_s=30.0)
+    assert started.wait(300.0)
+    worker.close(patience_s=300.0)
     assert told.result(0.0) is True
     with pytest.raises(RuntimeError):
         worker.start(int)
@@ -81,4 +81,4 @@ def test_inline_work_is_done_in_the_callers_thread() -> None:
     failed = worker.start(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failed.result(0.0)
-    worker.close(patience_s=30.0)
+    worker.close(patience_s=300.0)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.atomic import write_atomically
+
 MACHINE: dict[str, object] = {
     "host": "node",
     "cpu": "Test CPU",
@@ -83,7 +85,7 @@ def write_run(
             "learner_s": {"wait": 0.1 * records, "forward": 0.4 * records, "backward": 0.5 * records},
             "actor_s": {phase: seconds / 100 * 2 * records for phase, seconds in actor.items()},
         }
-        (path / "summary.json").write_text(json.dumps(summary))
+        write_atomically(path / "summary.json", json.dumps(summary).encode())
     levels = ["fp32", "int8", "prune(0.5)+int8"]
     entries = [
         {
