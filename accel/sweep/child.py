@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
+
+from accel.signals import FORWARDED
 
 _PR_SET_PDEATHSIG = 1
 # A launcher's variables would make a child of one of its ranks look like a rank.
@@ -22,7 +23,8 @@ def main() -> int:
     """Tie this process to its parent, then train."""
     parent = int(sys.argv[1])
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # It may come twice, as the parent's threads end one by one: not a signal that then ends this process at once.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(FORWARDED))
     if os.getppid() != parent:
         return 1  # it died before it could be watched
     from accel.cli import main as accel

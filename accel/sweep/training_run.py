@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from accel.atomic import write_atomically
 from accel.config import TrainConfig
 from accel.errors import AccelError, RunDirectoryError
-from accel.rundir import RunDirectory
+from accel.rundir import STARTS, RunDirectory
 from accel.summary import Summary
 from accel.sweep.child import LAUNCHER_PREFIXES
 from accel.sweep.errors import SweepError
@@ -35,11 +36,14 @@ class Progress:
         env_steps: done.
         return_mean: of the last episodes; None before the first.
         training_s: of training, over all parts of a run that was interrupted.
+        earlier_s, earlier_env_steps: of it, what was done before the part that the record is of.
     """
 
     env_steps: int
     return_mean: float | None
     training_s: float
+    earlier_s: float = 0.0
+    earlier_env_steps: int = 0
 
 
 class TrainingRun:
@@ -91,17 +95,28 @@ class TrainingRun:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        found: list[Progress] = []
-        earlier_s = part_s = 0.0
+        starts, found = self._starts(), list[Progress]()
+        part_s = before_s = earlier_s = 0.0
+        earlier_env_steps = 0
         for record in read_metrics(path):
             elapsed, steps, mean = record.get("elapsed_s"), record.get("env_steps"), record.get("return_mean")
             if not isinstance(elapsed, int | float) or not isinstance(steps, int):
                 continue
-            if elapsed < part_s:  # a run that went on counts its seconds from zero
-                earlier_s += part_s
-            part_s = float(elapsed)
-            found.append(Progress(steps, float(mean) if isinstance(mean, int | float) else None, earlier_s + part_s))
+            now = record.get("wall_time_s")
+            now_s = float(now) if isinstance(now, int | float) else before_s
+            # a run that went on counts its seconds from zero, and may have none of its own until long after that
+            if found and (elapsed < part_s or any(before_s < start_s <= now_s for start_s in starts)):
+                earlier_s, earlier_env_steps = earlier_s + part_s, found[-1].env_steps
+            part_s, before_s = float(elapsed), now_s
+            mean = float(mean) if isinstance(mean, int | float) else None
+            found.append(Progress(steps, mean, earlier_s + part_s, earlier_s, earlier_env_steps))
         return found
+
+    def _starts(self) -> list[float]:
+        """Unix times at which processes began to work on the run, in seconds."""
+        path = self.path / STARTS
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [float(json.loads(line)["unix_time_s"]) for line in lines]
 
     def _check_directory(self) -> None:
         """Raises SweepError: what is there is no earlier part of this run."""
@@ -181,9 +196,9 @@ def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
     records = run.records()
     if summary.return_mean is None or not records:
         raise AccelError(f"no episode of run {run.path.name} ended: give it more total_env_steps")
-    before = [record for record in records if record.training_s < records[-1].training_s - summary.training_s]
-    part_steps = max(summary.env_steps - (before[-1].env_steps if before else 0), 1)
-    training_s = max(records[-1].training_s, summary.training_s)
+    last = records[-1]
+    part_steps = max(summary.env_steps - last.earlier_env_steps, 1)
+    training_s = max(last.training_s, last.earlier_s + summary.training_s)
     working_s = sum(seconds for phase, seconds in summary.actor_s.items() if phase != "wait")
     policy = run.path / "policy" / "final.accel"
     values = {

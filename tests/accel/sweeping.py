@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -62,11 +64,23 @@ def ask(study: optuna.Study) -> optuna.Trial:
         return study.ask()
 
 
-def worker(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """``accel sweep`` in a process of its own, its messages on standard error."""
-    command = [sys.executable, "-m", "accel", "sweep", *map(str, arguments)]
+@contextmanager
+def worker(*arguments: object, manner: str | None = None, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """``accel sweep`` in a process of its own, its messages on standard error; none is left behind.
+
+    Args:
+        arguments: of the command.
+        manner: see ``tests.accel.sweep_worker``.
+        environment: added to this process's.
+    """
+    program = ["accel", "sweep"] if manner is None else ["tests.accel.sweep_worker", manner]
+    command = [sys.executable, "-m", *program, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environment})
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environment}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def trials_of(url: str, name: str) -> list[optuna.trial.FrozenTrial]:

@@ -1,4 +1,4 @@
-"""Where studies live, who works on them, and what becomes of a worker's trial when it is killed."""
+"""Where studies live, and what becomes of a worker's trial when it is killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -17,66 +16,10 @@ import pytest
 
 from accel.sweep.driver import run_sweep
 from accel.sweep.errors import SweepError
-from accel.sweep.hosts import one_host
 from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, release_own, this_worker
 from accel.sweep.storage import connected, default_url, public_url, sqlite_path
 from accel.sweep.study import Outcome, open_study, work
 from tests.accel.sweeping import ask, options_for, trials_of
-
-
-def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    url = default_url(tmp_path)
-    with one_host(url, "alpha"), one_host(url, "alpha"):
-        with pytest.raises(SweepError, match=r"in use on host alpha, and this is beta.*--storage postgresql"):
-            with one_host(url, "beta"):
-                pass
-        with one_host("postgresql://u@h/d", "beta"):
-            pass
-    claim = tmp_path / "study.db.host-1"
-    os.utime(claim, (time.time() - 3600, time.time() - 3600))
-    with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
-        pass
-
-
-def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -> None:
-    for attempt in range(20):
-        place = tmp_path / str(attempt)
-        place.mkdir()
-        url, claim = default_url(place), place / "study.db.host-1"
-        claim.write_text('{"host": "gone"}')
-        os.utime(claim, (time.time() - 3600, time.time() - 3600))
-        together = threading.Barrier(4)
-        holders: list[str] = []
-        refused: list[str] = []
-
-        def start(host: str, url: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
-            together.wait()
-            try:
-                with one_host(url, host):
-                    holders.append(host)
-            except SweepError:
-                refused.append(host)
-
-        threads = [
-            threading.Thread(target=start, args=(f"host-{n % 2}", url, holders, refused, together)) for n in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(holders)) == 1 and len(holders) == len(refused) == 2, (attempt, holders, refused)
-        assert [path.name for path in place.iterdir()] == ["study.db.host-2"]
-
-
-def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
-    url = default_url(tmp_path)
-    with one_host(url, "alpha", stale_s=0.6):
-        time.sleep(1.0)
-        with pytest.raises(SweepError, match="host alpha"), one_host(url, "beta", stale_s=0.6):
-            pass
-    time.sleep(0.7)
-    with one_host(url, "beta", stale_s=0.6):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -159,7 +102,7 @@ from tests.accel.sweeping import options_for
 
 def evaluate(trial):
     trial.suggest_float("x", 0, 1)
-    time.sleep(60)
+    time.sleep(1000)
 
 options = options_for(Path(), url=sys.argv[1], grace_s=0.6)
 with connected(options.url) as storage:
@@ -168,23 +111,28 @@ with connected(options.url) as storage:
 
 
 def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(url: str, tmp_path: Path) -> None:
-    killed = subprocess.Popen([sys.executable, "-c", _STUCK, url])
     options = options_for(tmp_path, url=url, grace_s=1.5)
-    with connected(url) as storage:
-        study = open_study(options, storage, {})
-        while not any(SIGN in trial.user_attrs for trial in study.get_trials()):
-            assert killed.poll() is None
-            time.sleep(0.05)
-        # from here on it looks like a worker whose process cannot be seen
-        trial = study.get_trials()[0]
-        storage.set_trial_user_attr(trial._trial_id, WORKER, {**trial.user_attrs[WORKER], "host": "elsewhere"})
-        others = Attendance(grace_s=1.5)
-        others.recover(study)
-        time.sleep(1.8)
-        others.recover(study)
-        assert len(study.trials) == 1 and others.settle(study), "it lives"
-        killed.kill()
-        killed.wait()
+    with subprocess.Popen([sys.executable, "-c", _STUCK, url]) as killed, connected(url) as storage:
+        try:
+            study = open_study(options, storage, {})
+            while not any(SIGN in trial.user_attrs for trial in study.get_trials()):
+                assert killed.poll() is None
+                time.sleep(0.05)
+            # from here on it looks like a worker whose process cannot be seen
+            trial = study.get_trials()[0]
+            storage.set_trial_user_attr(trial._trial_id, WORKER, {**trial.user_attrs[WORKER], "host": "elsewhere"})
+            others = Attendance(grace_s=1.5)
+            others.recover(study)
+            time.sleep(1.5)
+            while study.get_trials()[0].user_attrs[SIGN] == trial.user_attrs[SIGN]:
+                time.sleep(0.05)
+            others.recover(study)
+            assert len(study.trials) == 1, "it lives"
+            while not others.settle(study):
+                time.sleep(0.05)
+        finally:
+            killed.kill()
+            killed.wait()
         drawn: list[float] = []
 
         def evaluate(trial: optuna.Trial) -> Outcome:
