@@ -258,8 +258,13 @@ def make_steering(
     sampler: MismatchSampler,
     run_path: Path,
     env_steps: int = 0,
+    *,
+    options: TunerOptions | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Steering:
     """What steers a run whose compression is chosen so, from the steps on that it has learned from.
+
+    ``options`` and ``clock`` (seconds, monotonic) are the tuner's.
 
     Raises: ConfigError: a level does not suit the network.
     """
@@ -276,6 +281,8 @@ def make_steering(
         sampler,
         log,
         alone=config.actors == 0,
+        options=options,
+        clock=clock,
     )
 
 

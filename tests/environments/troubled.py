@@ -20,6 +20,8 @@ DIARY = "TROUBLED_DIARY"
 HEAVY = ("torch", "onnx", "safetensors", "tensorboard", "pydantic", "tyro")
 SLOW_RANK = 2
 SLOW_S = 0.004
+LEISURE_S = 0.001
+LABOUR_S = 0.01
 FIRST_TROUBLE = 200
 
 gymnasium.register("Nameless-v0", entry_point="tests.environments.troubled:TextEnv")
@@ -83,11 +85,19 @@ class Slow(_Counting):
         return super().step(action)
 
 
+class Leisurely(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sleeps a little everywhere: actors leave the cores to a learner that shares them, and do not outrun it."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(LEISURE_S)
+        return super().step(action)
+
+
 class Laborious(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Takes its time everywhere, so that the environment is the bottleneck."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        time.sleep(SLOW_S)
+        time.sleep(LABOUR_S)
         return super().step(action)
 
 

@@ -77,7 +77,10 @@ def test_environment_bound_compresses_nothing_and_says_so() -> None:
     run = Simulation(FAST, env_us=8000.0, episode_steps=50.0).run(60.0)
     assert run.tuner.incumbent == "fp32"
     assert run.share_on("fp32") == 1.0
-    assert "environment is the bottleneck" in run.verdicts[1][1].reason
+    assert set(run.kinds()) == {"survey", "hold"}
+    # 8000 us of the environment beside 200 us of the policy.
+    assert "the environment is the bottleneck: it takes 98% of the actors' time" in run.verdicts[1][1].reason
+    assert run.verdicts[1][1].figures["bottleneck"] == "environment"
 
 
 def test_learner_that_becomes_the_bottleneck_brings_full_precision_back() -> None:
