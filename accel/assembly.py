@@ -16,6 +16,7 @@ from accel.checkpoint import CheckpointState, load_generators, load_optimizer, p
 from accel.comparison import compare_with_fp32
 from accel.compression_choice import parse_choice
 from accel.computing import choose_device, choose_precision, keep_freed_memory
+from accel.crew import Crew, Stop
 from accel.errors import CheckpointError
 from accel.job import Job
 from accel.learner import Learner
@@ -24,7 +25,6 @@ from accel.progress import LineProgress, LiveProgress, NoProgress, Progress, Pro
 from accel.progress_snapshot import ProgressSnapshot
 from accel.publisher import Publisher
 from accel.rundir import RunDirectory
-from accel.session import Crew, Stop
 from accel.spaces import EnvSpec
 from accel.state_tree import Tree
 from accel.steering import Steering

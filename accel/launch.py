@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, JobError, LaunchError, TransportError
+from accel.joining import LocalActor, join
 from accel.pinning import free_cores, local_size, pin_rank
 from accel.signals import StopRequest, ignore_stop_signals
 from accel.trajectory import FORMAT_VERSION as UNROLL_FORMAT
@@ -33,7 +34,6 @@ from accel.transport.remote_learner import RemoteLearner
 from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
 
 if TYPE_CHECKING:
-    from accel.actor import Actor
     from accel.config import TrainConfig
     from accel.job import Job
     from accel.summary import Summary
@@ -135,47 +135,12 @@ def act(info: LaunchInfo | None = None) -> int:
         transport.close()
 
 
-def join(transport: ActorTransport, timeout_s: float, pin: Callable[[], object] = lambda: None) -> Actor:
-    """Take the learner's welcome, make the environments and answer.
-
-    Args:
-        transport: this actor's end.
-        timeout_s: how long to wait for the configuration.
-        pin: binds this process to its core; called if the configuration wants that, before environments start threads.
-    Raises:
-        AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
-    """
-    from accel.actor import Actor
-    from compressors.cpu import cpu_features
-
-    config = transport.welcome(timeout_s)
-    if config["pin_cores"]:
-        pin()
-    try:
-        actor = Actor(config, transport)
-    except AccelError as error:
-        transport.hello({"error": str(error), "kind": type(error).__name__})
-        raise
-    except Exception as error:
-        transport.hello({"error": f"{type(error).__name__}: {error}", "kind": "EnvError"})
-        raise
-    transport.hello(
-        {
-            "spec": actor.spec.to_json(),
-            "layout": actor.layout.digest,
-            "cpu_features": sorted(cpu_features()),
-            "host": os.uname().nodename,
-        }
-    )
-    return actor
-
-
 def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: None, timeout_s: float = 600.0) -> int:
     """Serve a learner until it stops this actor; returns the exit status.
 
     Args:
         transport: this actor's end.
-        pin: see ``join``.
+        pin: see ``joining.join``.
         timeout_s: how long to wait for the configuration and for the learner's answer to an error.
     """
     try:
@@ -230,7 +195,7 @@ def _connect(info: LaunchInfo, in_flight: int, batch_unrolls: int) -> tuple[Endp
 
 def _learn_alone(job: Job) -> Summary:
     """Learner and actor in one process and one thread, in turns: deterministic."""
-    from accel.session import LocalActor, run_session
+    from accel.session import run_session
     from accel.transport.local import LocalTransport
 
     stop = StopRequest()

@@ -3,67 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from accel.compression_choice import FULL_PRECISION, parse_choice
-from accel.config import TrainConfig
-from accel.errors import ConfigError, LaunchError, TransportError
-from accel.job import Job, error_of_kind
+from accel.crew import POLL_S, Stop, wait_for_crew, welcome
+from accel.errors import ConfigError, TransportError
+from accel.job import Job
+from accel.joining import LocalActor
 from accel.machine import describe_machine, read_machine
 from accel.rundir import RunDirectory
-from accel.spaces import EnvSpec, Json
 from accel.summary import Summary
-from accel.transport.base import ActorTransport, LearnerTransport
+from accel.transport.base import LearnerTransport
 
 if TYPE_CHECKING:
-    from accel.actor import Actor
     from accel.assembly import Assembly
-
-POLL_S = 0.002
-
-logger = logging.getLogger("accel")
-
-
-class Stop(Protocol):
-    """Why the run should stop, or None."""
-
-    def __call__(self) -> str | None:
-        """Polled between updates."""
-        ...
-
-
-class LocalActor:
-    """The one actor of a run in a single process."""
-
-    def __init__(self, transport: ActorTransport) -> None:
-        self._transport = transport
-        self.actor: Actor | None = None
-
-    def join(self) -> None:
-        """Take the welcome, make the environments, answer. Raises EnvError, MissingExtraError."""
-        from accel.launch import join
-
-        self.actor = join(self._transport, 0.0)
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What the actors answered, all alike.
-
-    Attributes:
-        spec: the environment's layout. layout: digest of the unrolls' layout.
-        cpu_features: what every actor's CPU offers.
-        hosts: where actors run, by actor.
-    """
-
-    spec: EnvSpec
-    layout: str
-    cpu_features: frozenset[str]
-    hosts: tuple[str, ...]
 
 
 def run_session(
@@ -137,59 +91,6 @@ def _prepare(
     return assembly
 
 
-def welcome(config: TrainConfig, restart: int) -> Json:
-    """What every actor is told: the configuration, every scheme that may act and whether several do at once, and how
-    often the run was started."""
-    choice = parse_choice(config.compressor, config.network)
-    return config.to_json() | {
-        "env_kwargs": config.env_kwargs,
-        "schemes": list(dict.fromkeys((FULL_PRECISION, *choice.levels))),
-        "shares_levels": choice.kind == "auto",
-        "restart": restart,
-    }
-
-
-def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:
-    """Every actor's answer to the welcome.
-
-    Raises:
-        AccelError: an actor's own error, a silent or dead actor, actors that disagree, or a stop request meanwhile.
-    """
-    answers: dict[int, Json] = {}
-    deadline = time.monotonic() + timeout_s
-    while len(answers) < transport.actors:
-        for actor, message in transport.messages():
-            if "error" in message:
-                raise error_of_kind(str(message.get("kind")), f"actor {actor}: {message['error']}")
-            answers[actor] = message
-        silent = sorted(set(range(transport.actors)) - set(answers))
-        if silent and (dead := transport.dead() & set(silent)):
-            raise TransportError(f"actors {_numbers(dead)} died before training began; see their messages above")
-        if silent and time.monotonic() > deadline:
-            raise TransportError(
-                f"actors {_numbers(silent)} did not answer within {timeout_s:g} s: look at their nodes, or raise "
-                "--peer-timeout-s where environments take longer to make"
-            )
-        if (reason := stop()) is not None:
-            raise LaunchError(f"{reason} before training began")
-        if silent:
-            time.sleep(POLL_S)
-    first = answers[0]
-    for actor, answer in answers.items():
-        if (answer["spec"], answer["layout"]) != (first["spec"], first["layout"]):
-            raise TransportError(
-                f"actor {actor} on {answer['host']} has another environment or version than actor 0 on "
-                f"{first['host']}: install the same packages on every node"
-            )
-    features = [frozenset(str(f) for f in answer["cpu_features"]) for answer in answers.values()]  # type: ignore[attr-defined]
-    return Crew(
-        spec=EnvSpec.from_json(first["spec"]),  # type: ignore[arg-type]
-        layout=str(first["layout"]),
-        cpu_features=frozenset.intersection(*features),
-        hosts=tuple(str(answers[actor]["host"]) for actor in sorted(answers)),
-    )
-
-
 class _Import:
     """Imports a module in a thread, so that this one goes on talking to the actors."""
 
@@ -221,7 +122,3 @@ def _write_facts(job: Job, run: RunDirectory, allowed_cores: int | None) -> None
     run.write_config(job.config.to_toml_values(), comments)
     run.write_machine(describe_machine(read_machine(allowed_cores=allowed_cores)) | {"command": list(job.command)})
     run.summary.unlink(missing_ok=True)
-
-
-def _numbers(actors: frozenset[int] | set[int] | list[int]) -> str:
-    return ", ".join(str(actor) for actor in sorted(actors))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from accel.actor import Actor
+from accel.crew import welcome
 from accel.networks import build_network_from_config
 from accel.publisher import Publisher
-from accel.session import welcome
 from accel.trajectory import UnrollLayout
 from accel.transport.local import LocalTransport
 from tests.accel.live_policies import config_for

@@ -11,10 +11,11 @@ import torch
 from accel.assembly import Assembly
 from accel.checkpoint import CheckpointState
 from accel.config import TrainConfig
+from accel.crew import wait_for_crew, welcome
 from accel.errors import CheckpointError
 from accel.job import Job, check_config
+from accel.joining import LocalActor
 from accel.rundir import RunDirectory
-from accel.session import LocalActor, wait_for_crew, welcome
 from accel.state_tree import Tree, flatten
 from accel.transport import LocalTransport, TransportOptions
 

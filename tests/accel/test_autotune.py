@@ -21,6 +21,7 @@ from accel.autotune import TunedSteering, make_steering
 from accel.batch import Batcher
 from accel.compression_choice import parse_choice
 from accel.config import TrainConfig
+from accel.crew import welcome
 from accel.errors import ConfigError
 from accel.job import check_config
 from accel.launch import train
@@ -28,7 +29,6 @@ from accel.learner import Learner
 from accel.loading import load_run
 from accel.mismatch_sampling import MismatchSampler
 from accel.publisher import Publisher
-from accel.session import welcome
 from accel.shared_acting import parse_assignment
 from accel.trajectory import UnrollLayout
 from accel.transport.local import LocalTransport

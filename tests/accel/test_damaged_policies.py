@@ -10,10 +10,10 @@ import pytest
 
 from accel.acting import SessionPolicy
 from accel.actor import Actor
+from accel.crew import welcome
 from accel.networks import build_network_from_config
 from accel.networks.policy import PolicyNetwork
 from accel.publisher import Publisher
-from accel.session import welcome
 from accel.trajectory import UnrollLayout
 from accel.transport.local import LocalTransport
 from compressors.artifact import CompressedPolicy

@@ -18,6 +18,7 @@ import accel
 from accel.checkpoint import CheckpointState, load_checkpoint
 from accel.config import TrainConfig
 from accel.configfiles import load_toml
+from accel.crew import wait_for_crew
 from accel.errors import (
     CheckpointError,
     ConfigError,
@@ -28,7 +29,6 @@ from accel.errors import (
     TransportError,
 )
 from accel.rundir import RunDirectory
-from accel.session import wait_for_crew
 from accel.summary import Summary
 from accel.transport import LocalTransport
 from compressors.artifact import CompressedPolicy

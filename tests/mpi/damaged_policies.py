@@ -42,10 +42,10 @@ def main(case: str) -> int:
     info = detect_launch()
     if info.rank != 0:
         return act(info)
+    from accel.crew import wait_for_crew, welcome
     from accel.launch import FORMATS
     from accel.networks import build_network_from_config
     from accel.publisher import Publisher
-    from accel.session import wait_for_crew, welcome
     from accel.trajectory import UnrollLayout
     from compressors.artifact import FORMAT_VERSION, MAGIC
 
