@@ -436,7 +436,7 @@ def test_int8_is_taken_and_kept_where_actors_are_the_bottleneck(tmp_path: Path) 
 def test_nothing_is_compressed_where_the_environment_is_the_bottleneck(tmp_path: Path) -> None:
     laborious = ("--wrapper", "tests.environments.troubled:Laborious", "--network", "mlp:256x2")
     with TrainingRun(tmp_path, *ACTOR_BOUND, *laborious, "--compressor", "auto(fp32;int8)") as run:
-        held = _wait_for(run, lambda: _decision(run, "hold"), "the survey leads to no trial")
+        held = _wait_for(run, lambda: _decision(run, "hold", "trial"), "the survey comes to an end")
         _stop(run)
     decisions, records = _read_run(run.path)
     assert {d.kind for d in decisions} == {"survey", "hold"}
