@@ -105,7 +105,7 @@ class MismatchSampler:
             return
         started = self._clock()
         self._copies.keep(version)
-        self._copy_costs_s.append(self._pay(started))
+        self._pay(started, self._copy_costs_s)
 
     def sample(self, unrolls: Sequence[Unroll], batch: Batch) -> None:
         """Measure what a batch offers: call it before the update, while π_θ is still what the batch is corrected by.
@@ -183,7 +183,7 @@ class MismatchSampler:
             columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
         taken.add(scheme_id)
         sample = self._measure(version, torch.from_numpy(columns).to(batch.valid.device), batch)
-        self._sample_costs_s.append(self._pay(started))
+        self._pay(started, self._sample_costs_s)
         if sample is None:
             return
         scheme = self._schemes[scheme_id]
@@ -238,12 +238,16 @@ class MismatchSampler:
             self._allowance_s = min(self._allowance_s, ceiling)
         return self._allowance_s >= cost_s
 
-    def _pay(self, started: float) -> float:
-        """Book the time since ``started``; returns it."""
+    def _pay(self, started: float, costs_s: deque[float]) -> None:
+        """Book the time since ``started``, which is the newest of ``costs_s``.
+
+        Far more than usual is a stopped process's, and is not saved up for.
+        """
         spent_s = self._clock() - started
+        costs_s.append(spent_s)
         self._spent_s += spent_s
-        self._allowance_s -= spent_s
-        return spent_s
+        usual_s = sorted(costs_s)[len(costs_s) // 2]
+        self._allowance_s -= min(spent_s, _BURST * usual_s)
 
 
 def average(samples: Sequence[Mismatch]) -> Mismatch:

@@ -19,7 +19,7 @@ from accel.mismatch_sampling import COPIES, MismatchSampler
 from accel.networks import build_network
 from accel.spaces import ActionSpec, EnvSpec
 from accel.trajectory import Unroll, UnrollLayout
-from monitor.mismatch import effective_horizon, factor_mismatch
+from monitor.mismatch import FactoredMismatch, effective_horizon, factor_mismatch
 
 BOX = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
 VECTOR = EnvSpec((5,), "float32", BOX)
@@ -210,6 +210,38 @@ def test_time_stays_within_its_share() -> None:
     assert shares[0] > 0.3 and counts[0] >= 1500
     assert 0.01 < shares[1] < 0.021 and 10 < counts[1] < 60
     assert 0.0005 < shares[2] < 0.0022 and 0 < counts[2] < 6
+
+
+def test_a_process_that_is_stopped_meanwhile_goes_on_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config()
+    learner = Learner(config, VECTOR, torch.device("cpu"))
+    unroll = _unroll(learner, version=0)
+    batch = _batch(learner, unroll)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-3
+        return now
+
+    sampler = MismatchSampler(config, learner.network, SCHEMES, time_share=0.02, clock=clock)
+    measure, counts = sampler._measure, []
+
+    def stopped(version: int, columns: torch.Tensor, batch: Batch) -> FactoredMismatch | None:
+        nonlocal now
+        if version > 1000:
+            now += 100.0
+            monkeypatch.undo()
+        return measure(version, columns, batch)
+
+    monkeypatch.setattr(sampler, "_measure", stopped)
+    for version in range(3000):
+        sampler.published(version)
+        unroll["policy_version"][...] = unroll["header"][1] = version
+        sampler.sample([unroll], batch)
+        counts.append(sampler.count("int8"))
+    assert now > 100.0 and sampler.time_share > 0.5, "it is told all the same"
+    assert counts[-1] - counts[1999] >= 0.8 * counts[999]
 
 
 @pytest.mark.parametrize("lag", [3, 40])
