@@ -32,6 +32,7 @@ from accel.transport.base import ActorTransport
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
+from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.config import TrainConfig
@@ -92,7 +93,6 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
         endpoint, transport = _connect(info, job.config.unrolls_in_flight, job.config.batch_unrolls)
         if not isinstance(transport, RemoteLearner):
             raise LaunchError(f"rank {info.rank} is an actor: call accel.launch.act() on it")
-        deaf: frozenset[int] = frozenset()
         try:
             if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
                 job = replace(job, config=job.config.replace(actors=transport.actors))
@@ -111,13 +111,15 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
                 atexit.register(endpoint.abort_job, EXIT_ABORTED)
             return summary
         except BaseException as error:
-            deaf = transport.abort(str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            if deaf := transport.abort(reason):
+                # This ends the process too, so nobody above could tell what was wrong.
+                logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, AccelError))
+                logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
+                endpoint.abort_job(EXIT_ABORTED)
             raise
         finally:
             transport.close()
-            if deaf:
-                logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
-                endpoint.abort_job(EXIT_ABORTED)
 
 
 def act(info: LaunchInfo | None = None) -> int:

@@ -66,6 +66,11 @@ def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str,
     assert not (tmp_path / "run").exists()
 
 
+def test_an_error_is_told_though_an_actor_does_not_answer(tmp_path: Path) -> None:
+    words = ("--actors", "2", "--wrapper", "tests.environments.speechless:Speechless")
+    refused(TrainingRun(tmp_path, *words), "out of order", "actors 1 do not answer: ending the job")
+
+
 def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
     small = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256}
     config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, name="run", **small)
