@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.episodes import Episodes
 from accel.errors import ConfigError
 from accel.loading import TrainedRun, load_run
 from accel.play_progress import NoPlayProgress, PlayProgress
-from accel.playing import MAX_ENVS, Episodes, collect_inputs, play
+from accel.playing import MAX_ENVS, collect_inputs, play
 from accel.spaces import Json
 from compressors.artifact import CompressedPolicy
 from compressors.scheme import parse_scheme

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from accel.compression_choice import FULL_PRECISION, parse_choice
 from accel.config import TrainConfig
 from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import Seed
+from accel.episodes import Episodes
 from accel.errors import CheckpointError, EnvError
 from accel.networks import PolicyNetwork, build_network_from_config
 from accel.networks.policy import ActingModule
@@ -26,9 +26,6 @@ from accel.summary import Summary
 from compressors.artifact import CompressedPolicy, Json
 from compressors.base import Plan
 from compressors.scheme import make_compressor
-
-if TYPE_CHECKING:
-    from accel.playing import Episodes
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 _PREFIX = "network."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
+from accel.episodes import Episodes
 from accel.errors import ConfigError, EnvError
 from accel.loading import TrainedRun
 from accel.play_progress import NoPlayProgress, PlayProgress
@@ -25,35 +25,6 @@ MAX_ENVS = 16
 _NOISE_ROWS = 64
 # what the seed is for; the actors' ranks stay far below
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Finished episodes in the order in which they were seeded: episode i of two calls has one seed.
-
-    Attributes:
-        returns: [n] undiscounted sums of the environment's own rewards.
-        lengths: [n] steps.
-        seconds: wall-clock time, environments included.
-        env_steps: steps in all, those of environments that waited for others included.
-        distinct: how many different games there are among them, told apart by return, length and last observation.
-    """
-
-    returns: npt.NDArray[np.float64]
-    lengths: npt.NDArray[np.int64]
-    seconds: float
-    env_steps: int
-    distinct: int
-
-    @property
-    def caveat(self) -> str | None:
-        """What to say of games that repeat each other: their interval is narrower than chance would have it."""
-        if self.distinct == len(self.returns):
-            return None
-        return (
-            f"only {self.distinct} of {len(self.returns)} games differ, as policy and environment leave little to "
-            "chance: intervals are too narrow; sample actions"
-        )
 
 
 def play(

@@ -196,7 +196,9 @@ class Publisher:
         """Figures by ``name/level``, of the levels in use; see ``accel.publishing.figures``."""
         metrics: dict[str, float] = {}
         for scheme, level in self._levels_in_use():
-            metrics |= {f"{name}/{scheme}": value for name, value in level_metrics(level).items()}
+            metrics |= {
+                f"{name}/{scheme}": value for name, value in level_metrics(level.figures, level.plan.statistics).items()
+            }
         return metrics
 
     def close(self) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
+from accel.episodes import Episodes
 from accel.errors import ConfigError, EnvError, MissingExtraError
 from accel.extras import install_command
 from accel.loading import TrainedRun
 from accel.play_progress import PlayProgress
 from accel.players import Policy
-from accel.playing import Episodes, Picture, play
+from accel.playing import Picture, play
 
 FRAMES_PER_S = 30
 _NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from accel.episodes import Episodes
 from accel.errors import BundleError, ExportError
 from accel.exporting import run_policy
 from accel.exporting.card import model_card
@@ -32,7 +33,7 @@ from accel.loading import TrainedRun
 from accel.machine import read_machine
 from accel.play_progress import PlayProgress
 from accel.players import Array, Policy
-from accel.playing import MAX_ENVS, Episodes, collect_inputs, play
+from accel.playing import MAX_ENVS, collect_inputs, play
 from accel.progress_text import duration
 from accel.spaces import Json
 from compressors.errors import CompressorError

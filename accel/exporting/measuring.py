@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from accel.episodes import Episodes
 from accel.evaluation import interval_json, paired_difference
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.loading import TrainedRun
 from accel.players import ActingSession, Array
-from accel.playing import Episodes
 from accel.spaces import ActionSpec, Json
 from compressors.artifact import TensorSpec
 from monitor.divergence import divergences

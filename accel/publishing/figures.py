@@ -22,12 +22,9 @@ A number is absent where the scheme has no such thing, or there is none yet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from compressors.base import PlanStatistics
 from compressors.differences import CodeDifferences
-
-if TYPE_CHECKING:
-    from accel.publishing.level import Level
 
 
 @dataclass
@@ -51,9 +48,8 @@ class LevelFigures:
     code_differences: CodeDifferences | None = None
 
 
-def level_metrics(level: Level) -> dict[str, float]:
-    """The figures of one level by name; those since the last call start anew."""
-    figures, seen = level.figures, level.plan.statistics
+def level_metrics(figures: LevelFigures, seen: PlanStatistics) -> dict[str, float]:
+    """The figures of one level and its plan by name; those since the last call start anew."""
     differences = figures.code_differences
     found: dict[str, float | None] = {
         "payload_bytes": figures.payload_bytes or None,

@@ -19,10 +19,11 @@ from accel.atomic import write_atomically
 from accel.bench.rows import Row, provenance
 from accel.bench.subject import Subject
 from accel.bench.timing import torch_threads
+from accel.episodes import Episodes
 from accel.errors import AccelError
 from accel.evaluation import compress_run
 from accel.loading import TrainedRun, load_run
-from accel.playing import Episodes, collect_inputs, play
+from accel.playing import collect_inputs, play
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError
 from monitor.statistics import mean_interval

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from accel.episodes import Episodes
 from accel.errors import ExportError
 from accel.exporting.gate import Gate
 from accel.exporting.measuring import MEANS_AGREE, Agreement, Returns, agreement_label
-from accel.playing import Episodes
 from accel.spaces import ActionSpec
 from monitor.divergence import GREEDY_TOLERANCE
 
