@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from accel.errors import AccelError, JobError, LaunchError, TransportError
 from accel.joining import LocalActor, join
 from accel.pinning import free_cores, local_size, pin_rank
-from accel.signals import StopRequest, ignore_stop_signals
+from accel.signals import StopRequest, end_with_parent, ignore_stop_signals
 from accel.trajectory import FORMAT_VERSION as UNROLL_FORMAT
 from accel.transport import (
     Aborted,
@@ -125,6 +126,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
 def act(info: LaunchInfo | None = None) -> int:
     """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner."""
     ignore_stop_signals()
+    end_with_parent(signal.SIGKILL)()  # an environment that hangs would else outlive a launcher that gives up
     info = info or detect_launch()
     _, transport = _connect(info, 2, 1)
     if not isinstance(transport, RemoteActor):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from accel.signals import FORWARDED, handle
+from accel.signals import FORWARDED, end_with_parent, handle
 
 SAVE_S = 30
 USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,8 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: f
     is_main = threading.current_thread() is threading.main_thread()
     before = handle(USER_SIGNALS, forward) if is_main else {}
     try:
-        process = subprocess.Popen(
-            arguments, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent()
-        )
+        tie = end_with_parent(signal.SIGTERM)
+        process = subprocess.Popen(arguments, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=tie)
         started.append(process)
         if requests:
             process.terminate()
@@ -64,11 +60,3 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: f
             signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> Callable[[], object] | None:
-    """For the child, before it becomes mpirun: SIGTERM when its parent dies, however that happens."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import TypeAlias
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 FORWARDED = signal.SIGUSR1  # What ``accel.mpirun`` passes on for the user's own signal.
+_PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
 
@@ -56,6 +59,18 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int 
     """
     heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
     return {number: signal.signal(number, handler) for number in heard}
+
+
+def end_with_parent(number: int) -> Callable[[], object]:
+    """A function that ties the process which calls it to its parent: when that dies, however, ``number`` is sent.
+
+    On Linux; elsewhere it does nothing. The signal may come twice, as the parent's threads end one by one. Fit to be
+    called between fork and exec.
+    """
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def ignore_stop_signals() -> None:

@@ -5,13 +5,11 @@ It ends with its parent, however that ends, and is no rank of a launcher that st
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 
-from accel.signals import FORWARDED
+from accel.signals import FORWARDED, end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 # A launcher's variables would make a child of one of its ranks look like a rank.
 LAUNCHER_PREFIXES = (
     *("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MPI_LOCALRANKID", "PALS_", "FLUX_TASK_"),
@@ -22,9 +20,7 @@ LAUNCHER_PREFIXES = (
 def main() -> int:
     """Tie this process to its parent, then train."""
     parent = int(sys.argv[1])
-    if sys.platform == "linux":
-        # It may come twice, as the parent's threads end one by one: not a signal that then ends this process at once.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(FORWARDED))
+    end_with_parent(FORWARDED)()  # a second one does not end this process at once, as one of the others would
     if os.getppid() != parent:
         return 1  # it died before it could be watched
     from accel.cli import main as accel

@@ -14,6 +14,7 @@ import pytest
 
 from accel import mpirun
 from accel.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
+from tests.mpi.training_runs import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
@@ -142,3 +143,22 @@ def test_a_killed_starter_takes_its_command_with_it(tmp_path: Path) -> None:
     watcher.join(100)
     assert not watcher.is_alive()
     starter.stdout.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's prctl")
+def test_a_tied_process_ends_with_its_parent() -> None:
+    child = (
+        "import signal, time; from accel.signals import end_with_parent, ignore_stop_signals; ignore_stop_signals();"
+        "end_with_parent(signal.SIGKILL)(); print('tied', flush=True); time.sleep(1000)"
+    )
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert is_running(pid)
+        process.kill()
+    while is_running(pid):
+        time.sleep(0.01)

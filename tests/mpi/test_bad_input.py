@@ -68,7 +68,11 @@ def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str,
 
 def test_an_error_is_told_though_an_actor_does_not_answer(tmp_path: Path) -> None:
     words = ("--actors", "2", "--wrapper", "tests.environments.speechless:Speechless")
-    refused(TrainingRun(tmp_path, *words), "out of order", "actors 1 do not answer: ending the job")
+    job = TrainingRun(tmp_path, *words)
+    job.wait_for(lambda: len(job.ranks()) == 3, "starting every rank")
+    ranks = job.ranks()
+    refused(job, "out of order", "actors 1 do not answer: ending the job")
+    assert job.leaves_no_rank(list(ranks.values()))
 
 
 def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
