@@ -33,6 +33,8 @@ from accel.transport.base import ActorTransport
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
+from compressors.errors import CompressorError
+from monitor.errors import MonitorError
 from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 EXIT_ABORTED = 3
 EXIT_INTERRUPTED = 130
+_OF_USERS = (AccelError, CompressorError, MonitorError)
 
 logger = logging.getLogger("accel")
 
@@ -115,7 +118,7 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             reason = str(error) or type(error).__name__
             if deaf := transport.abort(reason):
                 # This ends the process too, so nobody above could tell what was wrong.
-                logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, AccelError))
+                logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, _OF_USERS))
                 logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
                 endpoint.abort_job(EXIT_ABORTED)
             raise
@@ -124,9 +127,12 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
 
 
 def act(info: LaunchInfo | None = None) -> int:
-    """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner."""
+    """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner.
+
+    From then on this process ignores stop signals and, on Linux, ends when its launcher does.
+    """
     ignore_stop_signals()
-    end_with_parent(signal.SIGKILL)()  # an environment that hangs would else outlive a launcher that gives up
+    end_with_parent(signal.SIGKILL)  # an environment that hangs would else outlive a launcher that gives up
     info = info or detect_launch()
     _, transport = _connect(info, 2, 1)
     if not isinstance(transport, RemoteActor):

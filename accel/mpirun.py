@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from accel.signals import FORWARDED, end_with_parent, handle
+from accel.signals import FORWARDED, handle, parent_death
 
 SAVE_S = 30
-USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, FORWARDED)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: f
     started: list[subprocess.Popen[bytes]] = []
     requests = 0
 
-    def forward(_number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         nonlocal requests
+        if number == FORWARDED and requests:
+            return  # a parent's death is told once for each of its threads
         requests += 1
         if requests == 1:
             signal.alarm(SAVE_S + math.ceil(patience_s))
@@ -49,7 +51,7 @@ def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: f
     is_main = threading.current_thread() is threading.main_thread()
     before = handle(USER_SIGNALS, forward) if is_main else {}
     try:
-        tie = end_with_parent(signal.SIGTERM)
+        tie = parent_death(signal.SIGTERM)
         process = subprocess.Popen(arguments, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=tie)
         started.append(process)
         if requests:

@@ -61,16 +61,23 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int 
     return {number: signal.signal(number, handler) for number in heard}
 
 
-def end_with_parent(number: int) -> Callable[[], object]:
-    """A function that ties the process which calls it to its parent: when that dies, however, ``number`` is sent.
+def parent_death(number: int) -> Callable[[], object] | None:
+    """A function that has ``number`` sent to the process which calls it when its parent dies, however that happens.
 
-    On Linux; elsewhere it does nothing. The signal may come twice, as the parent's threads end one by one. Fit to be
-    called between fork and exec.
+    It may come once for each thread of the parent. Fit to be called between fork and exec. None where there is no such
+    thing: elsewhere than on Linux.
     """
     if not sys.platform.startswith("linux"):
-        return lambda: None
+        return None
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def end_with_parent(number: int) -> None:
+    """``parent_death`` for this process, for as long as it lives."""
+    tie = parent_death(number)
+    if tie is not None:
+        tie()
 
 
 def ignore_stop_signals() -> None:

@@ -20,7 +20,7 @@ LAUNCHER_PREFIXES = (
 def main() -> int:
     """Tie this process to its parent, then train."""
     parent = int(sys.argv[1])
-    end_with_parent(FORWARDED)()  # a second one does not end this process at once, as one of the others would
+    end_with_parent(FORWARDED)  # a second one does not end this process at once, as one of the others would
     if os.getppid() != parent:
         return 1  # it died before it could be watched
     from accel.cli import main as accel

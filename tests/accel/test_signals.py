@@ -104,14 +104,20 @@ def test_actors_ignore_what_stops_the_learner() -> None:
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("ready", "status"), [(True, 7), (False, -signal.SIGTERM)])
-def test_a_stop_signal_asks_ranks_that_are_ready_and_ends_others(ready: bool, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "times", "ready", "status"),
+    [(signal.SIGINT, 1, True, 7), (signal.SIGINT, 1, False, -signal.SIGTERM), (FORWARDED, 2, True, 7)],
+)
+def test_a_stop_signal_asks_ranks_that_are_ready_and_ends_others(
+    number: signal.Signals, times: int, ready: bool, status: int, tmp_path: Path
+) -> None:
     up, mine = tmp_path / "up", threading.get_ident()
 
     def press() -> None:
         while not (up.exists() and is_waiting(mine)):
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=press)
     thread.start()
@@ -149,7 +155,7 @@ def test_a_killed_starter_takes_its_command_with_it(tmp_path: Path) -> None:
 def test_a_tied_process_ends_with_its_parent() -> None:
     child = (
         "import signal, time; from accel.signals import end_with_parent, ignore_stop_signals; ignore_stop_signals();"
-        "end_with_parent(signal.SIGKILL)(); print('tied', flush=True); time.sleep(1000)"
+        "end_with_parent(signal.SIGKILL); print('tied', flush=True); time.sleep(1000)"
     )
     parent = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"

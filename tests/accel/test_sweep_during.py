@@ -102,10 +102,14 @@ def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
     assert result.front[0].values["return"] == 10.0
 
 
-def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("actors", [0, pytest.param(1, marks=pytest.mark.mpi)])
+def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
+    actors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, out = tmp_path / "gate", tmp_path / "out"
     monkeypatch.setenv(GATE, str(gate))
     train = _TRAIN.replace("checkpoint_interval_s = 0.2", "checkpoint_interval_s = 1e-6")
+    train = train.replace("actors = 0", f"actors = {actors}")
     held = 'wrapper = ["tests.environments.held:Held"]\n'
     file = write(tmp_path / "sweep.toml", train, held, _SPACE, "[sweep]\ntrials = 2\n", steps=3000)
     checkpoints = out / "runs" / "trial-0000" / "checkpoints"
