@@ -127,8 +127,13 @@ class BoundReduction(ABC):
     def rechoose(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction chooses
         """Choose again for the policy's present numbers and, where there are any, their gradients."""
 
-    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
-        """Look at recent real inputs ([N, *shape] by name) and the policy's present numbers."""
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
+        """Look at recent real inputs ([N, *shape] by name) and the policy's present numbers; not every reduction does.
+
+        Returns:
+            Whether it has chosen anew by them, as the first inputs may make it.
+        """
+        return False
 
     def follow(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
         """Like ``observe``, for what must keep up with the weights between choices; without it nothing is due."""

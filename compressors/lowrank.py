@@ -115,13 +115,14 @@ class FactoredModule(BoundReduction):
             covariance = self._inputs.covariance(layer.prefix, about_zero=not layer.biases)
             self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank, covariance)
 
-    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
         """See ``BoundReduction.observe``; the first inputs make it choose again."""
         first = not self._inputs.seen
         load_state(self._whole, state)
         self._inputs.observe(self._whole, inputs)
         if first:
             self.rechoose(state, {})
+        return first
 
     def _replace_layers(self) -> list[_Factored]:
         made: list[_Factored] = []

@@ -152,15 +152,16 @@ class PrunedModule(BoundReduction):
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
         self._reconstruction.solve(state, self.kept, self._indices)
 
-    def observe(self, state: State, inputs: Mapping[str, Array]) -> None:
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
         """See ``BoundReduction.observe``."""
         first = not self._reconstruction.seen
         load_state(self._whole, state)
         self._reconstruction.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
         if first and self._options.importance == "residual":
             self.rechoose(state, {})
-        else:
-            self._reconstruction.solve(state, self.kept, self._indices)
+            return True
+        self._reconstruction.solve(state, self.kept, self._indices)
+        return False
 
     def follow(self, state: State, inputs: Mapping[str, Array]) -> None:
         """See ``BoundReduction.follow``; layers of more than 1024 units, which take seconds, wait for ``observe``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from compressors.base import Array, State
@@ -74,22 +74,27 @@ class Revision:
         self._parameters = self._graph.read(state)
         self.changed = True
 
-    def calibrate(self, inputs: Mapping[str, Array], *, rechoose: bool = False) -> None:
+    def calibrate(
+        self, inputs: Mapping[str, Array], *, rechoose: bool = False, between: Callable[[], object] = lambda: None
+    ) -> None:
         """See ``Plan.calibrate``. Reductions look at the inputs too, each behind the ones before it.
 
         Args:
             inputs: [N, *shape] by name.
             rechoose: choose anew as well, each reduction by what it has just seen.
+            between: called between two parts of the work; what it raises ends it.
         """
         if self._reductions:
             check_inputs(self._graph.inputs, inputs)
             state, gradients = self._policy_state(), read_gradients(self._module) if rechoose else {}
             for index in range(len(self._reductions)):
                 reduction = self._own(index)
-                reduction.observe(state, inputs)
-                if rechoose:
+                has_chosen = reduction.observe(state, inputs)
+                if rechoose and not has_chosen:
+                    between()
                     reduction.rechoose(state, gradients)
                 state, gradients = reduction.project(state), {}
+                between()
             self._parameters = self._graph.read(state)
             self.changed = True
         self._take(self._encoder.measure(self.parameters, inputs))

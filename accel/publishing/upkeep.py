@@ -75,11 +75,11 @@ def carry_out(task: Task, plan: Plan, module: nn.Module, stopping: threading.Eve
     taught = perf_counter()
     _look(stopping)
     if task.calibration is not None:
-        revision.calibrate(task.calibration, rechoose=task.chooses)
+        revision.calibrate(task.calibration, rechoose=task.chooses, between=lambda: _look(stopping))
     elif task.chooses:
         revision.rechoose()
-    _look(stopping)
     if task.recent is not None and task.calibration is None:
+        _look(stopping)
         revision.recalibrate_on_drift(task.recent)
     ended = perf_counter()
     return Outcome(revision, student_kl, ended - started, ended - taught)
