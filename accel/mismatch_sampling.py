@@ -2,8 +2,8 @@
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
 measured once for each scheme in it, on at most ``MAX_ROWS`` rows. Both cost time, of which the sampler measures what it
-used and takes no more than ``TIME_SHARE`` of the learner's; and a copy gives way only after unrolls of its version have
-had the time to arrive. These two, not a number to be set, decide k.
+used, pauses of a stopped process apart, and takes no more than ``TIME_SHARE`` of the learner's; and a copy gives way
+only after unrolls of its version have had the time to arrive. These two, not a number to be set, decide k.
 
 Metrics, each the mean over the samples since the last record, weighted by valid rows, and absent without one:
 
@@ -246,7 +246,7 @@ class MismatchSampler:
         spent_s = self._clock() - started
         costs_s.append(spent_s)
         self._spent_s += spent_s
-        usual_s = sorted(costs_s)[len(costs_s) // 2]
+        usual_s = min(costs_s) if len(costs_s) < 3 else sorted(costs_s)[len(costs_s) // 2]
         self._allowance_s -= min(spent_s, _BURST * usual_s)
 
 
