@@ -5,16 +5,24 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
 
-_Microseconds = Annotated[float, Field(gt=0)]
-_Bytes = Annotated[int, Field(gt=0)]
+
+def _unwritten(value: object) -> object:
+    """A number that JSON lacks, from the text that stands for it (``RunDirectory.write_summary``)."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+_Real = Annotated[float, BeforeValidator(_unwritten)]
+_Microseconds = Annotated[_Real, Field(gt=0)]
+_Bytes = Annotated[int, Field(gt=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,9 @@ class SchemeComparison:
     batch: int
     policy_us: _Microseconds
     fp32_us: _Microseconds
-    env_us: Annotated[float, Field(ge=0)]
-    kl: float
-    agreement: float | None
+    env_us: Annotated[_Real, Field(ge=0)]
+    kl: _Real
+    agreement: _Real | None
     bytes: _Bytes
     fp32_bytes: _Bytes
     weight_only: bool = False
@@ -99,15 +107,15 @@ class Summary:
     env_steps: int
     updates: int
     episodes: int
-    return_mean: float | None
-    training_s: float
-    wall_s: float
-    env_steps_per_s: float
-    lag: dict[str, float | int | None]
+    return_mean: _Real | None
+    training_s: _Real
+    wall_s: _Real
+    env_steps_per_s: _Real
+    lag: Mapping[str, _Real | None]
     dropped_unrolls: int
     dead_actors: int
-    learner_s: dict[str, float] = field(default_factory=dict)
-    actor_s: dict[str, float] = field(default_factory=dict)
+    learner_s: Mapping[str, _Real] = field(default_factory=dict)
+    actor_s: Mapping[str, _Real] = field(default_factory=dict)
     comparison: SchemeComparison | None = None
     compressor: str = ""
     mixed_precision: str = "none"
@@ -122,11 +130,11 @@ class Summary:
         try:
             return TypeAdapter(cls).validate_json((run_path / "summary.json").read_bytes(), strict=True)
         except OSError as error:
-            problem = str(error)
+            problem = f"({error.strerror}); the run did not end in order"
         except ValidationError as error:
             found = error.errors(include_url=False)[0]
-            problem = f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}"
-        raise CheckpointError(f"{run_path} holds no readable summary.json ({problem}); the run did not end in order")
+            problem = f"({'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}); it was changed or damaged"
+        raise CheckpointError(f"{run_path} holds no readable summary.json {problem}")
 
     def suggestions(self) -> list[str]:
         """Commands that carry on from here."""
@@ -172,7 +180,7 @@ class Summary:
         return "\n".join(lines)
 
 
-def _shares(seconds: dict[str, float]) -> str:
+def _shares(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values()) or 1.0
     return ", ".join(
         f"{name} {value / total:.0%}"
@@ -181,5 +189,5 @@ def _shares(seconds: dict[str, float]) -> str:
     )
 
 
-def _number(value: float | int | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from accel.distributions import make_distribution
 from accel.errors import CheckpointError
 from accel.networks import build_network
 from accel.publisher import Publisher
+from accel.rundir import RunDirectory
 from accel.spaces import ActionSpec, EnvSpec
 from accel.summary import SchemeComparison, Summary
 from compressors.scheme import make_compressor
@@ -31,10 +33,19 @@ SUMMARY = Summary(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("summary", [SUMMARY, replace(SUMMARY, comparison=None, return_mean=None)])
+@pytest.mark.parametrize(
+    "summary",
+    [
+        SUMMARY,
+        replace(SUMMARY, comparison=None, return_mean=None),
+        replace(SUMMARY, return_mean=-math.inf, comparison=replace(COMPARISON, kl=math.inf)),
+    ],
+)
 def test_a_summary_survives_its_file(summary: Summary, tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps(summary.to_json()))
-    assert Summary.read(tmp_path) == summary
+    with RunDirectory.create(tmp_path, "run") as run:
+        run.write_summary(summary.to_json())
+    assert Summary.read(tmp_path / "run") == summary
+    assert summary.text() == Summary.read(tmp_path / "run").text()
 
 
 def test_the_text_has_every_figure() -> None:
@@ -97,7 +108,8 @@ def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Pa
 @pytest.mark.parametrize(
     ("place", "value"),
     [("env_steps", "many"), ("training_s", None), ("lag", [1]), ("learner_s", {"wait": "long"}), ("actors", 1.5),
-     ("comparison.policy_us", 0), ("comparison.fp32_bytes", 0), ("comparison.env_us", -30.0)],
+     ("comparison.bytes", 10**400), ("lag.lag_min", [1]), ("training_s", "1"), ("comparison.policy_us", 0),
+     ("comparison.fp32_bytes", 0), ("comparison.env_us", -30.0)],
 )  # fmt: skip
 def test_a_summary_of_other_values_is_named_with_the_field(place: str, value: object, tmp_path: Path) -> None:
     document = SUMMARY.to_json()
