@@ -11,12 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
+from monitor.decisions import acting
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis
 from monitor.report.curves import aggregate, column, steps
 from monitor.report.drawing import DASHES, MUTED, SERIES, Drawing, finish, new_figure, step_axis, style
 from monitor.report.figures import LINE, NARROW, draw_curve, legend_below, point_marker
-from monitor.report.labels import acting, wrapped
+from monitor.report.labels import wrapped
 from monitor.report.runs import Group, Run
 
 MAX_TIME_LINES = 4

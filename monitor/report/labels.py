@@ -29,16 +29,6 @@ def wrapped(label: str, width: int) -> str:
     return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
 
 
-def acting(assignment: str) -> str:
-    """What acts under an assignment as the decision log writes it: ``int8:6;fp32:2`` as it is, ``fp32:8;int8:0`` fp32.
-
-    A scheme for no environment is only timed; the number of environments says nothing where one scheme has all of them.
-    """
-    parts = [part for part in assignment.split(";") if not part.endswith(":0")]
-    scheme, _, count = parts[0].rpartition(":") if len(parts) == 1 else ("", "", "")
-    return scheme if scheme and count.isdigit() else ";".join(parts)
-
-
 def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | None]) -> str:
     parts = []
     if "compressor" in differing or not differing:

@@ -10,10 +10,10 @@ from statistics import median
 
 import numpy as np
 
+from monitor.decisions import acting
 from monitor.divergence import GREEDY_TOLERANCE
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
-from monitor.report.labels import acting
 from monitor.report.runs import NOT_CONFIGURATION, Group, Run
 from monitor.report.wording import interval, number, plain, times
 

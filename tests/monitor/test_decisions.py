@@ -74,7 +74,9 @@ def test_a_run_that_goes_on_says_where_another_level_acts_now(tmp_path: Path) ->
     assert made[3:] == [(200, None, "resume", "a:2;b:2", "a"), (200, 1, "resume", "b", "a")]
     log.write(300, None, "try", "a", "b", "")
     log.go_on(300, "b")
-    assert len(read_decisions(tmp_path)[0]) == 6, "nothing has changed"
+    log.write(400, None, "survey", "b", "b:8;a:0", "a is only timed")
+    log.go_on(400, "b")
+    assert len(read_decisions(tmp_path)[0]) == 7, "nothing has changed"
 
 
 def test_damage_before_a_checkpoint_stays_and_goes_after_it(tmp_path: Path) -> None:

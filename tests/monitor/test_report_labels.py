@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.report.labels import acting, labels, wrapped
+from monitor.decisions import acting
+from monitor.report.labels import labels, wrapped
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 
