@@ -104,7 +104,8 @@ class Trainer:
         config, learner = self.config, self.learner
         self._started = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = first_env_steps = learner.env_steps
-        self._timer = PhaseTimer(LEARNER_PHASES)  # without what was published before
+        self._timer.reset()  # without what was published before
+        self._timer.restart()
         statistics: UpdateStatistics | None = None
         while (reason := self._reason_to_stop()) is None:
             arrivals, unrolls = self._receive_batch()
