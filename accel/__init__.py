@@ -9,53 +9,51 @@ Names are resolved on first use: an actor imports this package and never loads t
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
+    from accel.cli.launch import train
     from accel.config import TrainConfig
-    from accel.doctor import Report, doctor
+    from accel.display.watching import watch
     from accel.errors import AccelError
-    from accel.evaluation import Evaluation, evaluate
     from accel.exporting.bundle import Bundle, export
-    from accel.launch import train
-    from accel.loading import TrainedRun, load_run
-    from accel.reporting import compare, report
-    from accel.summary import Summary
+    from accel.exporting.verification import Verification, verify
+    from accel.runs.evaluation import Evaluation, evaluate
+    from accel.runs.loading import TrainedRun, load_run
+    from accel.runs.reporting import compare, report
+    from accel.runs.summary import Summary
     from accel.sweep import sweep_run, sweep_training
-    from accel.verification import Verification, verify
-    from accel.watching import watch
+    from accel.system.doctor import Report, doctor
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AccelError": "errors",
     "Bundle": "exporting.bundle",
-    "Evaluation": "evaluation",
-    "Report": "doctor",
-    "Summary": "summary",
+    "Evaluation": "runs.evaluation",
+    "Report": "system.doctor",
+    "Summary": "runs.summary",
     "TrainConfig": "config",
-    "TrainedRun": "loading",
-    "Verification": "verification",
+    "TrainedRun": "runs.loading",
+    "Verification": "exporting.verification",
     "bench_actor": "bench",
     "bench_correctors": "bench",
     "bench_policy": "bench",
     "bench_refresh": "bench",
     "bench_transport": "bench",
-    "compare": "reporting",
-    "doctor": "doctor",
-    "evaluate": "evaluation",
+    "compare": "runs.reporting",
+    "doctor": "system.doctor",
+    "evaluate": "runs.evaluation",
     "export": "exporting.bundle",
-    "load_run": "loading",
-    "report": "reporting",
+    "load_run": "runs.loading",
+    "report": "runs.reporting",
     "sweep_run": "sweep",
     "sweep_training": "sweep",
-    "train": "launch",
-    "verify": "verification",
-    "watch": "watching",
+    "train": "cli.launch",
+    "verify": "exporting.verification",
+    "watch": "display.watching",
 }
 
 __all__ = [
@@ -85,17 +83,6 @@ __all__ = [
     "verify",
     "watch",
 ]
-
-
-class _Package(ModuleType):
-    """Keeps ``accel.doctor`` the function: importing the submodule would otherwise bind the module over it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -38,7 +38,7 @@ _CHUNK_NUMBERS = 1 << 16
 
 
 class ActionLayout(Protocol):
-    """What is read of an action space: its distribution's name and sizes, as ``accel.spaces.ActionSpec`` has them."""
+    """What is read of an action space: its distribution's name and sizes, as ``ActionSpec`` has them."""
 
     @property
     def kind(self) -> Literal["categorical", "multi_categorical", "gaussian"]:

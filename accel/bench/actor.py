@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.acting.torch_policy import serialise_module
 from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
 from accel.bench.loops import Loop, RandomStepper, Split
 from accel.bench.rows import Notify, Row, number, provenance, spread
@@ -22,7 +23,6 @@ from accel.bench.subject import (
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.torch_acting import serialise_module
 
 RUNTIMES = ("torch", "onnxruntime")
 SCHEMES = ("fp32", "int8", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")

@@ -11,9 +11,9 @@ from accel.bench.rows import Row, provenance
 from accel.bench.subject import Subject, environment_spec, make_subject
 from accel.bench.timing import torch_threads
 from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.playing import play
-from accel.spaces import EnvSpec
+from accel.runs.playing import play
 from compressors.study import Simulation, check_width
 from monitor.statistics import mean_interval
 

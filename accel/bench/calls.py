@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from accel.loading import TrainedRun
+from accel.runs.loading import TrainedRun
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from accel.bench.rows import Row, number
 from accel.errors import MissingExtraError
-from accel.extras import install_command, missing_distributions
+from accel.system.extras import install_command, missing_distributions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accel.batch import Batcher
+from accel.algorithms.distributions import make_distribution
+from accel.algorithms.learner import Learner
 from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
-from accel.computing import choose_device, choose_precision, keep_freed_memory
 from accel.config import TrainConfig
-from accel.distributions import make_distribution
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.learner import Learner
-from accel.machine import read_machine
-from accel.spaces import EnvSpec
-from accel.trajectory import Unroll, UnrollLayout
+from accel.experience.batch import Batcher
+from accel.experience.unroll import Unroll, UnrollLayout
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.system.machine import read_machine
 
 PRECISIONS = ("none", "bf16")
 TRAINING = ("network", "device", "T", "B", "objective", "passes", "minibatches")

@@ -7,13 +7,13 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from accel.acting import ActingPolicy, SessionPolicy
-from accel.actor import ENV, POLICY, Actor
+from accel.acting.actor import ENV, POLICY, Actor
+from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.rules import make_sampler
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.base import Actions
-from accel.sampling import make_sampler
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from accel.config import TrainConfig
-from accel.configfiles import load_preset
+from accel.config.files import load_preset
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.spaces import ActionSpec, EnvSpec
 
 _COMMA = re.compile(r",(?![^()]*\))")
 

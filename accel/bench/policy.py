@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from accel.acting.torch_policy import serialise_module
 from accel.bench.calls import CHANNELS_LAST, Call, compiled_call, eager_modules, session_call, torch_call
 from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
 from accel.bench.rows import Notify, Row, number, provenance, spread
@@ -22,9 +23,8 @@ from accel.bench.subject import (
 )
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.spaces import EnvSpec
-from accel.torch_acting import serialise_module
 from compressors.artifact import CompressedPolicy
 
 RUNTIMES = ("torch", "torch.compile", "onnxruntime")

@@ -26,8 +26,8 @@ from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.bench.transport import bench_transport
 from accel.bench.upkeep import upkeep_row
 from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.spaces import EnvSpec
 from compressors.artifact import CompressedPolicy
 from compressors.base import Plan
 from compressors.errors import CompressorError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from accel.machine import read_machine, read_source, read_versions
+from accel.system.machine import read_machine, read_source, read_versions
 
 LEAST_CPU_SHARE = 0.9
 """With a smaller part of a core than this, figures are of the machine's other work as much as of ours."""

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.algorithms.distributions import make_distribution
 from accel.bench.rows import Notify, Row
 from accel.config import TrainConfig
-from accel.distributions import make_distribution
 from accel.envs import make_vector_env
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.loading import TrainedRun, load_run
 from accel.networks import build_network_from_config, parse_network
-from accel.playing import collect_inputs
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.spaces import ActionSpec, EnvSpec
+from accel.runs.loading import TrainedRun, load_run
+from accel.runs.playing import collect_inputs
 from compressors.artifact import CompressedPolicy
 from compressors.base import Compressor, Plan
 from compressors.errors import CompressorError

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from accel.envs.base import Actions
+from accel.envs.spaces import ActionSpec
 from accel.errors import EnvError
-from accel.spaces import ActionSpec
 
 EnvActions = npt.NDArray[np.generic]
 _SUPPORTED = "Discrete, one-dimensional MultiDiscrete and floating-point Box actions work; add a wrapper"

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from accel.envs.spaces import EnvSpec
 from accel.errors import EnvError
-from accel.spaces import EnvSpec
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Actions: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
 
 from accel.errors import EnvError, MissingExtraError
-from accel.extras import install_command
+from accel.system.extras import install_command
 
 # Top-level modules that an extra of ours installs.
 _MODULE_EXTRAS = MappingProxyType(

@@ -16,8 +16,8 @@ from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvir
 from accel.envs.lookup import creation_error
 from accel.envs.observations import ObservationLayout, observation_layout
 from accel.envs.seeding import env_seeds
+from accel.envs.spaces import EnvSpec, FrameFill
 from accel.errors import EnvError
-from accel.spaces import EnvSpec, FrameFill
 
 SingleEnv = gymnasium.Env[object, object]
 

@@ -17,8 +17,8 @@ from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, Flags, Implementation, Observations, Seed, StepResult, VectorEnvironment
 from accel.envs.observations import ObservationLayout, observation_layout
 from accel.envs.seeding import env_seeds
+from accel.envs.spaces import EnvSpec, FrameFill
 from accel.errors import EnvError
-from accel.spaces import EnvSpec, FrameFill
 
 NativeEnv: TypeAlias = VectorEnv[object, object, npt.NDArray[np.generic]]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel.display.play_progress import NoPlayProgress, PlayProgress
 from accel.errors import ConfigError
 from accel.exporting.card import summary
 from accel.exporting.formats import make_format
@@ -13,10 +14,9 @@ from accel.exporting.formats.base import Contract
 from accel.exporting.gate import Gate
 from accel.exporting.making import BundleMaker
 from accel.exporting.placing import appearing
-from accel.loading import TrainedRun, load_run
-from accel.play_progress import NoPlayProgress, PlayProgress
-from accel.signals import terminations_interrupt
-from accel.spaces import Json
+from accel.json_object import Json
+from accel.runs.loading import TrainedRun, load_run
+from accel.system.signals import terminations_interrupt
 from compressors.scheme import parse_scheme
 
 

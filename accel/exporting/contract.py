@@ -13,13 +13,14 @@ from gymnasium import spaces
 from onnx import ModelProto
 
 import accel
+from accel.envs.spaces import ActionSpec
 from accel.exporting.formats.base import Contract, Format, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
-from accel.extras import installed_version
-from accel.loading import TrainedRun
-from accel.machine import read_source, read_versions
-from accel.spaces import ActionSpec, Json
+from accel.json_object import Json
+from accel.runs.loading import TrainedRun
+from accel.system.extras import installed_version
+from accel.system.machine import read_source, read_versions
 from compressors.artifact import CompressedPolicy, TensorSpec
 
 FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"

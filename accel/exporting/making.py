@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from accel.episodes import Episodes
+from accel.display.play_progress import PlayProgress
+from accel.display.text import duration
 from accel.errors import BundleError, ExportError
 from accel.exporting import run_policy
 from accel.exporting.card import model_card
@@ -29,13 +30,12 @@ from accel.exporting.measuring import (
     random_inputs,
     reference_outputs,
 )
-from accel.loading import TrainedRun
-from accel.machine import read_machine
-from accel.play_progress import PlayProgress
-from accel.players import Array, Policy
-from accel.playing import MAX_ENVS, collect_inputs, play
-from accel.progress_text import duration
-from accel.spaces import Json
+from accel.json_object import Json
+from accel.runs.episodes import Episodes
+from accel.runs.loading import TrainedRun
+from accel.runs.players import Array, Policy
+from accel.runs.playing import MAX_ENVS, collect_inputs, play
+from accel.system.machine import read_machine
 from compressors.errors import CompressorError
 from compressors.runtime import PolicySession
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from accel.episodes import Episodes
-from accel.evaluation import interval_json, paired_difference
+from accel.envs.spaces import ActionSpec
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
-from accel.loading import TrainedRun
-from accel.players import ActingSession, Array
-from accel.spaces import ActionSpec, Json
+from accel.json_object import Json
+from accel.runs.episodes import Episodes
+from accel.runs.evaluation import interval_json, paired_difference
+from accel.runs.loading import TrainedRun
+from accel.runs.players import ActingSession, Array
 from compressors.artifact import TensorSpec
 from monitor.divergence import divergences
 from monitor.statistics import Interval, mean_interval

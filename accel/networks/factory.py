@@ -9,12 +9,12 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.networks.dense import Activation
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import CHOICES, NetworkText, parse_network
 from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN, Torso
-from accel.spaces import EnvSpec
 
 
 def build_network(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from accel.envs.spaces import ActionSpec
 from accel.networks.initialisation import orthogonal
-from accel.spaces import ActionSpec
 
 _POLICY_GAIN = 0.01
 

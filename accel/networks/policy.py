@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from accel.envs.spaces import EnvSpec
 from accel.networks.core import LSTMCore
 from accel.networks.heads import make_policy_head
 from accel.networks.initialisation import orthogonal
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
-from accel.spaces import EnvSpec
 
 if TYPE_CHECKING:
     from accel.networks.rounding import NetworkRounding

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.envs.spaces import EnvSpec
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs, made_up_inputs
-from accel.spaces import EnvSpec
 from compressors.artifact import CompressedPolicy
 from compressors.cpu import cpu_features
 from compressors.errors import ArtifactError, VerificationError

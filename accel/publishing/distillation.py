@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork, build_network
 from accel.networks.initialisation import orthogonal
 from accel.networks.policy import ActingModule
 from accel.networks.torsos import NatureCNN, Torso
-from accel.spaces import ActionSpec
 
 Array = npt.NDArray[np.generic]
 
@@ -91,7 +91,7 @@ class PolicyDivergence:
 
     def of_rows(self, student_params: Tensor, policy_params: Tensor) -> Tensor:
         """[N, P] each to [N]."""
-        from accel.distributions import make_distribution
+        from accel.algorithms.distributions import make_distribution
 
         policy = make_distribution(self._action, policy_params)
         return policy.kl(make_distribution(self._action, student_params))

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.batch import Batch
-from accel.spaces import EnvSpec
+from accel.envs.spaces import EnvSpec
+from accel.experience.batch import Batch
 
 Array = npt.NDArray[np.generic]
 

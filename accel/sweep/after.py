@@ -14,10 +14,9 @@ import torch
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from accel.atomic import write_atomically
 from accel.errors import ConfigError
-from accel.loading import TrainedRun
-from accel.spaces import Json
+from accel.json_object import Json
+from accel.runs.loading import TrainedRun
 from accel.sweep.choices import ChoiceOptions, SchemeSpace
 from accel.sweep.endings import SAME_AS, UNBUILT, has_ended
 from accel.sweep.front import Row
@@ -26,6 +25,7 @@ from accel.sweep.quantities import AFTER_TRAINING, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensitivity_markdown
 from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, Outcome, StudyOptions
+from accel.system.atomic import write_atomically
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.inventory import policy_layers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from accel.signals import FORWARDED, end_with_parent
+from accel.system.signals import FORWARDED, end_with_parent
 
 # A launcher's variables would make a child of one of its ranks look like a rank.
 LAUNCHER_PREFIXES = (

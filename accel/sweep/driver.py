@@ -15,10 +15,8 @@ from typing import Protocol
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from accel.atomic import write_atomically
-from accel.progress_text import duration
-from accel.signals import terminations_interrupt
-from accel.spaces import Json
+from accel.display.text import duration
+from accel.json_object import Json
 from accel.sweep.endings import SAME_AS, tally
 from accel.sweep.errors import SweepError
 from accel.sweep.front import Row, balanced, front, nearest_miss
@@ -38,6 +36,8 @@ from accel.sweep.study import (
     remaining_seconds,
     work,
 )
+from accel.system.atomic import write_atomically
+from accel.system.signals import terminations_interrupt
 
 # Contenders that are measured again may be this much worse than others at first.
 _SLACK = 0.1

@@ -11,7 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
 from accel.errors import AccelError, ConfigError
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.sweep.front import Row
 from accel.sweep.quantities import IN_TRAINING, Values
 from accel.sweep.space import SweepFile

@@ -138,7 +138,7 @@ def sweep_run(
         AccelError: one clear message; nothing is written before all input was checked.
     """
     require_optuna()
-    from accel.loading import load_run
+    from accel.runs.loading import load_run
     from accel.sweep.after import AfterOptions, AfterTraining
     from accel.sweep.measure import MeasureOptions
 

@@ -8,10 +8,10 @@ from time import perf_counter
 
 import numpy as np
 
-from accel.comparison import compare_with_fp32
-from accel.loading import TrainedRun
-from accel.players import Array
-from accel.playing import collect_inputs, play
+from accel.runs.comparison import compare_with_fp32
+from accel.runs.loading import TrainedRun
+from accel.runs.players import Array
+from accel.runs.playing import collect_inputs, play
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 

@@ -13,9 +13,8 @@ import numpy as np
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from accel.atomic import write_atomically
-from accel.machine import describe_machine
-from accel.spaces import Json
+from accel.config.toml import to_toml
+from accel.json_object import Json
 from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, tally
 from accel.sweep.figures import FrontFigure, draw_importances
 from accel.sweep.front import Row
@@ -24,7 +23,8 @@ from accel.sweep.quantities import Quantity, Values
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
 from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, StudyOptions, counts
-from accel.toml import to_toml
+from accel.system.atomic import write_atomically
+from accel.system.machine import describe_machine
 from monitor.statistics import Interval, mean_interval
 
 _MOST_DECISIVE = 3

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.sweep.choices import LayerChoice, SchemeSpace
 from accel.sweep.measure import Workbench
 from compressors.errors import SchemeError, UnsupportedLayerError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError
-from accel.extras import install_command, missing_distributions
 from accel.sweep.errors import SweepError, storage_errors
 from accel.sweep.recovery import GRACE_S, HEARTBEAT_S, queue_again
+from accel.system.extras import install_command, missing_distributions
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

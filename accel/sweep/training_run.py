@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.atomic import write_atomically
 from accel.config import TrainConfig
+from accel.config.toml import to_toml
 from accel.errors import AccelError, RunDirectoryError
-from accel.rundir import STARTS, RunDirectory
-from accel.summary import Summary
+from accel.runs.directory import STARTS, RunDirectory
+from accel.runs.summary import Summary
 from accel.sweep.child import LAUNCHER_PREFIXES
 from accel.sweep.errors import SweepError
-from accel.toml import to_toml
+from accel.system.atomic import write_atomically
 from monitor.recorder import read_metrics
 
 _POLL_S = 0.1

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.errors import ConfigError, TransportError
-from accel.spaces import Json
+from accel.json_object import Json
 
 Bytes = npt.NDArray[np.uint8]
 

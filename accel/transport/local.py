@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from accel.errors import TransportError
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.policies import PolicyBoard
 from accel.transport.receiving import UnrollPool, check_unroll_bytes

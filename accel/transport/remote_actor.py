@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from accel.errors import TransportError
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.endpoint import Endpoint, PeerFailed, Request
 from accel.transport.receiving import check_unroll_bytes

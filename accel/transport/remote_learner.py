@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from accel.errors import TransportError
-from accel.spaces import Json
+from accel.json_object import Json
 from accel.transport.base import Arrival, Bytes, TransportOptions
 from accel.transport.endpoint import Endpoint, Incoming, PeerFailed
 from accel.transport.outbox import Outbox

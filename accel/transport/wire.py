@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 from accel.errors import TransportError
-from accel.spaces import Json
+from accel.json_object import Json
 
 WIRE_FORMAT = 1
 MAX_MESSAGE_BYTES = 1 << 20

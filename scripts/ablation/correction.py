@@ -31,14 +31,14 @@ def main() -> int:
     if len(sys.argv) < 3 or sys.argv[1] not in VARIANTS or sys.argv[2] != "train":
         print(f"{__doc__}\nVARIANT is one of {', '.join(VARIANTS)}", file=sys.stderr)
         return 2
-    from accel import mpirun
     from accel.cli import main as accel_main
+    from accel.cli import mpirun
 
     variant, started = sys.argv[1], mpirun.run
 
     def run(arguments: Sequence[str], **options: object) -> mpirun.Ended:
         *command, module, name, job = arguments
-        if (module, name) != ("-m", "accel.rank"):
+        if (module, name) != ("-m", "accel.cli.rank"):
             raise SystemExit(f"mpirun is not started as this script expects: {module} {name}")
         return started([*command, __file__, RANK, variant, job], **options)
 
@@ -49,19 +49,20 @@ def main() -> int:
 
 def rank(variant: str, job: str) -> int:
     """One rank of the job: the learner's is changed, actors are as ever."""
-    from accel import rank as ranks
+    from accel.cli import rank as ranks
     from accel.transport.launcher import detect_launch
     from accel.transport.topology import is_actor
 
     if not is_actor(detect_launch()):
         change(variant)
-    sys.argv = ["accel.rank", job]
+    sys.argv = ["accel.cli.rank", job]
     return ranks.main()
 
 
 def change(variant: str) -> None:
     """Put the ablated parts where the learner's process looks for them."""
-    from accel import learner, training
+    from accel.algorithms import learner
+    from accel.learning import loop as training
 
     if variant == "importance-weights":
         learner.nstep = weighted_nstep
@@ -81,8 +82,8 @@ def full_precision(learner: type, trainer: type) -> tuple[type, type]:
     """Learner and trainer that replace μ's log-probs by those of π_v."""
     import torch
 
-    from accel.distributions import make_distribution
-    from accel.mismatch_copies import PolicyCopies
+    from accel.algorithms.distributions import make_distribution
+    from accel.tuning.mismatch_copies import PolicyCopies
 
     class WrongLearner(learner):  # type: ignore[misc]
         """Corrects as if the actors had acted in full precision."""

@@ -28,13 +28,13 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
 from export_summary import line, summary  # noqa: E402
 
-from accel.atomic import write_atomically  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 from accel.exporting.bundle import export  # noqa: E402
 from accel.exporting.formats import FORMATS, make_format  # noqa: E402
-from accel.loading import TrainedRun, load_run  # noqa: E402
-from accel.machine import describe_machine  # noqa: E402
-from accel.playing import play  # noqa: E402
+from accel.runs.loading import TrainedRun, load_run  # noqa: E402
+from accel.runs.playing import play  # noqa: E402
+from accel.system.atomic import write_atomically  # noqa: E402
+from accel.system.machine import describe_machine  # noqa: E402
 from compressors.errors import CompressorError  # noqa: E402
 
 SCHEMES = (

@@ -17,11 +17,11 @@ import time
 import numpy as np
 import torch
 
-from accel.batch import Batch
+from accel.algorithms.learner import Learner
 from accel.config import TrainConfig
-from accel.learner import Learner
-from accel.publisher import Publisher
-from accel.spaces import ActionSpec, EnvSpec
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batch
+from accel.publishing.publisher import Publisher
 
 SCHEMES = ("fp32", "int8", "distill(64x2)", "lowrank(0.25)+int8", "prune(0.5)+int8")
 LENGTH, ENVS, INPUTS, ACTIONS = 16, 32, 17, 6

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from accel.bench.rows import Row, provenance, spread
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_network
-from accel.spaces import ActionSpec, EnvSpec
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor

@@ -31,8 +31,8 @@ from published_cases import (  # noqa: E402
 )
 from published_claims import ACTOR, CAVEAT, END_TO_END, PAPERS, SMALLER, STEP_AND_PULL, TRAINING  # noqa: E402
 
-from accel.atomic import write_atomically  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
+from accel.system.atomic import write_atomically  # noqa: E402
 from monitor.errors import MonitorError  # noqa: E402
 from monitor.report.markdown import table_text  # noqa: E402
 from monitor.report.tables import Table  # noqa: E402

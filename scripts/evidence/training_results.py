@@ -11,9 +11,9 @@ from pathlib import Path
 from training_cases import Case, Variant
 from training_conditions import conditions_of, conditions_table, conditions_text
 
-from accel.atomic import write_atomically
 from accel.errors import AccelError
-from accel.reporting import load_run_record
+from accel.runs.reporting import load_run_record
+from accel.system.atomic import write_atomically
 from monitor.errors import MonitorError
 from monitor.report.analysis import Choices, analyse
 from monitor.report.document import write_report

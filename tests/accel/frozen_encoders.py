@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from accel.spaces import EnvSpec
+from accel.envs.spaces import EnvSpec
 
 WIDTH = 2048
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accel.batch import Batch
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
-from accel.spaces import ActionSpec, EnvSpec
 
 CATEGORICAL = ActionSpec("categorical", (3,))
 MULTI = ActionSpec("multi_categorical", (3, 2))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from accel.acting import SessionPolicy
-from accel.batch import Batch
+from accel.acting.policy import SessionPolicy
+from accel.acting.rules import make_sampler
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork, build_network_from_config
-from accel.publisher import Publisher
-from accel.sampling import make_sampler
-from accel.spaces import ActionSpec, EnvSpec
+from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
 
 torch.set_num_threads(1)

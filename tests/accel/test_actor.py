@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from accel.actor import Actor
-from accel.crew import welcome
+from accel.acting.actor import Actor
+from accel.experience.unroll import UnrollLayout
+from accel.learning.crew import welcome
 from accel.networks import build_network_from_config
-from accel.publisher import Publisher
-from accel.trajectory import UnrollLayout
+from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
 from tests.accel.live_policies import config_for
 

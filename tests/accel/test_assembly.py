@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel.assembly import Assembly
-from accel.checkpoint import CheckpointState
+from accel.acting.joining import LocalActor
+from accel.cli.job import Job, check_config
 from accel.config import TrainConfig
-from accel.crew import wait_for_crew, welcome
 from accel.errors import CheckpointError
-from accel.job import Job, check_config
-from accel.joining import LocalActor
-from accel.rundir import RunDirectory
-from accel.state_tree import Tree, flatten
+from accel.learning.assembly import Assembly
+from accel.learning.checkpoint import CheckpointState
+from accel.learning.crew import wait_for_crew, welcome
+from accel.learning.state_tree import Tree, flatten
+from accel.runs.directory import RunDirectory
 from accel.transport import LocalTransport, TransportOptions
 
 Stop = Callable[[], str | None]

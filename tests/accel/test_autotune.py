@@ -16,22 +16,22 @@ import numpy as np
 import pytest
 import torch
 
-from accel.actor import Actor
-from accel.autotune import TunedSteering, make_steering
-from accel.batch import Batcher
-from accel.compression_choice import parse_choice
+from accel.acting.actor import Actor
+from accel.acting.shared import parse_assignment
+from accel.algorithms.learner import Learner
+from accel.cli.job import check_config
+from accel.cli.launch import train
 from accel.config import TrainConfig
-from accel.crew import welcome
 from accel.errors import ConfigError
-from accel.job import check_config
-from accel.launch import train
-from accel.learner import Learner
-from accel.loading import load_run
-from accel.mismatch_sampling import MismatchSampler
-from accel.publisher import Publisher
-from accel.shared_acting import parse_assignment
-from accel.trajectory import UnrollLayout
+from accel.experience.batch import Batcher
+from accel.experience.unroll import UnrollLayout
+from accel.learning.crew import welcome
+from accel.publishing.publisher import Publisher
+from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
+from accel.tuning.autotune import TunedSteering, make_steering
+from accel.tuning.choice import parse_choice
+from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
 from monitor.timers import PhaseTimes
 from monitor.tuner import Stage

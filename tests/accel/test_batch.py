@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from accel.batch import Batcher
-from accel.spaces import ActionSpec, EnvSpec
-from accel.trajectory import Unroll, UnrollLayout, restack_frames
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batcher
+from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 
 CPU = torch.device("cpu")
 VECTOR = EnvSpec((3,), "float32", ActionSpec("categorical", (4,)))

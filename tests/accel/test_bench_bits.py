@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from accel.bench import bench_bits
-from accel.loading import load_run
-from accel.playing import play
+from accel.runs.loading import load_run
+from accel.runs.playing import play
 from tests.accel.trained_runs import make_run
 
 

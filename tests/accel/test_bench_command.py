@@ -14,7 +14,7 @@ from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.rows import Row
 from accel.bench.tables import Column, fitting, plain_table
 from accel.cli import main
-from accel.commands.bench import _encode, _interference
+from accel.cli.bench import _encode, _interference
 from accel.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,11 +10,11 @@ from accel.bench import learner as bench
 from accel.bench.advice import advise_learner
 from accel.bench.learner import bench_learner
 from accel.bench.rows import Row
-from accel.computing import choose_precision
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.spaces import ActionSpec, EnvSpec
-from accel.trajectory import UnrollLayout
+from accel.experience.unroll import UnrollLayout
+from accel.learning.device import choose_precision
 
 CATEGORICAL = ActionSpec("categorical", (3,))
 GAUSSIAN = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)

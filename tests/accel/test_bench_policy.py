@@ -17,8 +17,8 @@ from accel.bench.rows import number
 from accel.bench.subject import default_spec, random_subject
 from accel.bench.timing import interleave, timed_calls
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError, RunDirectoryError
-from accel.spaces import ActionSpec, EnvSpec
 from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
 
@@ -60,7 +60,7 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
     config = accel.TrainConfig.create(
         env="CartPole-v1", actors=0, total_env_steps=2000, network="mlp:32x1", results_dir=tmp_path, name="run"
     )
-    from accel.launch import train
+    from accel.cli.launch import train
 
     train(config)
     rows = bench_policy(

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from accel.checkpoint import (
+from accel.errors import CheckpointError
+from accel.learning.checkpoint import (
     CheckpointState,
     CheckpointStore,
     load_checkpoint,
@@ -29,9 +30,8 @@ from accel.checkpoint import (
     pack_optimizer,
     save_checkpoint,
 )
-from accel.errors import CheckpointError
-from accel.rundir import RunDirectory
-from accel.state_tree import flatten, unflatten
+from accel.learning.state_tree import flatten, unflatten
+from accel.runs.directory import RunDirectory
 
 
 def state(env_steps: int = 100, size: int = 4, **counters: Any) -> CheckpointState:
@@ -365,7 +365,7 @@ SAVER = """
     import os, signal, sys
     from pathlib import Path
     import torch
-    from accel.checkpoint import CheckpointState, CheckpointStore
+    from accel.learning.checkpoint import CheckpointState, CheckpointStore
 
     torch.set_num_threads(1)
     store = CheckpointStore(Path(sys.argv[1]), keep=2)

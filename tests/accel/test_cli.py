@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel.cli import COMMANDS, main, usage
-from accel.commands.train import parse
+from accel.cli.train import parse
 from accel.errors import ConfigError
 from accel.transport.launcher import LaunchInfo
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accel.compression_choice import default_ladder, parse_choice
 from accel.errors import ConfigError
+from accel.tuning.choice import default_ladder, parse_choice
 
 MLP = "mlp:512x3"
 

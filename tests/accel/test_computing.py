@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from accel.computing import choose_device, choose_precision
 from accel.config import TrainConfig
 from accel.errors import ConfigError
+from accel.learning.device import choose_device, choose_precision
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def test_auto_takes_bf16_where_it_was_seen_to_pay(
 FAULTS = """
 import ctypes, resource, sys
 import torch
-from accel.computing import keep_freed_memory
+from accel.learning.device import keep_freed_memory
 
 PR_SET_THP_DISABLE = 41
 assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0

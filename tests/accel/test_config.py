@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.cli.job import Job, check_config, error_of_kind, process_started_at
 from accel.config import TrainConfig
-from accel.configfiles import load_preset, load_toml, preset_names
+from accel.config.files import load_preset, load_toml, preset_names
+from accel.config.toml import to_toml
 from accel.errors import ConfigError
-from accel.job import Job, check_config, error_of_kind, process_started_at
-from accel.toml import to_toml
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -155,7 +155,7 @@ def test_an_actors_error_is_raised_by_its_name() -> None:
 def test_a_process_knows_when_it_started() -> None:
     before = time.time()
     assert before <= process_started_at(1e-9) <= time.time(), "what came before the command does not count"
-    program = "from accel.job import process_started_at; print(process_started_at(1e9))"
+    program = "from accel.cli.job import process_started_at; print(process_started_at(1e9))"
     before = time.time()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     kernels_tick_s = 0.1  # and more: a hundredth of a second, as a rule

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import accel
-import accel.training
+import accel.learning.loop
 from accel.config import TrainConfig
-from accel.counters import record_interval_s
+from accel.learning.counters import record_interval_s
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_records_that_this_adds_are_few() -> None:
 def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves by 1/128 s at each look, of which an update takes two."""
     ticks, tick_s = count(), 1 / 128
-    monkeypatch.setattr(accel.training, "perf_counter", lambda: next(ticks) * tick_s)
+    monkeypatch.setattr(accel.learning.loop, "perf_counter", lambda: next(ticks) * tick_s)
     options = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1}
     accel.train(
         TrainConfig.create(

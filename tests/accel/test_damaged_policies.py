@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from accel.acting import SessionPolicy
-from accel.actor import Actor
-from accel.crew import welcome
+from accel.acting.actor import Actor
+from accel.acting.policy import SessionPolicy
+from accel.experience.unroll import UnrollLayout
+from accel.learning.crew import welcome
 from accel.networks import build_network_from_config
 from accel.networks.policy import PolicyNetwork
-from accel.publisher import Publisher
-from accel.trajectory import UnrollLayout
+from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
 from compressors.artifact import CompressedPolicy
 from compressors.errors import ArtifactError

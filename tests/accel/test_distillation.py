@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
-from accel.spaces import ActionSpec, EnvSpec
 from compressors.base import Plan
 from compressors.errors import SchemeError
 from compressors.runtime import PolicySession

@@ -1,4 +1,4 @@
-"""accel.distributions against torch.distributions, accel.sampling and finite differences."""
+"""accel.algorithms.distributions against torch.distributions, accel.acting.rules and finite differences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch import distributions as reference
 
-from accel.distributions import make_distribution
-from accel.sampling import make_sampler
-from accel.spaces import ActionSpec
+from accel.acting.rules import make_sampler
+from accel.algorithms.distributions import make_distribution
+from accel.envs.spaces import ActionSpec
 
 CATEGORICAL = ActionSpec("categorical", (5,))
 BINARY = ActionSpec("categorical", (2,))

@@ -208,7 +208,7 @@ except Exception as error:
 def test_no_torch_is_imported() -> None:
     code = """
 import sys
-import accel.envs, accel.rewards
+import accel.envs, accel.experience.rewards
 assert "gymnasium" not in sys.modules
 env = accel.envs.make_vector_env("CartPole-v1", 2)
 env.reset()

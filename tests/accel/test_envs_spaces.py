@@ -12,13 +12,13 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.acting.rules import make_sampler
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.envs.observations import observation_layout
+from accel.envs.spaces import ActionSpec
 from accel.errors import EnvError
-from accel.sampling import make_sampler
-from accel.spaces import ActionSpec
 from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
 
 AnySpace = spaces.Space[Any]

@@ -23,7 +23,6 @@ import pytest
 from gymnasium.wrappers import TransformObservation
 
 from accel.cli import main
-from accel.episodes import Episodes
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.bundle import Bundle, export
@@ -32,9 +31,10 @@ from accel.exporting.formats import FORMATS, make_format
 from accel.exporting.gate import Gate
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
 from accel.exporting.measuring import Agreement, Returns
-from accel.loading import load_run
-from accel.playing import collect_inputs
-from accel.verification import verify
+from accel.exporting.verification import verify
+from accel.runs.episodes import Episodes
+from accel.runs.loading import load_run
+from accel.runs.playing import collect_inputs
 from compressors.errors import SchemeError
 from compressors.runtime import PolicySession
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run

@@ -16,15 +16,15 @@ import torch
 
 from accel.cli import main
 from accel.config import TrainConfig
+from accel.display.play_progress import LinePlayProgress
+from accel.envs.spaces import EnvSpec
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.bundle import Bundle, export
 from accel.exporting.formats.base import Vectors
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
+from accel.exporting.verification import verify
 from accel.networks import PolicyNetwork
-from accel.play_progress import LinePlayProgress
-from accel.spaces import EnvSpec
-from accel.verification import verify
 from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from accel.cli import main
+from accel.display.play_progress import LinePlayProgress
 from accel.exporting import making
 from accel.exporting.bundle import export
-from accel.loading import load_run
-from accel.play_progress import LinePlayProgress
+from accel.runs.loading import load_run
 from tests.accel.trained_runs import make_run
 
 COLLECTING = "collecting real inputs"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from accel.episodes import Episodes
+from accel.envs.spaces import ActionSpec
 from accel.errors import ExportError
 from accel.exporting.gate import Gate
 from accel.exporting.measuring import MEANS_AGREE, Agreement, Returns, agreement_label
-from accel.spaces import ActionSpec
+from accel.runs.episodes import Episodes
 from monitor.divergence import GREEDY_TOLERANCE
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import accel
+from accel.cli.launch import train
 from accel.config import TrainConfig
-from accel.configfiles import load_preset
+from accel.config.files import load_preset
 from accel.exporting import run_policy
-from accel.launch import train
 
 SOLVED = 400.0
 

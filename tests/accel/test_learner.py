@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accel.batch import Batch
+from accel.algorithms.learner import Learner
 from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, DivergenceError
-from accel.learner import Learner
-from accel.spaces import EnvSpec
+from accel.experience.batch import Batch
 from tests.accel.learner_oracle import CATEGORICAL, GAUSSIAN, MULTI, Oracle, junk_changed, make_batch, make_config
 
 CPU = torch.device("cpu")

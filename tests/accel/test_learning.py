@@ -12,7 +12,7 @@ import pytest
 
 import accel
 from accel.config import TrainConfig
-from accel.configfiles import load_preset
+from accel.config.files import load_preset
 from tests.mpi.training_runs import TrainingRun
 
 pytestmark = pytest.mark.learning

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accel.errors import CheckpointError, ConfigError, EnvError, RunDirectoryError
-from accel.loading import load_run
+from accel.runs.loading import load_run
 from compressors.errors import CalibrationError, SchemeError
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_network, make_run
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from accel.batch import Batch
-from accel.minibatches import Minibatch, Targets, split_environments, split_steps
+from accel.algorithms.minibatches import Minibatch, Targets, split_environments, split_steps
+from accel.experience.batch import Batch
 
 LENGTH, ENVS = 5, 6
 Split = Callable[..., Iterator[Minibatch]]

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from accel.batch import Batch, Batcher
+from accel.algorithms.distributions import make_distribution
+from accel.algorithms.learner import Learner
 from accel.config import TrainConfig
-from accel.distributions import make_distribution
-from accel.learner import Learner
-from accel.mismatch_alarms import CALM_RECORDS
-from accel.mismatch_copies import PolicyCopies
-from accel.mismatch_sampling import COPIES, MismatchSampler
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batch, Batcher
+from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import build_network
-from accel.spaces import ActionSpec, EnvSpec
-from accel.trajectory import Unroll, UnrollLayout
+from accel.tuning.mismatch_alarms import CALM_RECORDS
+from accel.tuning.mismatch_copies import PolicyCopies
+from accel.tuning.mismatch_sampling import COPIES, MismatchSampler
 from monitor.mismatch import FactoredMismatch, effective_horizon, factor_mismatch
 
 BOX = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)

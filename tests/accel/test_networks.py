@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_network, build_network_from_config
 from accel.networks.dense import dense
-from accel.spaces import ActionSpec, EnvSpec
 
 DISCRETE = ActionSpec("categorical", (6,))
 MULTI = ActionSpec("multi_categorical", (2, 3))

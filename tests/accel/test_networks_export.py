@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import ActingModule, PolicyNetwork, build_network
-from accel.spaces import ActionSpec, EnvSpec
 
 BOX = ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3)
 DISCRETE = ActionSpec("categorical", (6,))

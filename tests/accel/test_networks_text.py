@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.networks import build_network
 from accel.networks.text import NetworkText, parse_network
-from accel.spaces import ActionSpec, EnvSpec
 
 VECTOR = EnvSpec((5,), "float32", ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3))
 IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
@@ -80,8 +80,8 @@ def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
         ("mlp:8x1+lstm:4", VECTOR, {"separate_value_torso": True}, "leave separate_value_torso off"),
         ("nature-cnn", IMAGE, {"normalise_observations": True}, "uint8 ones are scaled.*switch it off"),
         ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH.*mlp:WIDTH"),
-        ("accel.spaces:missing", VECTOR, {}, "module 'accel.spaces' has no function 'missing'"),
-        ("accel.spaces:__name__", VECTOR, {}, "module 'accel.spaces' has no function '__name__'"),
+        ("accel.envs.spaces:missing", VECTOR, {}, "module 'accel.envs.spaces' has no function 'missing'"),
+        ("accel.envs.spaces:__name__", VECTOR, {}, "module 'accel.envs.spaces' has no function '__name__'"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(text: str, spec: EnvSpec, options: dict, message: str) -> None:

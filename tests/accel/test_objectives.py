@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from accel.objectives import clipped_surrogate, masked_mean, normalise, policy_gradient, squared_error
+from accel.algorithms.losses import clipped_surrogate, masked_mean, normalise, policy_gradient, squared_error
 
 VALID = torch.tensor([[True, False], [True, True], [False, True]])
 WEIGHTS = VALID / VALID.sum()

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from accel.optimizers import QuickAdam, QuickRMSprop
+from accel.algorithms.optimizers import QuickAdam, QuickRMSprop
 
 PAIRS = {
     "adam": (QuickAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.9, 0.99), "fused": True}),
@@ -40,7 +40,7 @@ def test_steps_and_state_equal_torchs(name: str) -> None:
 def test_a_step_imports_no_compiler() -> None:
     code = """
 import sys, torch
-from accel.optimizers import QuickAdam, QuickRMSprop
+from accel.algorithms.optimizers import QuickAdam, QuickRMSprop
 for kind in (QuickAdam, QuickRMSprop):
     layer = torch.nn.Linear(3, 3)
     optimizer = kind(layer.parameters(), lr=0.1)

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.display.play_progress import LinePlayProgress, LivePlayProgress, showing
 from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
-from accel.evaluation import evaluate
-from accel.loading import load_run
-from accel.play_progress import LinePlayProgress, LivePlayProgress, showing
-from accel.playing import Picture, play
-from accel.video import record_episode
+from accel.runs.evaluation import evaluate
+from accel.runs.loading import load_run
+from accel.runs.playing import Picture, play
+from accel.runs.video import record_episode
 from tests.accel.terminals import read_terminal
 from tests.accel.trained_runs import make_run
 

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.progress import LineProgress, LiveProgress, NoProgress, ProgressLogHandler, open_progress
-from accel.progress_snapshot import ProgressSnapshot
-from accel.progress_text import count, curve, duration, format_return, progress_line
+from accel.display.progress import LineProgress, LiveProgress, NoProgress, ProgressLogHandler, open_progress
+from accel.display.snapshot import ProgressSnapshot
+from accel.display.text import count, curve, duration, format_return, progress_line
 from tests.accel.terminals import read_terminal
 
 SNAPSHOT = ProgressSnapshot(
@@ -47,7 +47,7 @@ SNAPSHOT = ProgressSnapshot(
 PROGRAM = """
     import logging, os, sys
     from dataclasses import replace
-    from accel.progress import ProgressLogHandler, open_progress
+    from accel.display.progress import ProgressLogHandler, open_progress
     from tests_snapshot import SNAPSHOT
 
     now_s = 0.0
@@ -67,7 +67,7 @@ PROGRAM = """
 
 def snapshot_module(directory: Path) -> Path:
     """Hands this file's snapshot to the program, which runs in a process of its own."""
-    text = f"from accel.progress_snapshot import ProgressSnapshot\nSNAPSHOT = {SNAPSHOT!r}\n"
+    text = f"from accel.display.snapshot import ProgressSnapshot\nSNAPSHOT = {SNAPSHOT!r}\n"
     (directory / "tests_snapshot.py").write_text(text)
     return directory
 
@@ -385,7 +385,7 @@ def test_returns_and_curves() -> None:
 def test_nothing_slow_is_imported_before_it_is_shown() -> None:
     code = """
         import io, sys
-        from accel.progress import LineProgress, LiveProgress
+        from accel.display.progress import LineProgress, LiveProgress
         LiveProgress("env", io.StringIO()), LineProgress("env", io.StringIO()).note("x")
         print("rich" in sys.modules, "torch" in sys.modules, "numpy" in sys.modules)
     """

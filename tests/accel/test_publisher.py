@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from accel.acting.torch_policy import TorchPolicy
 from accel.errors import ConfigError
-from accel.publisher import Publisher
 from accel.publishing import figures
-from accel.torch_acting import TorchPolicy
+from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.errors import ArtifactError
 from compressors.inspection import float_kernels

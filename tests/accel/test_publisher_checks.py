@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel.networks import PolicyNetwork
-from accel.publisher import Publisher
+from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.errors import VerificationError
 from tests.accel.live_policies import calibrate, config_for, make_batch, make_network

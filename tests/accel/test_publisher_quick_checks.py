@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
-from accel.publisher import Publisher
 from accel.publishing.check import ArtifactCheck, QuickCheck, greatest_mean
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
-from accel.spaces import ActionSpec
+from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.errors import VerificationError
 from compressors.probe import ArtifactProbe

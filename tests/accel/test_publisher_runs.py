@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from accel.cli.launch import train
 from accel.config import TrainConfig
-from accel.launch import train
-from accel.publisher import Publisher
+from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from tests.accel.live_policies import config_for, make_batch, make_network
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from accel.networks import PolicyNetwork
-from accel.publisher import Publisher
+from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.chain import PipelinePlan
 from compressors.distill import Student

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from accel.compression_choice import parse_choice
+from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.launch import train
-from accel.mismatch_copies import PolicyCopies
 from accel.networks import PolicyNetwork
-from accel.publisher import Publisher
+from accel.publishing.publisher import Publisher
+from accel.tuning.choice import parse_choice
+from accel.tuning.mismatch_copies import PolicyCopies
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 from tests.accel.live_policies import (

@@ -10,7 +10,7 @@ import pytest
 import accel
 from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
-from accel.reporting import find_runs, load_run_record
+from accel.runs.reporting import find_runs, load_run_record
 from monitor.report.analysis import Choices
 from monitor.report.comparability import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
 from monitor.report.samples import run_to_json

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.errors import CheckpointError, ConfigError
-from accel.rewards import RewardTransform, RunningMoments
+from accel.experience.rewards import RewardTransform, RunningMoments
 
 
 @dataclass(frozen=True)

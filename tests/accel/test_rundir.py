@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accel.errors import CheckpointError, RunDirectoryError
-from accel.rundir import RunDirectory, default_run_name
+from accel.runs.directory import RunDirectory, default_run_name
 
 _NOBODY = 65534
 
@@ -108,7 +108,7 @@ def test_two_processes_cannot_write_the_same_run(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from accel.rundir import RunDirectory
+        from accel.runs.directory import RunDirectory
         run = RunDirectory.open(Path(sys.argv[1]))
         print("open", flush=True)
         sys.stdin.read()
@@ -132,7 +132,7 @@ def test_of_two_creators_one_wins(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from accel.errors import RunDirectoryError
-        from accel.rundir import RunDirectory
+        from accel.runs.directory import RunDirectory
         print("ready", flush=True)
         sys.stdin.readline()
         try:
@@ -207,7 +207,7 @@ def test_a_kill_at_any_file_system_event_leaves_the_old_file_or_the_new(tmp_path
     code = """
         import os, signal, sys
         from pathlib import Path
-        from accel.atomic import write_atomically
+        from accel.system.atomic import write_atomically
         seen = 0
         def audit(name, arguments):
             global seen
@@ -242,6 +242,6 @@ def test_default_names_are_plain_and_tell_what_they_are() -> None:
 
 
 def test_the_module_imports_no_torch() -> None:
-    code = "import sys, accel.rundir; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, accel.runs.directory; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

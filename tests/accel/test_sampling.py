@@ -1,4 +1,4 @@
-"""accel.sampling: frequencies, densities and bounds against their definitions."""
+"""accel.acting.rules: frequencies, densities and bounds against their definitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.acting.rules import make_sampler
+from accel.envs.spaces import ActionSpec
 from accel.errors import ConfigError
-from accel.sampling import make_sampler
-from accel.spaces import ActionSpec
 
 CATEGORICAL = ActionSpec("categorical", (5,))
 BINARY = ActionSpec("categorical", (2,))
@@ -211,5 +211,5 @@ def test_squashing_without_bounds_and_empty_samplers_are_refused() -> None:
 
 
 def test_sampling_does_not_load_torch() -> None:
-    code = "import sys, accel.sampling, accel.networks.text; sys.exit('torch' in sys.modules)"
+    code = "import sys, accel.acting.rules, accel.networks.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

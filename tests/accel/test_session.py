@@ -15,10 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 import accel
-from accel.checkpoint import CheckpointState, load_checkpoint
 from accel.config import TrainConfig
-from accel.configfiles import load_toml
-from accel.crew import wait_for_crew
+from accel.config.files import load_toml
 from accel.errors import (
     CheckpointError,
     ConfigError,
@@ -28,8 +26,10 @@ from accel.errors import (
     RunDirectoryError,
     TransportError,
 )
-from accel.rundir import RunDirectory
-from accel.summary import Summary
+from accel.learning.checkpoint import CheckpointState, load_checkpoint
+from accel.learning.crew import wait_for_crew
+from accel.runs.directory import RunDirectory
+from accel.runs.summary import Summary
 from accel.transport import LocalTransport
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import read_decisions

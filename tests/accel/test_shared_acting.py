@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.acting import SessionPolicy
-from accel.networks import build_network
-from accel.sampling import make_sampler
-from accel.shared_acting import (
+from accel.acting.policy import SessionPolicy
+from accel.acting.rules import make_sampler
+from accel.acting.shared import (
     SharedPolicy,
     assignment_text,
     join_payloads,
@@ -19,7 +18,8 @@ from accel.shared_acting import (
     split_payload,
     time_levels,
 )
-from accel.spaces import ActionSpec, EnvSpec
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.networks import build_network
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
 from compressors.scheme import make_compressor

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from accel import mpirun
-from accel.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
+from accel.cli import mpirun
+from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
 from tests.mpi.training_runs import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_a_launchers_sigterm_after_the_terminals_sigint_is_no_second_request() -
 
 def test_the_same_signal_twice_ends_the_process() -> None:
     program = (
-        "import signal; from accel.signals import StopRequest\n"
+        "import signal; from accel.system.signals import StopRequest\n"
         "with StopRequest().installed():\n signal.raise_signal(15); print('once', flush=True); signal.raise_signal(15)"
     )
     done = subprocess.run(python(program), cwd=ROOT, capture_output=True, text=True)
@@ -154,7 +154,8 @@ def test_a_killed_starter_takes_its_command_with_it(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's prctl")
 def test_a_tied_process_ends_with_its_parent() -> None:
     child = (
-        "import signal, time; from accel.signals import end_with_parent, ignore_stop_signals; ignore_stop_signals();"
+        "import signal, time\n"
+        "from accel.system.signals import end_with_parent, ignore_stop_signals; ignore_stop_signals();"
         "end_with_parent(signal.SIGKILL); print('tied', flush=True); time.sleep(1000)"
     )
     parent = (

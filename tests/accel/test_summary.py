@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from accel.comparison import compare_with_fp32
+from accel.algorithms.distributions import make_distribution
 from accel.config import TrainConfig
-from accel.distributions import make_distribution
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import build_network
-from accel.publisher import Publisher
-from accel.rundir import RunDirectory
-from accel.spaces import ActionSpec, EnvSpec
-from accel.summary import SchemeComparison, Summary
+from accel.publishing.publisher import Publisher
+from accel.runs.comparison import compare_with_fp32
+from accel.runs.directory import RunDirectory
+from accel.runs.summary import SchemeComparison, Summary
 from compressors.scheme import make_compressor
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)

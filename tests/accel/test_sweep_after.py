@@ -17,7 +17,7 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from accel.cli import main
-from accel.commands.sweep import _text
+from accel.cli.sweep import _text
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
 from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepError, SweepResult, sweep_run

@@ -15,7 +15,7 @@ import pytest
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.summary import Summary
+from accel.runs.summary import Summary
 from accel.sweep import SearchOptions, SweepError, sweep_training
 from accel.sweep.during import InTraining
 from accel.sweep.quantities import IN_TRAINING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.toml import to_toml
+from accel.config.toml import to_toml
 
 scalars = st.text() | st.integers() | st.floats(allow_nan=False) | st.booleans()
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=6)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from accel.acting.rules import make_sampler
+from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network_from_config
-from accel.sampling import make_sampler
-from accel.spaces import ActionSpec, EnvSpec
-from accel.torch_acting import TorchPolicy, serialise_module
 from accel.transport.base import PolicyUpdate
 
 ENVS = 3

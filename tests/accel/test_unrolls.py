@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from accel.actor import UnrollCollector
+from accel.acting.actor import UnrollCollector
+from accel.acting.rules import make_sampler
 from accel.envs import make_vector_env
 from accel.envs.loop import EnvLoop
-from accel.sampling import make_sampler
-from accel.trajectory import UnrollLayout, restack_frames
+from accel.experience.unroll import UnrollLayout, restack_frames
 from tests.environments.closed_form import episode_return, script
 
 ENVS = 5

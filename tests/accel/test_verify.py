@@ -23,8 +23,8 @@ from accel.cli import main
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.bundle import export
-from accel.loading import load_run
-from accel.verification import verify
+from accel.exporting.verification import verify
+from accel.runs.loading import load_run
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION
 

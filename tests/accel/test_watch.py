@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import accel
+from accel.display.watching import FIRST_READ_BYTES, MetricsTail
 from accel.errors import ReportError
-from accel.reporting import load_run_record
-from accel.watching import FIRST_READ_BYTES, MetricsTail
+from accel.runs.reporting import load_run_record
 from tests.monitor.recorded_run import write_run
 
 

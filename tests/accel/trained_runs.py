@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from accel.checkpoint import CheckpointState
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
+from accel.envs.spaces import EnvSpec
+from accel.learning.checkpoint import CheckpointState
 from accel.networks import PolicyNetwork, build_network_from_config
-from accel.rundir import RunDirectory
-from accel.spaces import EnvSpec
+from accel.runs.directory import RunDirectory
 
 torch.set_num_threads(1)
 

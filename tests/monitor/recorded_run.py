@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.atomic import write_atomically
+from accel.system.atomic import write_atomically
 
 MACHINE: dict[str, object] = {
     "host": "node",

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
+from accel.cli.launch import act
 from accel.config import TrainConfig
-from accel.launch import act
 from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
 from accel.transport.remote_learner import RemoteLearner
 
@@ -42,11 +42,11 @@ def main(case: str) -> int:
     info = detect_launch()
     if info.rank != 0:
         return act(info)
-    from accel.crew import wait_for_crew, welcome
-    from accel.launch import FORMATS
+    from accel.cli.launch import FORMATS
+    from accel.experience.unroll import UnrollLayout
+    from accel.learning.crew import wait_for_crew, welcome
     from accel.networks import build_network_from_config
-    from accel.publisher import Publisher
-    from accel.trajectory import UnrollLayout
+    from accel.publishing.publisher import Publisher
     from compressors.artifact import FORMAT_VERSION, MAGIC
 
     transport = connect(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.checkpoint import CheckpointState
 from accel.config import TrainConfig
-from accel.configfiles import load_toml
-from accel.rundir import RunDirectory
+from accel.config.files import load_toml
+from accel.learning.checkpoint import CheckpointState
+from accel.runs.directory import RunDirectory
 from compressors.artifact import CompressedPolicy
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
 from tests.mpi.training_runs import TrainingRun

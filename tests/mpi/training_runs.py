@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from accel.summary import Summary
+from accel.runs.summary import Summary
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import ROOT, need_mpirun
 

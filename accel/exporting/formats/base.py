@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from accel.play_progress import PlayProgress
-from accel.players import ActingSession, Array
-from accel.spaces import Json
+from accel.display.play_progress import PlayProgress
+from accel.json_object import Json
+from accel.runs.players import ActingSession, Array
 from compressors.artifact import CompressedPolicy
 
 Contract = dict[str, Any]

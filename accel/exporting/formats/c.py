@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import onnx
 
+from accel.display.play_progress import PlayProgress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
-from accel.extras import install_command
-from accel.play_progress import PlayProgress
-from accel.players import ActingSession, Array
-from accel.spaces import Json
+from accel.json_object import Json
+from accel.runs.players import ActingSession, Array
+from accel.system.extras import install_command
 from compressors.artifact import CompressedPolicy, TensorSpec
 
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"

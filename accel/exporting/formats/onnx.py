@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.display.play_progress import PlayProgress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
-from accel.play_progress import PlayProgress
-from accel.players import ActingSession
+from accel.runs.players import ActingSession
 from compressors.artifact import CompressedPolicy
 
 MODEL = "model.onnx"

@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 
+from accel.display.play_progress import PlayProgress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
-from accel.extras import install_command
-from accel.play_progress import PlayProgress
-from accel.players import ActingSession, Array
+from accel.runs.players import ActingSession, Array
+from accel.system.extras import install_command
 from compressors.artifact import CompressedPolicy
 
 XML, BIN = "model.xml", "model.bin"

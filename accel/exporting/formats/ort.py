@@ -6,10 +6,10 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from accel.display.play_progress import PlayProgress
 from accel.errors import ExportError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.onnx import OnnxFormat
-from accel.play_progress import PlayProgress
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import session_options
 

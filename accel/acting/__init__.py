@@ -1,0 +1,1 @@
+"""The actor: environments, the acting policy, action rules, unroll collection. No torch."""

@@ -1,0 +1,154 @@
+"""The policy an actor acts with: an onnxruntime session on a compressed artifact. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.acting.rules import ActionArray, Sampler
+from accel.envs.spaces import EnvSpec
+from accel.transport.base import PolicyUpdate
+from compressors.artifact import CompressedPolicy
+from compressors.errors import ArtifactError
+from compressors.runtime import PolicySession
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+class ActingPolicy(Protocol):
+    """What the actor's loop sees of a policy. Recurrent state belongs to the implementation."""
+
+    version: int
+    scheme: str
+
+    def load(self, update: PolicyUpdate) -> float:
+        """Take a newer policy; on any error the old one stays in place.
+
+        Without a payload the policy that acts is also that version's: the caller sees to it that it is the one sent
+        last.
+
+        Returns:
+            Seconds that reading the payload took, as against making something of it.
+        """
+        ...
+
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
+        """Sample actions for row t of an unroll.
+
+        Args:
+            observations: [B, *obs].
+            first: [B], environments whose episode starts on this row, or None when none does.
+            t: the row, which selects the noise drawn for it.
+            actions: [B, *action] written in place.
+            params: [B, P] distribution parameters, written in place.
+        """
+        ...
+
+    def states(self) -> tuple[Floats, ...]:
+        """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
+        ...
+
+    def scheme_ids(self, schemes: Sequence[str]) -> int | npt.NDArray[np.int16]:
+        """Which of ``schemes`` act: one number for all environments, or [B]."""
+        ...
+
+
+class SessionPolicy:
+    """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
+
+    def __init__(
+        self, spec: EnvSpec, envs: int, sampler: Sampler, state_shapes: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
+        self.version = -1
+        self.scheme = ""
+        self._spec = spec
+        self._envs = envs
+        self._sampler = sampler
+        self._state_shapes = state_shapes
+        self._session: PolicySession | None = None
+        self._inputs: tuple[Array, ...] = ()
+        self._outputs: tuple[Array, ...] = ()
+        self._carried = tuple(np.zeros((envs, *shape), np.float32) for shape in state_shapes)
+
+    def load(self, update: PolicyUpdate) -> float:
+        """Build a session for the update and change over to it, between two unrolls.
+
+        The session is built here, in the actor's own thread, while no environment step waits. A second thread would
+        not make it cheaper, as an actor has one core; and waiting for its turns with the interpreter lock, a policy
+        arrives several times later than it does so (``scripts/evidence/policy_transfer.py`` measures both).
+
+        Returns:
+            Seconds that reading the payload took.
+        Raises:
+            ArtifactError: the payload is damaged, does not load here, or is no policy for this environment and network;
+                the old session stays.
+        """
+        deserialise_s = 0.0
+        if update.payload is not None:
+            before = perf_counter()
+            artifact = CompressedPolicy.from_bytes(update.payload)
+            deserialise_s = perf_counter() - before
+            self._check_contract(artifact)
+            session = PolicySession(artifact, batch=self._envs)
+            names = range(len(self._state_shapes))
+            inputs = tuple(session.inputs[f"state_{i}"] for i in names)
+            for target, source in zip(inputs, self.states(), strict=True):
+                target[...] = source
+            self._carried = inputs  # type: ignore[assignment]
+            self._inputs = inputs
+            self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in names)
+            self._observations = session.inputs["observations"]
+            self._params = session.outputs["params"]
+            self._session = session
+            self._run = session.run
+            self.scheme = artifact.scheme
+        self.version = update.version
+        return deserialise_s
+
+    def _check_contract(self, artifact: CompressedPolicy) -> None:
+        """Names, shapes and dtypes of what goes in and comes out are this environment's and network's."""
+        parts = range(len(self._state_shapes))
+        spec = self._spec
+        wanted = {"observations": (spec.observation_dtype, spec.observation_shape)}
+        wanted |= {f"state_{i}": ("float32", self._state_shapes[i]) for i in parts}
+        wanted |= {"params": ("float32", (spec.action.param_size,))}
+        wanted |= {f"next_state_{i}": ("float32", self._state_shapes[i]) for i in parts}
+        found = {
+            t.name: (t.dtype, t.shape[1:]) for t in (*artifact.inputs, *artifact.outputs) if t.shape[:1] == (None,)
+        }
+        if found != wanted:
+            wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+            raise ArtifactError(
+                f"policy {artifact.scheme!r} is for another environment or network: {', '.join(wrong)} should be "
+                f"{[wanted.get(name) for name in wrong]}, not {[found.get(name) for name in wrong]}"
+            )
+
+    def states(self) -> tuple[Floats, ...]:
+        """The recurrent state [B, *shape] before the next ``act``."""
+        return self._carried
+
+    def scheme_ids(self, schemes: Sequence[str]) -> int:
+        """See ``ActingPolicy.scheme_ids``."""
+        return schemes.index(self.scheme)
+
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
+        """See ``ActingPolicy.act``."""
+        self.infer(observations, first, params)
+        self._sampler.sample(params, t, actions)
+
+    def infer(self, observations: Array, first: Bools | None, params: Floats) -> None:
+        """The policy without the sampling: fill ``params`` [B, P] and go on to the next recurrent state."""
+        self._observations[...] = observations
+        if first is not None:
+            for state in self._inputs:
+                state[first] = 0.0
+        self._run()
+        params[...] = self._params
+        for state, following in zip(self._inputs, self._outputs, strict=True):
+            state[...] = following

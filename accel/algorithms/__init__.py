@@ -1,0 +1,1 @@
+"""Algorithms: what is trained and what one update does. Imports torch."""

@@ -1,0 +1,101 @@
+"""The command line: parse, call, print. Each subcommand is a public function with the same options."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from accel.errors import AccelError
+from accel.transport.launcher import detect_launch
+from accel.transport.topology import is_actor
+
+# name: (module, one line of help). A command's module has main(arguments) -> exit status.
+COMMANDS = {
+    "train": ("accel.cli.train", "train a policy, with compressed actors under MPI or in one process"),
+    "evaluate": ("accel.cli.evaluate", "play a trained policy and report its return with an interval"),
+    "bench": ("accel.cli.bench", "measure policies, actors, refreshes, correctors and transport on this machine"),
+    "export": (
+        "accel.cli.export",
+        "write a compressed policy as a bundle for another machine: onnx, ort, openvino or C",
+    ),
+    "verify": ("accel.cli.verify", "check a bundle where it is going to run, and measure its latency there"),
+    "sweep": ("accel.cli.sweep", "search compression policies with Optuna, after training or in training"),
+    "report": ("accel.cli.report", "write a page, figures and JSON about one run or several seeds of it"),
+    "compare": (
+        "accel.cli.compare",
+        "compare runs with a baseline: time, speed, and whether the return is the same",
+    ),
+    "watch": ("accel.cli.watch", "follow a run live, from another terminal"),
+    "doctor": ("accel.cli.doctor", "say what this machine offers: MPI, instruction sets, GPU, versions"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``accel``; returns the exit status. Errors a user can cause are one message on standard error."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from accel import __version__
+
+        print(f"accel {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"accel: unknown command '{argv[0]}'\n\n{usage()}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return guarded(lambda: _run(argv))
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run a command; an error that a user can cause becomes one message and its exit status."""
+    from compressors.errors import CompressorError
+    from monitor.errors import MonitorError
+    from monitor.plain_text import without_controls
+
+    try:
+        return action()
+    except AccelError as error:
+        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except (CompressorError, MonitorError) as error:
+        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stdout = None  # its reader is gone: nothing is left to be flushed at exit
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+def usage() -> str:
+    """The overview that ``accel --help`` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: accel COMMAND [OPTIONS]",
+            "",
+            "Compression-aware accelerated actors for reinforcement learning.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "accel COMMAND --help lists a command's options. Start with: accel train --preset quickstart",
+        ]
+    )
+
+
+def _run(argv: list[str]) -> int:
+    """Ranks that act need no command line: the learner tells them everything."""
+    info = detect_launch()
+    if argv[0] == "train" and is_actor(info):
+        from accel.cli.launch import act
+
+        return act(info)
+    module = importlib.import_module(COMMANDS[argv[0]][0])
+    status: int = module.main(argv[1:])
+    return status

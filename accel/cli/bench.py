@@ -1,0 +1,294 @@
+"""``accel bench``: policies, actors, refreshes, widths, learners, correctors, transport, measured on this machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from accel.bench import advice, tables
+from accel.bench.checks import check_networks
+from accel.bench.options import (
+    ActorOptions,
+    BitsOptions,
+    CorrectorOptions,
+    EnvironmentOptions,
+    LearnerOptions,
+    Options,
+    OutputOptions,
+    PolicyOptions,
+    RefreshOptions,
+    TransportOptions,
+    integers,
+    texts,
+)
+from accel.bench.rows import LEAST_CPU_SHARE, Row, number
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.system.atomic import write_atomically
+
+_POLICY_NETWORKS = "mlp:64x2"
+_ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
+_REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rows and how to show them.
+
+    Attributes:
+        lines: what closes the benchmark.
+        kind: names the plot's panels. unit: under its axes.
+    """
+
+    rows: list[Row]
+    title: str
+    columns: Sequence[tables.Column]
+    lines: Sequence[str]
+    kind: str
+    unit: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, check where results go, measure, print, write."""
+    options: OutputOptions = tyro.cli(
+        Options,
+        prog="accel bench",
+        description="Measure on this machine. What is compared takes turns, A B C A B C; medians with their spread.",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction, tyro.conf.OmitSubcommandPrefixes),
+    )
+    _check_outputs(options)
+    refused: list[str] = []
+    result = _measure(options, refused.append)
+    tables.print_table(result.rows, result.columns, result.title)
+    conditions = _conditions(result.rows[0])
+    for line in [*refused, conditions, *_interference(result.rows), *result.lines]:
+        print(line)
+    if options.json is not None:
+        command = shlex.join(["accel", "bench", *arguments])
+        write_atomically(options.json, _encode([row | {"command": command} for row in result.rows]))
+    if options.plot is not None:
+        from accel.bench import figures
+
+        panels = figures.PANELS[result.kind](result.rows)
+        figures.draw(panels, options.plot, title=f"{result.title}\n{conditions}", unit=result.unit)
+    return 0
+
+
+def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Result:
+    if isinstance(options, PolicyOptions):
+        return _policy(options, refuse)
+    if isinstance(options, ActorOptions):
+        return _actor(options, refuse)
+    if isinstance(options, RefreshOptions):
+        return _refresh(options, refuse)
+    if isinstance(options, BitsOptions):
+        return _bits(options)
+    if isinstance(options, LearnerOptions):
+        return _learner(options, refuse)
+    if isinstance(options, CorrectorOptions):
+        from accel.bench.correctors import bench_correctors
+
+        rows = bench_correctors(
+            integers(options.lengths), integers(options.batches), options.device, options.repeats, options.threads
+        )
+        title = "Correctors: one call over T x B rows, beside a small network's forward and backward pass"
+        return Result(rows, title, tables.CORRECTORS, advice.advise_correctors(rows), "correctors", "µs a call")
+    if isinstance(options, TransportOptions):
+        from accel.bench.transport import bench_transport
+
+        rows = bench_transport(integers(options.sizes), options.repeats, texts(options.carriers))
+        title = "Transport: one actor and the learner on this machine"
+        return Result(rows, title, tables.TRANSPORT, advice.advise_transport(rows), "transport", "µs")
+    raise TypeError(f"unknown options {options!r}")
+
+
+def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Result:
+    from accel.bench.policy import bench_policy
+
+    rows = bench_policy(
+        _networks(options, options.network, _POLICY_NETWORKS),
+        batches=integers(options.batch),
+        schemes=texts(options.schemes),
+        runtimes=texts(options.runtimes),
+        spec=options.spec(),
+        config=options.environment(),
+        run=options.run,
+        activation=options.activation,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    weights, inputs = rows[0]["weights"], rows[0]["inputs"]
+    hint = "" if weights == "trained" else " (mismatch says little: --run measures a trained policy)"
+    title = f"Policy: one call, observations in, parameters out; inputs from {inputs}; {weights} weights{hint}"
+    return Result(rows, title, tables.POLICY, advice.advise_policy(rows), "policy", "µs a call (behind: × torch eager)")
+
+
+def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Result:
+    from accel.bench.actor import bench_actor
+
+    if options.run is not None and options.unroll_length is not None:
+        raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
+    length = _UNROLL_LENGTH if options.unroll_length is None else options.unroll_length
+    config = options.environment(_ACTOR_ENV, unroll_length=length)
+    rows = bench_actor(
+        config,
+        networks=_networks(options, options.network, _POLICY_NETWORKS),
+        run=options.run,
+        envs_per_actor=integers(options.envs_per_actor),
+        schemes=texts(options.schemes),
+        runtimes=texts(options.runtimes),
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    first = rows[0]
+    title = (
+        f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, {first['weights']} "
+        "weights"
+    )
+    unit = "µs per environment step (behind: × torch eager)"
+    return Result(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
+
+
+def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Result:
+    from accel.bench.refresh import bench_refresh
+
+    rows = bench_refresh(
+        _networks(options, options.network, _REFRESH_NETWORKS),
+        envs=options.envs,
+        schemes=texts(options.schemes),
+        send=options.send,
+        spec=options.spec(),
+        config=options.environment(),
+        run=options.run,
+        activation=options.activation,
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    title = (
+        f"Refresh: from new weights to a loaded policy, {options.envs} environments an actor, {rows[0]['weights']} "
+        "weights; schedule ms beside the learner and upkeep ms in its thread, a publication's share"
+    )
+    return Result(rows, title, tables.REFRESH, advice.advise_refresh(rows), "refresh", "ms a refresh")
+
+
+def _bits(options: BitsOptions) -> Result:
+    from accel.bench.bits import bench_bits
+
+    rows = bench_bits(
+        _networks(options, options.network, _POLICY_NETWORKS),
+        bits=integers(options.bits),
+        per_channel=options.per_channel,
+        spec=options.spec(),
+        config=options.environment(),
+        run=options.run,
+        activation=options.activation,
+        episodes=options.episodes,
+        seed=options.seed,
+    )
+    hint = "" if rows[0]["weights"] == "trained" else " (say little: --run studies a trained policy)"
+    title = (
+        f"Bits, simulated in floating point: mismatch from fp32 on {rows[0]['inputs']}; {rows[0]['weights']} weights"
+    )
+    return Result(rows, title + hint, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
+
+
+def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
+    from accel.bench.learner import bench_learner
+    from accel.bench.subject import default_spec, environment_spec
+
+    spec, config, given = options.spec(), options.training(), _networks(options, options.network, _POLICY_NETWORKS)
+    if options.run is not None:
+        from accel.runs.loading import load_run
+
+        options.environment()
+        run = load_run(options.run)
+        config, spec = run.config, run.spec
+    networks = check_networks(given if config is None or options.network is not None else [config.network])
+    environment = config or options.environment()
+    config = environment or TrainConfig.create(activation=options.activation)
+    if spec is None and environment is not None:
+        spec = environment_spec(environment)
+    layouts = {default_spec(network) for network in networks} if spec is None else {spec}
+    if len(layouts) > 1:
+        raise ConfigError(
+            f"{', '.join(networks)} take observations of different shapes: give --env, or --observation-shape and "
+            "--actions, or one network"
+        )
+    rows = bench_learner(
+        [options.changed(config.replace(network=network)) for network in networks],
+        layouts.pop(),
+        precisions=texts(options.precisions),
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    first = rows[0]
+    title = (
+        f"Learner: µs per environment step of an update; batches of {first['T']} x {first['B']} random steps, "
+        f"{first['objective']}, {first['passes']} passes, {first['minibatches']} minibatches, on {first['device']}"
+    )
+    return Result(rows, title, tables.LEARNER, advice.advise_learner(rows), "learner", "µs per environment step")
+
+
+def _networks(options: EnvironmentOptions, given: str | None, default: str) -> list[str]:
+    if given is not None and options.run is not None:
+        raise ConfigError("--run brings its own network: leave --network out")
+    return texts(default if given is None else given)
+
+
+def _check_outputs(options: OutputOptions) -> None:
+    """Before any work: both files can be written. Raises ConfigError, MissingExtraError."""
+    for path in (options.json, options.plot):
+        if path is None:
+            continue
+        directory = path.absolute().parent
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a directory")
+        if not directory.is_dir():
+            raise ConfigError(f"cannot write {path}: there is no directory {path.parent}")
+        if not os.access(directory, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            raise ConfigError(f"cannot write {path}: permission denied")
+    if options.plot is not None:
+        from accel.bench.figures import require_matplotlib
+
+        require_matplotlib()
+
+
+def _conditions(row: Row) -> str:
+    """The machine, the versions and the threads behind every number."""
+    torch, runtime = f"torch {row['torch']}", f"onnxruntime {row['onnxruntime']}"
+    if "torch_threads" in row:
+        torch += f" ({_threads(row['torch_threads'])})"
+    if "onnxruntime_threads" in row:
+        runtime += f" ({_threads(row['onnxruntime_threads'])}, no spinning)"
+    commit = f"commit {str(row['commit'])[:10]}{' with changes' if row['dirty'] else ''}"
+    flags = f" with {row['int8_flags']}" if row["int8_flags"] else ""
+    return f"{row['cpu']}, {row['cores']} cores{flags}; {torch}, {runtime}; {commit}"
+
+
+def _interference(rows: Sequence[Row]) -> list[str]:
+    """A warning where other processes had much of the processor."""
+    least = min((number(row, "cpu_share") for row in rows if "cpu_share" in row), default=1.0)
+    if least > LEAST_CPU_SHARE:
+        return []
+    return [f"warning: other processes left this one {least:.0%} of a core at worst: measure again on a quiet machine"]
+
+
+def _threads(count: object) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"
+
+
+def _encode(rows: Sequence[Row]) -> bytes:
+    """A JSON list; a figure that is not finite becomes null, as JSON has no word for it."""
+    finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
+    return (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()

@@ -1,0 +1,58 @@
+"""``accel evaluate``: play a trained policy and print its return with an interval."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from accel.display.play_progress import showing
+from accel.errors import ConfigError
+from accel.runs.evaluation import evaluate
+from monitor.plain_text import without_controls
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Play a trained policy, full or compressed, and report its return with an interval."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="run directory, such as results/NAME")]
+    scheme: Annotated[str | None, tyro.conf.arg(help="compression scheme, such as int8; default: fp32")] = None
+    artifact: Annotated[
+        Path | None, tyro.conf.arg(help="play this artifact instead, such as RUN/policy/final.accel")
+    ] = None
+    episodes: Annotated[int, tyro.conf.arg(help="episodes, each from its own seed")] = 20
+    seed: Annotated[int, tyro.conf.arg(help="seed of environments and action noise")] = 0
+    sample: Annotated[bool, tyro.conf.arg(help="sample actions")] = False
+    greedy: Annotated[bool, tyro.conf.arg(help="take the most likely actions; this is the default")] = False
+    baseline: Annotated[bool, tyro.conf.arg(help="also play full precision on the same seeds, and compare")] = False
+    video: Annotated[Path | None, tyro.conf.arg(help="show one episode in this .mp4 or .gif file")] = None
+    envs: Annotated[int, tyro.conf.arg(help="environments that play at once")] = 16
+    json: Annotated[bool, tyro.conf.arg(help="print JSON, every single return included")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, play, print."""
+    options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    if options.sample and options.greedy:
+        raise ConfigError("give --greedy or --sample, not both")
+    with showing(sys.stderr) as progress:
+        result = evaluate(
+            options.run,
+            scheme=options.scheme,
+            artifact=options.artifact,
+            episodes=options.episodes,
+            seed=options.seed,
+            greedy=not options.sample,
+            baseline=options.baseline,
+            video=options.video,
+            envs=options.envs,
+            progress=progress,
+        )
+    print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
+    return 0

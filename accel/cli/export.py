@@ -1,0 +1,66 @@
+"""``accel export``: write a compressed policy as a bundle for another machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from accel.display.play_progress import showing
+from accel.exporting.bundle import export
+
+# what --cpu means to compressors.cpu
+_CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write a bundle: compressed and full model, contract, test vectors, reports, model card, a program that runs it.
+
+    Everything is checked on its target first; a bundle that fails a gate is not written.
+    """
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="run directory, such as results/NAME")]
+    out: Annotated[Path, tyro.conf.arg(help="directory to write, which must not exist")]
+    scheme: Annotated[
+        str | None, tyro.conf.arg(help="compression scheme, qat for its int8 graph; default: what the actors had")
+    ] = None
+    format: Annotated[str, tyro.conf.arg(help="onnx, ort, openvino or c")] = "onnx"
+    episodes: Annotated[int, tyro.conf.arg(help="episodes of the full and of the compressed policy; 0: none")] = 20
+    seed: Annotated[int, tyro.conf.arg(help="seed of episodes and test inputs")] = 0
+    sample: Annotated[bool, tyro.conf.arg(help="sample actions instead of taking the most likely ones")] = False
+    max_return_loss: Annotated[
+        float | None, tyro.conf.arg(help="greatest loss of mean return, as a share of full precision's, such as 0.05")
+    ] = None
+    max_mismatch: Annotated[
+        float | None,
+        tyro.conf.arg(help="greatest relative difference from the trained policy, such as 0.1"),
+    ] = None
+    cpu: Annotated[
+        Literal["this", "x86-vnni", "x86-avx2", "arm"], tyro.conf.arg(help="the CPU that is going to act, for int8")
+    ] = "this"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, export, print."""
+    options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    with showing(sys.stderr) as progress:
+        bundle = export(
+            options.run,
+            options.out,
+            scheme=options.scheme,
+            format=options.format,
+            episodes=options.episodes,
+            seed=options.seed,
+            greedy=not options.sample,
+            max_return_loss=options.max_return_loss,
+            max_mismatch=options.max_mismatch,
+            cpu=_CPUS[options.cpu],
+            progress=progress,
+        )
+    print(bundle.text())
+    return 0

@@ -1,0 +1,111 @@
+"""What the starting process hands to the learner's rank, as one JSON text."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import accel.errors as errors
+from accel.config import TrainConfig
+from accel.errors import AccelError, ConfigError
+from accel.networks.text import parse_network
+from accel.runs.directory import default_run_name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run as asked for.
+
+    Attributes:
+        config: validated; its name is set.
+        resume: the run directory to go on with, or None for a new run.
+        started_at: Unix time at which the user's command started.
+        columns: width of the user's terminal, or None when the output is not one.
+        command: the user's command line.
+    """
+
+    config: TrainConfig
+    resume: Path | None = None
+    started_at: float = field(default_factory=time.time)
+    columns: int | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.config.name or default_run_name(self.config.env, self.config.seed)
+
+    @property
+    def path(self) -> Path:
+        """Where the run's files are, or will be."""
+        return self.resume or self.config.results_dir / self.name
+
+    def to_text(self) -> str:
+        """JSON; ``from_text`` restores an equal job."""
+        return json.dumps(
+            {
+                "config": self.config.to_json(),
+                "resume": None if self.resume is None else str(self.resume),
+                "started_at": self.started_at,
+                "columns": self.columns,
+                "command": list(self.command),
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Inverse of ``to_text``; raises ConfigError."""
+        value = json.loads(text)
+        resume = value["resume"]
+        return cls(
+            TrainConfig.from_json(value["config"]),
+            None if resume is None else Path(resume),
+            value["started_at"],
+            value["columns"],
+            tuple(value["command"]),
+        )
+
+
+def check_config(config: TrainConfig) -> TrainConfig:
+    """What needs more than the config's own types: canonical scheme and network texts, and a name.
+
+    Raises:
+        ConfigError: an unknown scheme, network or core; the message lists what there is.
+    """
+    from accel.tuning.choice import parse_choice
+
+    choice = parse_choice(config.compressor, config.network)
+    if choice.kind == "auto" and max(config.actors, 1) * config.envs_per_actor < 2:
+        raise ConfigError("compressor = 'auto' compares levels side by side and needs two environments at least")
+    name = config.name or default_run_name(config.env, config.seed)
+    return config.replace(compressor=str(choice), network=str(parse_network(config.network)), name=name)
+
+
+def process_started_at(longest_start_s: float = 2.0) -> float:
+    """Unix time at which the command started: this process's start by the kernel, interpreter's start-up included.
+
+    A script that prepared something for longer and then became this process is not the command: then it is now.
+    """
+    now = time.time()
+    started = _kernel_started_at()
+    return started if now - started < longest_start_s else now
+
+
+def _kernel_started_at() -> float:
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+def error_of_kind(kind: str, message: str) -> AccelError:
+    """The error that an actor reported by name, to be raised as if it had happened here."""
+    found = getattr(errors, kind, AccelError)
+    is_ours = isinstance(found, type) and issubclass(found, AccelError)
+    return found(message) if is_ours else AccelError(message)

@@ -1,0 +1,259 @@
+"""The composition root: a config and a role become objects. Starts mpirun where nobody has."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel.acting.joining import LocalActor, join
+from accel.errors import AccelError, JobError, LaunchError, TransportError
+from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
+from accel.system.pinning import free_cores, local_size, pin_rank
+from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals
+from accel.transport import (
+    Aborted,
+    LaunchInfo,
+    Stopped,
+    Topology,
+    TransportOptions,
+    connect,
+    detect_launch,
+    is_actor,
+    join_world,
+)
+from accel.transport.base import ActorTransport
+from accel.transport.remote_actor import RemoteActor
+from accel.transport.remote_learner import RemoteLearner
+from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
+from compressors.errors import CompressorError
+from monitor.errors import MonitorError
+from monitor.plain_text import without_controls
+
+if TYPE_CHECKING:
+    from accel.cli.job import Job
+    from accel.config import TrainConfig
+    from accel.runs.summary import Summary
+    from accel.transport.endpoint import Endpoint
+
+FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
+EXIT_ABORTED = 3
+EXIT_INTERRUPTED = 130
+_OF_USERS = (AccelError, CompressorError, MonitorError)
+
+logger = logging.getLogger("accel")
+
+
+def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
+    """Train a policy and return what happened.
+
+    With ``actors = 0`` everything happens in this process. Otherwise mpirun is started, with the learner and the actors
+    as its ranks, unless this process is a rank itself: then rank 0 learns and returns, and other ranks must not call
+    this but ``act``.
+
+        import accel
+        summary = accel.train(accel.TrainConfig(env="CartPole-v1", total_env_steps=200_000))
+        print(summary.return_mean, summary.env_steps_per_s)
+
+    Args:
+        config: the run.
+        resume: a run directory to go on with; ``config`` then says how.
+    Returns:
+        The run's summary, as in its ``summary.json``.
+    Raises:
+        AccelError: one clear message; see ``accel.errors``.
+    """
+    from accel.cli.job import Job, check_config
+
+    job = Job(check_config(config), resume)
+    info = detect_launch()
+    if is_actor(info):
+        raise LaunchError("train() belongs on the first rank only; on the others call accel.cli.launch.act()")
+    if info.is_launched:
+        return learn(job, info)
+    return start(job)
+
+
+def start(job: Job) -> Summary:
+    """Run a job from outside any launcher: in this process, or under an mpirun of its own."""
+    if job.config.actors == 0:
+        return _learn_alone(job)
+    return _start_mpirun(job)
+
+
+def learn(job: Job, info: LaunchInfo) -> Summary:
+    """The learner's role in a launched job. Whatever goes wrong, every actor is told and ends too."""
+    from accel.learning.session import run_session
+
+    stop = StopRequest()
+    with stop.installed():
+        endpoint, transport = _connect(info, job.config.unrolls_in_flight, job.config.batch_unrolls)
+        if not isinstance(transport, RemoteLearner):
+            raise LaunchError(f"rank {info.rank} is an actor: call accel.cli.launch.act() on it")
+        try:
+            if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
+                job = replace(job, config=job.config.replace(actors=transport.actors))
+            if transport.actors != job.config.actors:
+                raise LaunchError(
+                    f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
+                    f"learner: start {job.config.actors + 1} ranks, or leave --actors out"
+                )
+            allowed = all_cores()  # Before pinning: the machine is what all ranks share.
+            cores = free_cores(allowed, local_size(os.environ))
+            if job.config.pin_cores:
+                pin_rank(info)
+            summary = run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
+            if transport.alive():
+                # Its actors never said goodbye, and the launcher waits for them: but the caller has a summary to show.
+                atexit.register(endpoint.abort_job, EXIT_ABORTED)
+            return summary
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            if deaf := transport.abort(reason):
+                # This ends the process too, so nobody above could tell what was wrong.
+                logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, _OF_USERS))
+                logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
+                endpoint.abort_job(EXIT_ABORTED)
+            raise
+        finally:
+            transport.close()
+
+
+def act(info: LaunchInfo | None = None) -> int:
+    """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner.
+
+    From then on this process ignores stop signals and, on Linux, ends when its launcher does.
+    """
+    ignore_stop_signals()
+    end_with_parent(signal.SIGKILL)  # an environment that hangs would else outlive a launcher that gives up
+    info = info or detect_launch()
+    _, transport = _connect(info, 2, 1)
+    if not isinstance(transport, RemoteActor):
+        raise LaunchError(f"rank {info.rank} is the learner: call accel.train() on it")
+    try:
+        return run_actor(transport, lambda: pin_rank(info))
+    except Aborted:
+        return EXIT_ABORTED
+    finally:
+        transport.close()
+
+
+def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: None, timeout_s: float = 600.0) -> int:
+    """Serve a learner until it stops this actor; returns the exit status.
+
+    Args:
+        transport: this actor's end.
+        pin: see ``joining.join``.
+        timeout_s: how long to wait for the configuration and for the learner's answer to an error.
+    """
+    try:
+        actor = join(transport, timeout_s, pin)
+    except (Aborted, TransportError):
+        raise
+    except Exception:
+        logger.debug("actor %d cannot start", transport.actor, exc_info=True)
+        transport.wait_policy(timeout_s)
+        return EXIT_ABORTED
+    try:
+        actor.start()
+        while True:
+            actor.step()
+    except Stopped:
+        return 0
+    except TransportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the learner reports it
+        told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
+        if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
+            told["traceback"] = traceback.format_exc()
+        transport.report(told)
+        return EXIT_ABORTED
+    finally:
+        actor.close()
+
+
+def abort_job(info: LaunchInfo, error: AccelError) -> None:
+    """Before a job exists: make every other rank of a launched job end with this error."""
+    if info.is_launched and (info.size is None or info.size > 1):
+        _, transport = _connect(info, 1, 1)
+        if isinstance(transport, RemoteLearner):
+            transport.abort(str(error))
+            transport.close()
+
+
+def all_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return (
+        tuple(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else tuple(range(os.cpu_count() or 1))
+    )
+
+
+def _connect(info: LaunchInfo, in_flight: int, batch_unrolls: int) -> tuple[Endpoint, RemoteLearner | RemoteActor]:
+    endpoint = join_world(info)
+    options = TransportOptions(in_flight=in_flight, max_held=batch_unrolls + 1, prefetch=batch_unrolls)
+    return endpoint, connect(endpoint, Topology.single_learner(endpoint.size), options=options, formats=FORMATS)
+
+
+def _learn_alone(job: Job) -> Summary:
+    """Learner and actor in one process and one thread, in turns: deterministic."""
+    from accel.learning.session import run_session
+    from accel.transport.local import LocalTransport
+
+    stop = StopRequest()
+    with stop.installed():
+        options = TransportOptions(in_flight=job.config.unrolls_in_flight, max_held=job.config.batch_unrolls + 1)
+        transport = LocalTransport(1, options=options)
+        local = LocalActor(transport.actor(0))
+        try:
+            return run_session(job, transport.learner, stop, cores=all_cores()[:1], local=local)
+        finally:
+            if local.actor is not None:
+                local.actor.close()
+
+
+def _start_mpirun(job: Job) -> Summary:
+    from accel.cli import mpirun
+    from accel.runs.directory import STARTS
+    from accel.runs.summary import Summary
+    from accel.transport import mpirun_command
+
+    config = job.config
+    hosts = tuple(config.hosts.split(",")) if config.hosts else ()
+    command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile)
+    elsewhere = config.hosts is not None or config.hostfile is not None
+    starts, summary = job.path / STARTS, job.path / "summary.json"
+    before = {path: _written_at(path) for path in (starts, summary)}
+    ended = mpirun.run(
+        [*command, sys.executable, "-m", "accel.cli.rank", job.to_text()],
+        can_stop=lambda: elsewhere or _written_at(starts) != before[starts],
+        patience_s=config.peer_timeout_s,
+    )
+    if _written_at(summary) not in (None, before[summary]):
+        return Summary.read(job.path)
+    if elsewhere and ended.status == 0:
+        raise JobError(f"the job ended well; its run directory {job.path} is on the learner's host", 0)
+    if ended.stopped and not elsewhere and _written_at(starts) == before[starts]:
+        raise JobError("stopped before training began", EXIT_INTERRUPTED)
+    if ended.stopped:
+        raise JobError(
+            f"stopped before the run had ended in good order: --resume {job.path} goes on from its last checkpoint",
+            ended.status or EXIT_INTERRUPTED,
+        )
+    raise JobError(
+        f"the job ended with status {ended.status} and left no summary here; its messages are above",
+        ended.status or EXIT_ABORTED,
+    )
+
+
+def _written_at(path: Path) -> int | None:
+    """When a file was written, in nanoseconds; None where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None

@@ -1,0 +1,127 @@
+"""``accel train``: preset, TOML file and flags become a config; the run's outcome is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, get_args
+
+import tyro
+
+from accel.cli.job import Job, check_config, process_started_at
+from accel.cli.launch import abort_job, learn, start
+from accel.config import TrainConfig
+from accel.config.files import load_preset, load_toml, preset_names
+from accel.errors import AccelError, ConfigError
+from accel.transport.launcher import LaunchInfo, detect_launch
+
+DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
+
+Started alone, this starts mpirun with one learner and --actors actors; inside mpirun -n N or srun -n N the first rank
+learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint, and --resume goes on from there.
+
+Examples:
+  accel train --preset quickstart
+  accel train --env HalfCheetah-v5 --network mlp:256x2 --normalise-observations --total-env-steps 5000000
+  mpirun -n 9 accel train --config run.toml --seed 1
+"""
+_SOURCES = {
+    "preset": (str | None, f"named configuration: {', '.join(preset_names())}"),
+    "config": (Path | None, "TOML file with any of the options below, as in a run's config.toml"),
+    "resume": (Path | None, "run directory to go on with, on its own options; flags override them"),
+}
+_OPTIONAL = frozenset(
+    name for name, field in TrainConfig.model_fields.items() if type(None) in get_args(field.annotation)
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, train, print; under a launcher only the first rank comes here."""
+    info = detect_launch()
+    try:
+        job = parse(arguments, info)
+    except AccelError as error:
+        abort_job(info, error)
+        raise
+    except SystemExit as stop:
+        abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
+        raise
+    alone = job.config.actors == 0 and info.size == 1
+    summary = learn(job, info) if info.is_launched and not alone else start(job)
+    if info.is_launched or job.config.actors == 0:
+        print(summary.text(), flush=True)
+    return 0
+
+
+def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
+    """Everything the command line asks for, validated. Raises ConfigError; SystemExit from --help."""
+    argv = [_none(before, word) for before, word in zip(["", *arguments], arguments, strict=False)]
+    sources = {name: _value(argv, name) for name in _SOURCES}
+    values: dict[str, object] = {}
+    if sources["resume"]:
+        values |= load_toml(Path(sources["resume"]) / "config.toml") | {"name": Path(sources["resume"]).resolve().name}
+    if sources["preset"]:
+        values |= load_preset(sources["preset"])
+    if sources["config"]:
+        values |= load_toml(Path(sources["config"]))
+    if info.is_launched and _value(argv, "actors") is None:
+        values["actors"] = max((info.size or 1) - 1, 1)
+    defaults = TrainConfig.create(**values)
+    options = vars(_parse_flags(argv, defaults))
+    resume = options["resume"]
+    chosen = {name: _merged(name, options[name], getattr(defaults, name)) for name in TrainConfig.model_fields}
+    if "batch_unrolls" not in values and _value(argv, "batch-unrolls") is None:
+        del chosen["batch_unrolls"]
+    config = check_config(TrainConfig.create(**chosen))
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
+    columns = shutil.get_terminal_size().columns if is_terminal else None
+    return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))
+
+
+def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
+    """tyro reads types only; what values mean is the config's own business, whose messages are in our words.
+
+    It would add what repeated flags give to their default, so that these have none here; see ``_merged``.
+    """
+    rows: list[tuple[str, object, object]] = []
+    for name, (kind, description) in _SOURCES.items():
+        rows.append((name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None)))
+    for name, field in TrainConfig.model_fields.items():
+        option = tyro.conf.arg(help=field.description or "", name=name.rstrip("_"))
+        before = getattr(defaults, name)
+        default = () if isinstance(before, tuple) else before
+        rows.append((name, Annotated[field.annotation, option], dataclasses.field(default=default)))
+    target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)
+    return tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=(tyro.conf.UseAppendAction,))
+
+
+def _merged(name: str, given: object, before: object) -> object:
+    """Repeated flags take the place of what a preset, a file or a resumed run has; k=v pairs that of their own keys."""
+    if not isinstance(given, tuple) or not isinstance(before, tuple):
+        return given
+    if name == "env_arg":
+        keys = {pair.partition("=")[0] for pair in given}
+        return (*(pair for pair in before if pair.partition("=")[0] not in keys), *given)
+    return given or before
+
+
+def _none(flag: str, word: str) -> str:
+    """Options that may be off take ``none`` in any case, as ``--flag none`` and as ``--flag=none``."""
+    own, equals, value = word.partition("=")
+    if equals and own.startswith("--"):
+        return f"{own}={_none(own, value)}"
+    name = flag.removeprefix("--").replace("-", "_")
+    return "None" if word.lower() == "none" and name in _OPTIONAL else word
+
+
+def _value(argv: Sequence[str], name: str) -> str | None:
+    """The last value of --name or --name=value, before the real parser has its defaults."""
+    for i, word in reversed(list(enumerate(argv))):
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") == f"--{name}" and (equals or i + 1 < len(argv)):
+            return value if equals else argv[i + 1]
+    return None

@@ -1,0 +1,30 @@
+"""``accel verify``: check a bundle where it is going to run, and measure its latency there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from accel.exporting.verification import verify
+from monitor.plain_text import without_controls
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Check a bundle's files, contract and test vectors on this machine, and measure its latency here."""
+
+    bundle: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="directory that accel export wrote")]
+    json: Annotated[bool, tyro.conf.arg(help="print JSON")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, check, print."""
+    options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    result = verify(options.bundle)
+    print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
+    return 0

@@ -1,1 +1,0 @@
-"""One module a subcommand: options in, a public function called, results printed."""

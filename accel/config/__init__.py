@@ -1,0 +1,5 @@
+"""The configuration of a run: models, TOML files, presets."""
+
+from accel.config.models import TrainConfig, did_you_mean
+
+__all__ = ["TrainConfig", "did_you_mean"]

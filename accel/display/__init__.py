@@ -1,0 +1,1 @@
+"""Progress of training and playing on a terminal."""

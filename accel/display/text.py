@@ -1,0 +1,107 @@
+"""The words of the progress display: plain lines, numbers and a curve of blocks. No rich."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from accel.display.snapshot import ProgressSnapshot
+
+CURVE_POINTS = 48
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def progress_line(title: str, snapshot: ProgressSnapshot) -> str:
+    """One plain line with everything."""
+    mean = "no episode finished yet"
+    if snapshot.return_mean is not None:
+        mean = f"return {format_return(snapshot.return_mean)} ({snapshot.episodes:,} episodes)"
+    parts = [
+        title,
+        duration(snapshot.elapsed_s),
+        f"{count(snapshot.env_steps)}/{count(snapshot.total_env_steps)} steps",
+        f"{count(snapshot.env_steps_per_s)} steps/s",
+        mean,
+        _lag(snapshot),
+        f"learner {' '.join(_largest(snapshot.learner_shares, 4))}",
+        f"actors {' '.join(_largest(snapshot.actor_shares, 4))}",
+        snapshot.scheme,
+    ]
+    if snapshot.actors_alive < snapshot.actors:
+        parts.append(f"{snapshot.actors_alive} of {snapshot.actors} actors alive")
+    if snapshot.dropped_unrolls:
+        parts.append(f"{snapshot.dropped_unrolls:,} unrolls dropped")
+    return " | ".join(parts)
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """``text`` with ``?`` for what a stream of this encoding cannot show."""
+    name = encoding or "utf-8"
+    return text.encode(name, "replace").decode(name)
+
+
+def duration(seconds: float | None) -> str:
+    """``9 s``, ``2:05``, ``3:02:05``, ``2 d 03:02``; ``-`` when unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    if whole < 86_400:
+        return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d}:{whole % 3600 // 60:02d}"
+
+
+def count(number: float) -> str:
+    """Three digits and a unit: ``950``, ``1.23k``, ``45.6M``, ``1.20G``."""
+    if not math.isfinite(number):
+        return str(number)
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= scale * 0.9995:
+            value = number / scale
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f}{unit}"
+    return f"{number:.0f}"
+
+
+def format_return(value: float) -> str:
+    """A return with about four significant digits and no exponent where it can be helped."""
+    return f"{value:.1f}" if 10 <= abs(value) < 100_000 else f"{value:.4g}"
+
+
+def curve(values: Sequence[float], width: int) -> str:
+    """Values drawn as blocks over their own range, averaged down to at most ``width``."""
+    if not values or width < 1:
+        return ""
+    points = min(len(values), width)
+    edges = [round(i * len(values) / points) for i in range(points + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = high - low
+    if span <= 0:
+        return _BLOCKS[0] * points
+    return "".join(_BLOCKS[min(int((mean - low) / span * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
+
+
+def _largest(shares: Mapping[str, float], number: int) -> list[str]:
+    names = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
+    return [f"{name} {shares[name]:.0%}" for name in names[:number]]
+
+
+def _lag(snapshot: ProgressSnapshot) -> str:
+    if snapshot.lag_mean is None:
+        return "lag -"
+    lags = "/".join(lag_number(lag) for lag in (snapshot.lag_min, snapshot.lag_mean, snapshot.lag_max))
+    return f"lag {lags}"
+
+
+def lag_number(lag: float | None) -> str:
+    """A lag without needless digits; ``-`` when unknown."""
+    return "-" if lag is None else f"{lag:.0f}" if lag == int(lag) else f"{lag:.1f}"

@@ -1,0 +1,247 @@
+"""Follows a run from outside: tails its ``metrics.jsonl`` into the progress display until the run has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from accel.display.progress import LineProgress, Progress, open_progress
+from accel.display.snapshot import ProgressSnapshot
+from accel.display.text import duration, printable
+from accel.errors import AccelError, CheckpointError, ReportError
+from accel.runs.directory import STARTS, RunDirectory
+from accel.runs.summary import Summary
+from monitor.metrics_line import is_blank, parse_metrics_line
+from monitor.plain_text import one_line, without_controls
+
+FIRST_READ_BYTES = 1 << 20
+"""Of a long run only the last records are shown, so only the end of its file is read."""
+SILENCE_S = 60.0
+DEATH_S = 2.0
+Record = dict[str, object]
+
+
+@dataclass
+class MetricsTail:
+    """The whole lines that were added to a metrics file since the last look; damaged ones are skipped and counted.
+
+    Attributes:
+        path: of the file, which need not exist yet.
+        damaged: lines that were no record, as a report counts them.
+        torn: whether the file ends in the middle of a line: one that is being written, or was left so.
+        skipped_bytes: of a long file's beginning, which are not read.
+    """
+
+    path: Path
+    damaged: int = 0
+    torn: bool = False
+    skipped_bytes: int = 0
+    _offset: int | None = field(default=None, init=False)
+    _inode: int = field(default=0, init=False)
+
+    def read(self) -> list[Record]:
+        """New records, oldest first; starts over when the file was cut (a resumed run) or replaced."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if self._offset is None or status.st_ino != self._inode or status.st_size < self._offset:
+                    self._offset = max(status.st_size - FIRST_READ_BYTES, 0)
+                    self._inode, self.damaged = status.st_ino, 0
+                    file.seek(self._offset)
+                    if self._offset:
+                        self._offset += len(file.readline())
+                    self.skipped_bytes = self._offset
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content.rfind(b"\n") + 1
+        self._offset += whole
+        self.torn = whole < len(content)
+        lines = [line for line in content[:whole].split(b"\n") if not is_blank(line)]
+        records = [parse_metrics_line(line + b"\n") for line in lines]
+        self.damaged += records.count(None)
+        return [record for record in records if record is not None]
+
+
+def watch(
+    path: Path,
+    *,
+    once: bool = False,
+    interval_s: float = 0.5,
+    stream: TextIO | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Show a run until it ends, from any process or host that sees its directory; waits for one that has not started.
+
+        accel.watch(Path("results/quickstart-1"))
+
+    Args:
+        path: the run directory, which need not exist yet.
+        once: show how the run stands now, in one line, and return.
+        interval_s: seconds between looks.
+        stream: standard output by default; a live display on a terminal, lines elsewhere.
+        stopped: polled between looks; True ends watching.
+    Returns:
+        0 when the run has ended in order or, with ``once``, has a record; 1 otherwise, also for a run that has died.
+    Raises:
+        ReportError: the path cannot be a run directory, or the interval is not above 0.
+    """
+    if not interval_s > 0:
+        raise ReportError(f"interval_s = {interval_s}; needs seconds above 0")
+    if path.exists() and not path.is_dir():
+        raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
+    if path.is_dir() and not (path / "config.toml").is_file() and (path / "metrics.jsonl").exists():
+        raise ReportError(f"{path} is not a run directory: it holds no config.toml; give results/NAME")
+    out = sys.stdout if stream is None else stream
+    watcher = _Watcher(path, out)
+    return watcher.show_once() if once else watcher.follow(interval_s, stopped)
+
+
+class _Watcher:
+    def __init__(self, path: Path, stream: TextIO) -> None:
+        self._path = path
+        self._stream = stream
+        self._tail = MetricsTail(path / "metrics.jsonl")
+        self._config: Mapping[str, object] = {}
+        self._silent_since = time.monotonic()
+        self._gone_since: float | None = None
+        self._warned = False
+
+    def show_once(self) -> int:
+        snapshot = self._look()
+        if snapshot is None:
+            self._say(f"{self._path}: {'no record yet' if self._config else 'not started yet'}")
+            return 1
+        progress = LineProgress(self._title(), self._stream)
+        progress.update(snapshot)
+        progress.close()
+        if damaged := self._tail.damaged + self._tail.torn:
+            where = f" in its last {FIRST_READ_BYTES >> 20} MiB" if self._tail.skipped_bytes else ""
+            self._say(f"{damaged} damaged or half-written metrics lines were skipped{where}")
+        self._say(self._outcome() if self._ended() else self._death() or "running, or ended without a summary")
+        return 0
+
+    def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
+        if not self._path.exists():
+            self._say(f"waiting for {self._path}")
+        progress: Progress | None = None
+        died = ""
+        try:
+            while True:
+                # Looked for before the records: what is written until the summary is there is shown.
+                ended = self._ended()
+                snapshot = self._look()
+                if snapshot is not None:
+                    progress = progress or open_progress(self._title(), self._stream)
+                    progress.update(snapshot)
+                died = "" if ended or snapshot is not None else self._dead_for_long()
+                if ended or died or stopped():
+                    break
+                self._warn_of_silence(snapshot is not None, progress)
+                time.sleep(interval_s)
+        finally:
+            if progress is not None:
+                progress.close()
+        if ended or died:
+            self._say(died or self._outcome())
+        return 0 if ended else 1
+
+    def _look(self) -> ProgressSnapshot | None:
+        """The newest state since the last look, if there is one."""
+        if not self._config:
+            self._config = self._read_config()
+        if not self._config:
+            return None
+        for record in reversed(self._tail.read()):
+            try:
+                return ProgressSnapshot.from_record(
+                    {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
+                    total_env_steps=int(str(self._config.get("total_env_steps", 0))),
+                    return_target=self._target(),
+                    actors=max(int(str(self._config.get("actors", 1))), 1),
+                )
+            except (KeyError, TypeError, ValueError, OverflowError):
+                continue  # A record of other metrics: the one before it says more.
+        return None
+
+    def _read_config(self) -> Mapping[str, object]:
+        try:
+            return RunDirectory.open(self._path, read_only=True).read_config()
+        except AccelError:
+            return {}
+
+    def _ended(self) -> bool:
+        """A summary is written in one piece at the very end, and removed when a run is resumed."""
+        return (self._path / "summary.json").is_file()
+
+    def _outcome(self) -> str:
+        try:
+            return Summary.read(self._path).text()
+        except CheckpointError as error:
+            return f"ended, but {error}"
+
+    def _target(self) -> float | None:
+        value = self._config.get("stop_at_return")
+        return float(value) if isinstance(value, int | float) else None
+
+    def _title(self) -> str:
+        return one_line(str(self._config.get("env", self._path.name)))
+
+    def _dead_for_long(self) -> str:
+        """``_death``, once the process has been gone for ``DEATH_S``: long enough for its last files to be seen."""
+        now = time.monotonic()
+        found = self._death()
+        if not found:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        return found if self._gone_since is not None and now - self._gone_since >= DEATH_S else ""
+
+    def _death(self) -> str:
+        """That the run's process is gone and left no summary; empty while it lives, or works on another host."""
+        try:
+            last = json.loads((self._path / STARTS).read_bytes().splitlines()[-1])
+            host, pid = last["host"], int(last["pid"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+        if host != socket.gethostname() or pid <= 0 or _exists(pid) or self._ended():
+            return ""
+        return (
+            f"{self._path} has died: its process {pid} is gone and left no summary; go on with it by\n"
+            f"  accel train --resume {shlex.quote(str(self._path))}"
+        )
+
+    def _warn_of_silence(self, moved: bool, progress: Progress | None) -> None:
+        now = time.monotonic()
+        if moved or progress is None:
+            self._silent_since, self._warned = now, False
+        elif not self._warned and now - self._silent_since >= SILENCE_S:
+            self._warned = True
+            progress.note(
+                f"no record for {duration(now - self._silent_since)}: the run may have died; Ctrl-C ends watching"
+            )
+
+    def _say(self, text: str) -> None:
+        try:
+            print(printable(without_controls(text), self._stream.encoding), file=self._stream, flush=True)
+        except OSError:
+            pass
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""Experience: unrolls, batches, rewards."""

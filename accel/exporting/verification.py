@@ -1,0 +1,120 @@
+"""``accel.verify``: is a bundle whole, does this machine compute what was exported, and how fast."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel.errors import BundleError, MissingExtraError
+from accel.exporting import run_policy
+from accel.exporting.formats import make_format
+from accel.exporting.formats.base import Contract
+from accel.exporting.making import REPORT
+from accel.exporting.placing import abandoned_partials, partials
+from accel.json_object import Json
+from accel.system.machine import read_machine
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a machine does with a bundle.
+
+    Attributes:
+        path: the bundle. scheme, format: what it holds.
+        vectors: ``rows`` compared, ``relative`` and ``greatest`` difference, the ``bound`` on the former.
+        latency: microseconds a call at batch 1: ``p50_us``, ``p95_us``, ``p99_us``; ``calls`` measured.
+        exported: the same on the machine that exported the bundle.
+        cpu: this machine's processor.
+        check: what the bundle's own check program printed here, for a format that brings one; None for others.
+    """
+
+    path: Path
+    scheme: str
+    format: str
+    vectors: Json
+    latency: Json
+    exported: Json
+    cpu: str
+    check: str | None = None
+
+    def text(self) -> str:
+        """The findings in a few lines."""
+        ours, theirs, vectors = self.latency, self.exported, self.vectors
+        program = "" if self.check is None else f"\nits check program, compiled and run here: {self.check}"
+        return (
+            f"{self.path}: {self.scheme} as {self.format}, every file is whole\n"
+            f"{vectors['rows']} test vectors: relative difference {vectors['relative']:.2e} of at most "
+            f"{vectors['bound']:g}, greatest {vectors['greatest']:.2e}\n"
+            f"one observation takes p50 {ours['p50_us']:.1f}, p95 {ours['p95_us']:.1f}, p99 {ours['p99_us']:.1f} µs on "
+            f"{self.cpu}; p50 {theirs['p50_us']:.1f} µs where it was exported"
+            f"{program}"
+        )
+
+    def to_json(self) -> Json:
+        """A plain JSON object."""
+        return {**vars(self), "path": str(self.path)}
+
+
+def verify(bundle: Path) -> Verification:
+    """Check a bundle where it is going to run: checksums, contract, CPU, test vectors; measure latency.
+
+        import accel
+        from pathlib import Path
+        print(accel.verify(Path("cartpole-int8")).text())
+
+    The bundle's own ``run_policy.py --verify`` does the same without this package, on onnxruntime.
+
+    Args:
+        bundle: the directory that ``export`` wrote.
+    Raises:
+        BundleError: a file is missing or damaged, the contract is not one, the CPU lacks what the model assumes, or
+            outputs differ from the test vectors by more than their bound.
+        MissingExtraError: the bundle's format needs a package that is not installed; for C, a compiler.
+    """
+    if not bundle.is_dir():
+        raise BundleError(_why_missing(bundle))
+    if not (bundle / run_policy.CONTRACT).exists() and (bundle / "config.toml").exists():
+        raise BundleError(f"{bundle} is not a bundle, it is a run: accel export {bundle} --out BUNDLE makes one of it")
+    try:
+        contract = run_policy.read_contract(bundle)
+        return _verify(bundle, contract)
+    except run_policy.BundleError as error:
+        raise BundleError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"the contract of {bundle} is not one that this version understands: {error!r}") from error
+
+
+def _why_missing(bundle: Path) -> str:
+    if bundle.exists():
+        return f"{bundle} is no directory: give the one that accel export wrote"
+    if killed := abandoned_partials(bundle):
+        return (
+            f"there is no {bundle}: an export to it was killed and left {killed[0]}; export again, which removes that"
+        )
+    if partials(bundle):
+        return f"there is no {bundle} yet: an export to it is under way"
+    return f"there is no {bundle}: give the directory that accel export wrote"
+
+
+def _verify(bundle: Path, contract: Contract) -> Verification:
+    try:
+        target = make_format(str(contract["target"]["format"]), writing=False)
+    except MissingExtraError as error:
+        raise MissingExtraError(f"every file of {bundle} is whole, but the policy was not run: {error}") from error
+    if target.runs_onnx:
+        run_policy.check_cpu(contract)
+    run_policy.load_vectors(bundle, contract)
+    session = target.session(bundle, contract, 1)
+    vectors = run_policy.check_vectors(session, bundle, contract)
+    report = json.loads((bundle / REPORT).read_text(encoding="utf-8"))
+    return Verification(
+        path=bundle,
+        scheme=str(contract["scheme"]),
+        format=target.name,
+        vectors=vectors,
+        latency=dict(run_policy.measure_latency(session)[0]),
+        exported=report["latency"]["model"],
+        cpu=read_machine().cpu,
+        check=target.check(bundle),
+    )

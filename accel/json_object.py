@@ -1,0 +1,3 @@
+"""The type of a plain JSON object, as messages and files hold it."""
+
+Json = dict[str, object]

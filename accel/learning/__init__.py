@@ -1,0 +1,1 @@
+"""The learner's process: the loop, the session, checkpoints."""

@@ -1,0 +1,292 @@
+"""Builds the learner's side of one run and brings it to its end: train, checkpoint, summary."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from safetensors.torch import save as save_tensors
+
+from accel.algorithms.learner import Learner
+from accel.cli.job import Job
+from accel.display.progress import LineProgress, LiveProgress, NoProgress, Progress, ProgressLogHandler
+from accel.display.snapshot import ProgressSnapshot
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError
+from accel.experience.unroll import UnrollLayout
+from accel.learning.checkpoint import CheckpointState, load_generators, load_optimizer, pack_generators, pack_optimizer
+from accel.learning.crew import Crew, Stop
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.learning.loop import Trainer
+from accel.learning.state_tree import Tree
+from accel.publishing.publisher import Publisher
+from accel.runs.comparison import compare_with_fp32
+from accel.runs.directory import RunDirectory
+from accel.runs.summary import SchemeComparison, Summary
+from accel.transport.base import LearnerTransport
+from accel.tuning.autotune import make_steering
+from accel.tuning.choice import parse_choice
+from accel.tuning.mismatch_sampling import MismatchSampler
+from accel.tuning.steering import Steering
+from compressors.artifact import CompressedPolicy
+from monitor.decisions import DecisionLog
+from monitor.recorder import Recorder
+
+if TYPE_CHECKING:
+    from accel.acting.actor import Actor
+
+PREFIX = "network."
+
+logger = logging.getLogger("accel")
+
+
+class Assembly:
+    """The objects of one run, built once the environment's layout is known.
+
+    Args:
+        job, run, transport, stop: what the session has prepared.
+        crew: what the actors announced.
+        cores: what this process may use; decides torch's threads where the config does not.
+        restart: how many processes worked on this run before this one.
+        actor: the actor of a run in a single process, otherwise None.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: RunDirectory,
+        crew: Crew,
+        transport: LearnerTransport,
+        stop: Stop,
+        cores: tuple[int, ...],
+        restart: int,
+        actor: Actor | None,
+    ) -> None:
+        config = job.config
+        self.job, self.run, self.crew, self.transport, self.actor = job, run, crew, transport, actor
+        self.restart = restart
+        torch.set_num_threads(config.learner_threads or max(len(cores), 1))
+        device = choose_device(config.device)
+        precision = choose_precision(config, device)
+        if config.mixed_precision == "auto":
+            logger.info("the learner computes in %s", "single precision" if precision == "none" else precision)
+        if device.type == "cpu":
+            keep_freed_memory()
+        self.learner = Learner(config.replace(mixed_precision=precision), crew.spec, device)
+        self.layout = UnrollLayout(
+            crew.spec, config.unroll_length, config.envs_per_actor, self.learner.network.state_shapes
+        )
+        self._choice = choice = parse_choice(config.compressor, config.network)
+        self.publisher = Publisher(config, self.learner.network, cpu_features=crew.cpu_features, levels=choice.levels)
+        self.sampler = MismatchSampler(config, self.learner.network, self.publisher.schemes)
+        self.steering = self._steer()
+        self._lost_actors = 0
+        self._progress: Progress = NoProgress()
+        self._recorder: Recorder | None = None
+        self.trainer = Trainer(
+            config,
+            self.learner,
+            self.publisher,
+            transport,
+            self.layout,
+            sampler=self.sampler,
+            steering=self.steering,
+            record=self._record,
+            checkpoint=self.save,
+            save_batch=self._save_batch,
+            collect=None if actor is None else actor.step,
+            stop_requested=stop,
+        )
+
+    def train(self) -> Summary:
+        """Publish, train, and leave a checkpoint, the policy and a summary behind.
+
+        Raises:
+            AccelError: a checkpoint of the last sound state was written if there is one.
+        """
+        config, resumed = self.job.config, self.job.resume is not None
+        self._recorder = Recorder(self.run.path, resume_env_steps=self.learner.env_steps if resumed else None)
+        self._progress = self._open_progress(f"{config.env} · {config.compressor}")
+        handler = ProgressLogHandler(self._progress)
+        logger.addHandler(handler)
+        logger.propagate, propagate = False, logger.propagate
+        try:
+            if resumed:
+                level = str(self.steering.metrics().get("level", self._choice.levels[0]))
+                DecisionLog(self.run.path).go_on(self.learner.env_steps, level)
+            self._announce()
+            reason = self._run()
+            wall_s = time.time() - self.job.started_at
+            self._lost_actors = self.transport.actors - len(self.transport.alive())
+            deaf = self.transport.stop(config.peer_timeout_s)
+            if deaf:
+                logger.warning("actors %s did not stop within %g s", sorted(deaf), config.peer_timeout_s)
+            return self._finish(reason, wall_s)
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            self._recorder.close()
+            self._progress.close()
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that training goes on from; environments alone start anew."""
+        learner, trainer = self.learner, self.trainer
+        tensors = {f"{PREFIX}{name}": value for name, value in learner.network.state_dict().items()}
+        counters: dict[str, Tree] = {
+            "env_steps": learner.env_steps,
+            "version": learner.version,
+            "spec": cast(Tree, learner.spec.to_json()),
+            "trainer": trainer.counters.to_json(),
+            "rewards": cast(Tree, trainer.rewards.state()),
+            "generators": pack_generators(learner=learner.generator),
+        }
+        if self.actor is not None:
+            counters["actor_generator"] = cast(Tree, self.actor.generator_state())
+        state = CheckpointState(tensors, pack_optimizer(learner.optimizer), counters)
+        self.run.save_checkpoint(state, keep=self.job.config.keep_checkpoints)
+
+    def restore(self) -> None:
+        """Go on from the run's newest checkpoint.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or of another environment, network or optimizer.
+        """
+        state = self.run.load_checkpoint()
+        learner, counters = self.learner, state.counters
+        try:
+            spec = EnvSpec.from_json(counters["spec"])  # type: ignore[arg-type]
+            if spec != learner.spec:
+                raise CheckpointError(
+                    f"{self.run.path} was trained on an environment with other spaces ({spec.observation_shape} → "
+                    f"{spec.action.kind} {spec.action.sizes}): resume with its own --env and wrappers"
+                )
+            learner.network.load_state_dict(
+                {k.removeprefix(PREFIX): v for k, v in state.tensors.items() if k.startswith(PREFIX)}
+            )
+            load_optimizer(learner.optimizer, state.optimizer)
+            load_generators(counters["generators"], learner=learner.generator)  # type: ignore[arg-type]
+            learner.env_steps, learner.version = state.env_steps, int(counters["version"])  # type: ignore[arg-type]
+            self.trainer.counters.restore(counters["trainer"])  # type: ignore[arg-type]
+            self.trainer.rewards.restore(counters["rewards"])  # type: ignore[arg-type]
+            if self.actor is not None and "actor_generator" in counters:
+                self.actor.set_generator_state(counters["actor_generator"])  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint in {self.run.path} lacks what training needs: {error!r}") from error
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.run.path} is of another network ({str(error).splitlines()[-1].strip()}): "
+                "resume with its own --network"
+            ) from None
+        self.steering = self.trainer.steering = self._steer()
+
+    def _steer(self) -> Steering:
+        """What steers the run from the steps on that the learner has now."""
+        return make_steering(
+            self._choice,
+            self.job.config,
+            self.publisher,
+            self.transport,
+            self.sampler,
+            self.run.path,
+            self.learner.env_steps,
+        )
+
+    def _run(self) -> str:
+        """Train with a checkpoint behind it, whatever ends it; returns why it stopped."""
+        try:
+            self.transport.configure(self.layout.nbytes)
+            self.trainer.publish()
+            if self.actor is not None:
+                self.actor.start()
+            return self.trainer.run()
+        finally:
+            self.publisher.close()
+            if self.learner.version > 0 and self.learner.is_finite() and self.trainer.rewards.is_finite():
+                self.save()
+
+    def _open_progress(self, title: str) -> Progress:
+        """Live only where the user's command has a terminal: mpirun gives its ranks one even where it has none."""
+        columns = self.job.columns
+        return LineProgress(title, sys.stdout) if columns is None else LiveProgress(title, sys.stdout, columns=columns)
+
+    def _announce(self) -> None:
+        config = self.job.config
+        if config.actors and not self.transport.fault_tolerant:
+            logger.info(
+                "this MPI ends the job when an actor dies; a checkpoint every %g s", config.checkpoint_interval_s
+            )
+        if self.job.resume is not None:
+            logger.info("going on at %d environment steps", self.learner.env_steps)
+
+    def _record(self, env_steps: int, metrics: dict[str, float | int | str | None]) -> None:
+        if self._recorder is not None:
+            self._recorder.record(env_steps, metrics)
+        config = self.job.config
+        snapshot = ProgressSnapshot.from_record(
+            metrics | {"env_steps": env_steps},
+            total_env_steps=config.total_env_steps,
+            return_target=config.stop_at_return,
+            actors=self.transport.actors,
+        )
+        self._progress.update(snapshot)
+
+    def _save_batch(self, tensors: dict[str, torch.Tensor]) -> str:
+        content = save_tensors({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+        return str(self.run.write_diverged(content))
+
+    def _finish(self, reason: str, wall_s: float) -> Summary:
+        config, learner, trainer = self.job.config, self.learner, self.trainer
+        counters = trainer.counters
+        times = trainer.time_totals()
+        vector_steps = max(trainer.unrolls * config.unroll_length, 1)
+        artifact = self.publisher.artifact(learner.version)
+        if artifact is not None and trainer.trained_env_steps:
+            self._write_policies(artifact)
+        env_us = 1e6 * times["actor_s"]["env"] / vector_steps
+        comparison = None if artifact is None else self._compare(artifact, env_us)
+        summary = Summary(
+            path=str(self.run.path),
+            reason=reason,
+            env=config.env,
+            scheme=config.compressor if artifact is None else artifact.scheme,
+            actor_runtime=config.actor_runtime,
+            corrector=config.corrector,
+            actors=config.actors,
+            device=str(learner.device),
+            seed=config.seed,
+            env_steps=learner.env_steps,
+            updates=learner.version,
+            episodes=counters.episodes,
+            return_mean=float(np.mean(counters.returns)) if counters.returns else None,
+            training_s=trainer.training_s,
+            wall_s=wall_s,
+            env_steps_per_s=trainer.trained_env_steps / max(trainer.training_s, 1e-9),
+            lag=trainer.lag.as_json(),
+            dropped_unrolls=counters.dropped_unrolls,
+            dead_actors=self._lost_actors,
+            learner_s=times["learner_s"],
+            actor_s=times["actor_s"],
+            comparison=comparison,
+            compressor=config.compressor,
+            mixed_precision=learner.config.mixed_precision,
+        )
+        self.run.write_summary(summary.to_json())
+        return summary
+
+    def _write_policies(self, artifact: CompressedPolicy) -> None:
+        """The final policy; beside it, of the same weights, the uncompressed one where there is a difference."""
+        self.run.write_policy("final.accel", artifact.to_bytes())
+        if artifact.scheme != "fp32" or (self.run.policy / "fp32.accel").exists():
+            self.run.write_policy("fp32.accel", self.publisher.full_precision(artifact.version).to_bytes())
+
+    def _compare(self, artifact: CompressedPolicy, env_us: float) -> SchemeComparison | None:
+        inputs = self.trainer.recent_inputs()
+        if artifact.scheme == "fp32" or not inputs:
+            return None
+        fp32 = self.publisher.full_precision(artifact.version)
+        action, envs = self.learner.spec.action, self.job.config.envs_per_actor
+        return compare_with_fp32(artifact, fp32, inputs, action, batch=envs, env_us=env_us)

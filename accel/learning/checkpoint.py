@@ -1,0 +1,239 @@
+"""Checkpoints: one safetensors file each, atomic, checksummed, without pickle, exact to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from accel.errors import CheckpointError
+from accel.learning.state_tree import Json, Tree, flatten, unflatten
+from accel.system.atomic import remove_partial_files, write_atomically
+
+FORMAT = "accel-checkpoint"
+FORMAT_VERSION = 1
+_FILE_NAME = re.compile(r"step-(\d{12,})\.safetensors")
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """Everything that training goes on from.
+
+    Attributes:
+        tensors: parameters and buffers by name, as in a ``state_dict``; on the CPU after loading.
+        optimizer: what ``pack_optimizer`` gives.
+        counters: nested counters and generator states; ``counters["env_steps"]`` names the file.
+    """
+
+    tensors: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tree]
+    counters: Mapping[str, Tree]
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps done. Raises CheckpointError where ``counters`` has none."""
+        steps = self.counters.get("env_steps")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise CheckpointError(f"counters['env_steps'] is {steps!r}; a checkpoint needs a step count")
+        return steps
+
+
+class CheckpointStore:
+    """The checkpoints of one run, of which the newest ``keep`` stay. One process writes at a time."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        """Args: directory: made at the first save; keep: at least 1."""
+        if keep < 1:
+            raise CheckpointError(f"keep = {keep}; at least one checkpoint has to stay")
+        self._directory = directory
+        self._keep = keep
+
+    def paths(self) -> list[Path]:
+        """All checkpoints, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        matches = [(_FILE_NAME.fullmatch(path.name), path) for path in self._directory.iterdir()]
+        return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, None before the first."""
+        paths = self.paths()
+        return paths[-1] if paths else None
+
+    def save(self, state: CheckpointState) -> Path:
+        """Write a checkpoint, then remove what is older than the newest ``keep``; returns its path.
+
+        Until the new one is complete on disk nothing old is touched. Raises: OSError.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        remove_partial_files(self._directory)
+        path = self._directory / f"step-{state.env_steps:012d}.safetensors"
+        save_checkpoint(path, state)
+        for old in self.paths()[: -self._keep]:
+            if old != path:
+                old.unlink(missing_ok=True)
+        return path
+
+    def load_latest(self) -> CheckpointState:
+        """The newest checkpoint; see ``load_checkpoint``. Raises CheckpointError, also when there is none."""
+        paths = self.paths()
+        if not paths:
+            raise CheckpointError(f"{self._directory} holds no checkpoint")
+        try:
+            return load_checkpoint(paths[-1])
+        except CheckpointError as error:
+            older = f"; delete it to go on from the one before, {paths[-2].name}" if len(paths) > 1 else ""
+            raise CheckpointError(f"{error}{older}") from error
+
+
+def save_checkpoint(path: Path, state: CheckpointState) -> None:
+    """Write ``state`` to ``path`` atomically: a kill at any moment leaves the file that was there, or the new one.
+
+    Raises: OSError; TypeError for state that a checkpoint cannot hold.
+    """
+    tensors: dict[str, Tensor] = {}
+    document = {
+        "tensors": flatten(dict(state.tensors), tensors, "model"),
+        "optimizer": flatten(state.optimizer, tensors, "optimizer"),
+        "counters": flatten(state.counters, tensors, "counters"),
+    }
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": _checksum(text, tensors)}
+    write_atomically(path, serialise(tensors, metadata))
+
+
+def load_checkpoint(path: Path) -> CheckpointState:
+    """Read and check a checkpoint.
+
+    Raises:
+        CheckpointError: missing, damaged, not one of ours, or of another format version.
+    """
+    metadata, tensors = _read(path)
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is a safetensors file, but no checkpoint of a run; give one from RUN/checkpoints"
+        )
+    if metadata.get("version") != str(FORMAT_VERSION):
+        raise CheckpointError(
+            f"{path} has checkpoint format {metadata.get('version')}, this version of accel reads {FORMAT_VERSION}: "
+            "go on with the version that wrote it"
+        )
+    text = metadata.get("document", "")
+    if metadata.get("sha256") != _checksum(text, tensors):
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
+    return _parse(path, text, tensors)
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
+    """Everything in any torch optimizer: its state, step counters included, and its hyper-parameters."""
+    return {"kind": type(optimizer).__name__, **cast(dict[str, Tree], optimizer.state_dict())}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree]) -> None:
+    """Put a packed state into an optimizer of the same kind over parameters of the same shapes, on any device.
+
+    Raises: CheckpointError, with the optimizer as it was.
+    """
+    kind = type(optimizer).__name__
+    if packed.get("kind") != kind:
+        raise CheckpointError(
+            f"the checkpoint holds an optimizer {packed.get('kind')}, not {kind}: resume as it was run"
+        )
+    groups, states = packed.get("param_groups"), packed.get("state")
+    if not isinstance(groups, list) or not isinstance(states, Mapping):
+        raise CheckpointError(f"the checkpoint's {kind} state is incomplete: resume from an earlier checkpoint")
+    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, state in cast(Mapping[int, Mapping[str, Tree]], states).items():
+        shape = parameters[index].shape if index < len(parameters) else None
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != shape:
+                raise CheckpointError(
+                    f"the checkpoint's {kind} holds {name} of shape {tuple(value.shape)} for parameter {index}, "
+                    f"whose shape is {tuple(shape) if shape is not None else 'unknown'}: it belongs to another network"
+                )
+    try:
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's {kind} does not fit ({error}): it belongs to another network"
+        ) from error
+
+
+def pack_generators(**generators: np.random.Generator | torch.Generator) -> dict[str, Tree]:
+    """The states of numpy and torch generators by name, and torch's own global ones (CPU and every CUDA device)."""
+    packed: dict[str, Tree] = {"torch_cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        packed["torch_cuda"] = list(torch.cuda.get_rng_state_all())
+    named: dict[str, Tree] = {}
+    for name, generator in generators.items():
+        if isinstance(generator, torch.Generator):
+            named[name] = generator.get_state()
+        else:
+            named[name] = cast(Tree, generator.bit_generator.state)
+    return {**packed, "named": named}
+
+
+def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generator | torch.Generator) -> None:
+    """Put packed states back, in place. CUDA's are left alone where the number of devices differs.
+
+    Raises: CheckpointError when a generator has no state there, or one of another kind.
+    """
+    named = packed.get("named")
+    if not isinstance(named, Mapping) or set(named) != set(generators):
+        known = sorted(str(name) for name in named) if isinstance(named, Mapping) else []
+        raise CheckpointError(
+            f"the checkpoint holds the generators {known}, not {sorted(generators)}: resume as it was run"
+        )
+    try:
+        torch.set_rng_state(cast(Tensor, packed["torch_cpu"]))
+        for name, generator in generators.items():
+            state = cast(Mapping[str, Tree], named)[name]
+            if isinstance(generator, torch.Generator):
+                generator.set_state(cast(Tensor, state))
+            else:
+                generator.bit_generator.state = cast(Mapping[str, object], state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint's generator states do not fit: {error}") from error
+    devices = packed.get("torch_cuda")
+    if isinstance(devices, list) and torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cast(list[Tensor], devices))
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {}), {name: file.get_tensor(name).clone() for name in file.keys()}
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
+
+
+def _parse(path: Path, text: str, tensors: Mapping[str, Tensor]) -> CheckpointState:
+    try:
+        document: dict[str, Json] = json.loads(text)
+        parts = {name: unflatten(document[name], tensors) for name in ("tensors", "optimizer", "counters")}
+        if not all(isinstance(part, Mapping) for part in parts.values()):
+            raise TypeError("a part is no mapping")
+        return CheckpointState(**parts)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} has the right checksum, but not a checkpoint's structure: {error!r}") from error
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,88 @@
+"""What the learner counts while it trains: policy lag, unrolls and episodes; and when it records them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel.experience.unroll import Unroll
+from accel.learning.state_tree import Tree
+
+FIRST_INTERVAL_S, INTERVAL_GROWTH = 0.05, 0.1
+
+
+@dataclass
+class LagStatistics:
+    """Policy lag in versions over some unrolls."""
+
+    unrolls: int = 0
+    total: int = 0
+    least: int = 0
+    most: int = 0
+
+    def add(self, lag: int) -> None:
+        """Count one unroll."""
+        self.least = lag if self.unrolls == 0 else min(self.least, lag)
+        self.most = lag if self.unrolls == 0 else max(self.most, lag)
+        self.total += lag
+        self.unrolls += 1
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """``lag_min``, ``lag_mean`` and ``lag_max``; None without an unroll."""
+        if self.unrolls == 0:
+            return {"lag_min": None, "lag_mean": None, "lag_max": None}
+        return {"lag_min": self.least, "lag_mean": self.total / self.unrolls, "lag_max": self.most}
+
+
+class Counters:
+    """What a run counts over its whole life, across resumes.
+
+    Attributes:
+        unrolls: taken from actors. dropped_unrolls, dropped_env_steps: of them, older than max_policy_lag.
+        episodes: finished training episodes seen.
+        returns, lengths: undiscounted raw returns and lengths of the last ``window`` episodes, oldest first.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[int] = deque(maxlen=window)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last window of episodes; None until it is full."""
+        return float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
+
+    def add_episodes(self, unroll: Unroll) -> None:
+        """Count the episodes that ended in an unroll."""
+        lengths = unroll["episode_length"]
+        ended = np.nonzero(lengths)
+        if len(ended[0]):
+            self.returns.extend(value for value in unroll["episode_return"][ended].tolist() if math.isfinite(value))
+            self.lengths.extend(lengths[ended].tolist())
+            self.episodes += len(ended[0])
+
+    def to_json(self) -> dict[str, Tree]:
+        """Plain values; ``restore`` takes them back."""
+        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
+
+    def restore(self, values: Mapping[str, Tree]) -> None:
+        """Inverse of ``to_json``; raises KeyError or TypeError on anything else."""
+        for name, value in vars(self).items():
+            if isinstance(value, deque):
+                value.clear()
+                value.extend(values[name])  # type: ignore[arg-type]
+            else:
+                setattr(self, name, int(values[name]))  # type: ignore[arg-type]
+
+
+def record_interval_s(elapsed_s: float, log_interval_s: float) -> float:
+    """Seconds between records: a tenth of the time since the start, at least 0.05 and at most ``log_interval_s``.
+
+    So a run of a second has a curve too, and a long one some 40 records more than without.
+    """
+    return min(log_interval_s, max(FIRST_INTERVAL_S, INTERVAL_GROWTH * elapsed_s))

@@ -1,0 +1,98 @@
+"""The learner's half of the handshake: what actors are told, and what they answered."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from accel.cli.job import error_of_kind
+from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import LaunchError, TransportError
+from accel.json_object import Json
+from accel.transport.base import LearnerTransport
+from accel.tuning.choice import FULL_PRECISION, parse_choice
+
+POLL_S = 0.002
+
+
+class Stop(Protocol):
+    """Why the run should stop, or None."""
+
+    def __call__(self) -> str | None:
+        """Polled between updates."""
+        ...
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What the actors answered, all alike.
+
+    Attributes:
+        spec: the environment's layout. layout: digest of the unrolls' layout.
+        cpu_features: what every actor's CPU offers.
+        hosts: where actors run, by actor.
+    """
+
+    spec: EnvSpec
+    layout: str
+    cpu_features: frozenset[str]
+    hosts: tuple[str, ...]
+
+
+def welcome(config: TrainConfig, restart: int) -> Json:
+    """What every actor is told: the configuration, every scheme that may act and whether several do at once, and how
+    often the run was started."""
+    choice = parse_choice(config.compressor, config.network)
+    return config.to_json() | {
+        "env_kwargs": config.env_kwargs,
+        "schemes": list(dict.fromkeys((FULL_PRECISION, *choice.levels))),
+        "shares_levels": choice.kind == "auto",
+        "restart": restart,
+    }
+
+
+def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:
+    """Every actor's answer to the welcome.
+
+    Raises:
+        AccelError: an actor's own error, a silent or dead actor, actors that disagree, or a stop request meanwhile.
+    """
+    answers: dict[int, Json] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(answers) < transport.actors:
+        for actor, message in transport.messages():
+            if "error" in message:
+                raise error_of_kind(str(message.get("kind")), f"actor {actor}: {message['error']}")
+            answers[actor] = message
+        silent = sorted(set(range(transport.actors)) - set(answers))
+        if silent and (dead := transport.dead() & set(silent)):
+            raise TransportError(f"actors {_numbers(dead)} died before training began; see their messages above")
+        if silent and time.monotonic() > deadline:
+            raise TransportError(
+                f"actors {_numbers(silent)} did not answer within {timeout_s:g} s: look at their nodes, or raise "
+                "--peer-timeout-s where environments take longer to make"
+            )
+        if (reason := stop()) is not None:
+            raise LaunchError(f"{reason} before training began")
+        if silent:
+            time.sleep(POLL_S)
+    first = answers[0]
+    for actor, answer in answers.items():
+        if (answer["spec"], answer["layout"]) != (first["spec"], first["layout"]):
+            raise TransportError(
+                f"actor {actor} on {answer['host']} has another environment or version than actor 0 on "
+                f"{first['host']}: install the same packages on every node"
+            )
+    features = [frozenset(str(f) for f in answer["cpu_features"]) for answer in answers.values()]  # type: ignore[attr-defined]
+    return Crew(
+        spec=EnvSpec.from_json(first["spec"]),  # type: ignore[arg-type]
+        layout=str(first["layout"]),
+        cpu_features=frozenset.intersection(*features),
+        hosts=tuple(str(answers[actor]["host"]) for actor in sorted(answers)),
+    )
+
+
+def _numbers(actors: frozenset[int] | set[int] | list[int]) -> str:
+    return ", ".join(str(actor) for actor in sorted(actors))

@@ -1,0 +1,287 @@
+"""From the learner's network to the actors' policies: bind, calibrate, compress, check, publish.
+
+Artifacts travel as they are, neither deflated nor as differences. Weights in single precision hardly shrink; codes
+shrink well as differences from the version before, but encoding and decoding them takes longer than sending them whole
+except over links slower than a node's shared memory or a cluster's network, and as actors skip versions, the learner
+would have to know each one's. ``scripts/evidence/policy_transfer.py`` measures the link speed below which each
+encoding would pay.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from time import perf_counter
+from typing import cast
+
+import torch
+
+from accel.acting.torch_policy import serialise_module
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.experience.batch import Batch
+from accel.networks import PolicyNetwork
+from accel.networks.rounding import NetworkRounding
+from accel.publishing.check import ArtifactCheck
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.figures import level_metrics
+from accel.publishing.inputs import REFILLS, RecentInputs
+from accel.publishing.level import FULL_PRECISION, Level
+from accel.publishing.upkeep import Twin
+from accel.publishing.worker import Worker
+from compressors.artifact import CompressedPolicy, Json
+from compressors.errors import CompressorError
+from compressors.qat import FakeQuantiser, trains_rounded
+from compressors.scheme import make_compressor, parse_scheme
+
+PATIENCE_S = 0.2
+IMAGE_RENEWAL_UPDATES = 8
+
+logger = logging.getLogger("accel")
+
+
+class Publisher:
+    """Compresses the network's acting part at every level in use and offers it to the actors.
+
+    A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
+    ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
+    wrong. Every artifact is checked on a few recent rows, the first of a level, and one every
+    ``check_interval_updates``, on many; a bad one is kept back, and ``fp32`` stands in for it until one is fit again.
+    With the torch runtime the weights are published as they are.
+
+    Students' lessons, choices of channels and bases, and later calibrations are worked out in a thread beside the
+    learner's, on copies, and taken over between two publications. What falls due while that thread is busy is noted
+    once and done when it is free. With ``actors = 0`` all is done at once, so that equal seeds give equal bits.
+
+    Args:
+        config: the run's configuration.
+        network: what the learner trains.
+        cpu_features: what every actor's CPU offers, which chooses between variants of int8; None: this machine's.
+        levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
+    Attributes:
+        replaced: levels in use for which fp32 stands in among the last payloads.
+    Raises:
+        ConfigError: the first level does not suit the network.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: PolicyNetwork,
+        *,
+        cpu_features: frozenset[str] | None = None,
+        levels: Iterable[str] | None = None,
+    ) -> None:
+        self._config = config
+        self._network = network
+        self._cpu = cpu_features
+        self._module = network.acting_module()
+        self._metadata: dict[str, Json] = {
+            "action": cast("Json", network.spec.action.to_json()),
+            "env": config.env,
+            "network": config.network,
+        }
+        self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compressor,))))
+        self._recent = RecentInputs(config.calibration_size, self._renewal_updates(), config.seed)
+        self._check = ArtifactCheck(network.spec, network.state_shapes, self._recent, config.max_publish_kl)
+        self._bound: dict[str, Level] = {}
+        self._in_use: tuple[str, ...] = ()
+        self._prepared: tuple[str, ...] = ()
+        self.replaced: frozenset[str] = frozenset()
+        self._worker, self._caller = Worker(inline=config.actors == 0), Worker(inline=True)
+        self._twin = Twin(self._module)
+        self._last_served = FULL_PRECISION
+        self.scheme = FULL_PRECISION
+        if config.actor_runtime == "onnxruntime":
+            self._level(FULL_PRECISION)
+            self.set_levels(self.levels[:1])
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Every scheme that unrolls of this run may carry; its index is the unrolls' scheme id."""
+        return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
+
+    def set_levels(self, levels: Iterable[str], prepare: Iterable[str] = ()) -> None:
+        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept;
+        the open session that its artifacts are checked in goes when it is out of use.
+
+        Args:
+            levels: to be published.
+            prepare: levels to be got ready besides, once, where they are not; they are published only when in use.
+        Raises:
+            ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
+        """
+        wanted = tuple(dict.fromkeys(_canonical(level) for level in levels))
+        prepared = tuple(
+            level for level in dict.fromkeys(_canonical(level) for level in prepare) if level not in wanted
+        )
+        unknown = [level for level in (*wanted, *prepared) if level not in self.schemes]
+        if unknown or not wanted:
+            raise ConfigError(f"levels '{', '.join(unknown)}' are none of {', '.join(self.schemes)}")
+        for level in (*wanted, *prepared):
+            self._level(level)
+        for level in wanted:
+            if level not in self._in_use:
+                self._bound[level].resume(self._recent)
+        for level in self._in_use:
+            if level not in wanted:
+                self._bound[level].rest()
+        self._in_use, self._prepared = wanted, prepared
+        self._work()
+        self._round()
+
+    def offers(self, level: str) -> bool:
+        """Whether actors that are assigned this level get it, rather than fp32 in its stead. Out of use: whether they
+        would, should it pass the check that it comes back with."""
+        return level in self._bound and self._bound[level].fit
+
+    def observe(self, batch: Batch) -> None:
+        """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use, and
+        at those to be got ready.
+
+        Whatever went wrong in the work that was begun earlier is raised here, or by ``payloads``.
+        """
+        if self._config.actor_runtime == "torch":
+            return
+        self._recent.observe(batch)
+        self._settle()
+        for scheme in self._tended():
+            self._bound[scheme].tend(self._recent)
+        if FULL_PRECISION not in self._in_use:
+            self._bound[FULL_PRECISION].tend(self._recent)
+        self._work()
+
+    def payloads(self) -> Mapping[str, bytes]:
+        """The network as it is now at each level in use, to be published together; empty when all is kept back.
+
+        Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
+        version 0 and only saved ones hold their own.
+        """
+        if self._config.actor_runtime == "torch":
+            is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
+            return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
+        self._settle()
+        found = {
+            scheme: level.payload() if level.ready and not level.awaited else None
+            for scheme, level in self._levels_in_use()
+        }
+        offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
+        self.replaced = frozenset(found) - frozenset(offered)
+        self.scheme = self._in_use[0] if self._in_use[0] in offered else FULL_PRECISION
+        if len(offered) < len(found):
+            stand_in = offered.get(FULL_PRECISION)
+            if stand_in is None and FULL_PRECISION not in found and self._bound[FULL_PRECISION].policy_is_finite():
+                stand_in = self._bound[FULL_PRECISION].payload()
+            if stand_in is not None:
+                offered = {scheme: offered.get(scheme, stand_in) for scheme in found}
+        return offered if len(offered) == len(found) else {}
+
+    def artifact(self, version: int, scheme: str | None = None) -> CompressedPolicy | None:
+        """The present policy as an artifact, for the run's directory; None with the torch runtime.
+
+        Args:
+            version: which it holds.
+            scheme: a level, or fp32; None: the first in use, or fp32 while that is not published.
+        """
+        if self._config.actor_runtime == "torch":
+            return None
+        level = self._level(self.scheme if scheme is None else scheme)
+        return (level if level.ready else self._bound[FULL_PRECISION]).artifact(version)
+
+    def full_precision(self, version: int) -> CompressedPolicy:
+        """The same policy uncompressed, for comparison."""
+        return self._level(FULL_PRECISION).artifact(version)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures by ``name/level``, of the levels in use; see ``accel.publishing.figures``."""
+        metrics: dict[str, float] = {}
+        for scheme, level in self._levels_in_use():
+            metrics |= {
+                f"{name}/{scheme}": value for name, value in level_metrics(level.figures, level.plan.statistics).items()
+            }
+        return metrics
+
+    def close(self) -> None:
+        """At the end of a run: nothing is worked on any more. What is in work is waited for only briefly."""
+        self._worker.close(PATIENCE_S)
+        for level in self._bound.values():
+            level.abandon()
+
+    def _renewal_updates(self) -> int:
+        """Ranges outlive a calibration interval; a student must learn from where the policy is now, and a pruned policy
+        make up for what is gone there."""
+        config = self._config
+        if any("prune" in level for level in self.levels):
+            return IMAGE_RENEWAL_UPDATES if self._network.spec.is_image else 1
+        has_student = any("distill" in level for level in self.levels)
+        return REFILLS * config.distill_interval_updates if has_student else config.calibration_interval_updates
+
+    def _levels_in_use(self) -> list[tuple[str, Level]]:
+        return [(scheme, self._bound[scheme]) for scheme in self._in_use]
+
+    def _tended(self) -> tuple[str, ...]:
+        """The levels in use, and those that still have to be got ready."""
+        return (*self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
+
+    def _work(self) -> None:
+        """Begin what is due, at the level first whose turn it is."""
+        tended = self._tended()
+        turn = tended.index(self._last_served) + 1 if self._last_served in tended else 0
+        for scheme in (*tended[turn:], *tended[:turn]):
+            level = self._bound[scheme]
+            if not level.has_work:
+                continue
+            if level.is_quick or self._worker.inline:
+                level.work(self._caller, self._twin, self._recent)
+            elif not self._worker.busy:
+                level.work(self._worker, self._twin, self._recent)
+                self._last_served = scheme
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take over what is done, at every level at once."""
+        for level in self._bound.values():
+            was_ready = level.ready
+            level.settle()
+            if level.ready and not was_ready:
+                self._round()
+
+    def _round(self) -> None:
+        """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""
+        rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
+        self._network.rounding = None
+        for scheme, quantiser in rounded:
+            self._network.rounding = NetworkRounding(quantiser)
+            logger.info("the learner rounds its policy as %s does from now on", scheme)
+
+    def _level(self, scheme: str) -> Level:
+        if scheme not in self._bound:
+            started = perf_counter()
+            try:
+                plan = make_compressor(
+                    scheme,
+                    cpu=self._cpu,
+                    student_factory=StudentFactory(self._config, self._network),
+                    divergence=PolicyDivergence(self._network.spec.action),
+                ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
+                if trains_rounded(scheme):
+                    FakeQuantiser(plan, self._module)
+            except CompressorError as error:
+                raise ConfigError(
+                    f"compressor '{scheme}' does not suit network '{self._config.network}': {error}"
+                ) from error
+            self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._check)
+            logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
+        return self._bound[scheme]
+
+    def _example(self) -> dict[str, torch.Tensor]:
+        spec = self._network.spec
+        dtype = torch.uint8 if spec.observation_dtype == "uint8" else torch.float32
+        example = {"observations": torch.zeros(1, *spec.observation_shape, dtype=dtype)}
+        for i, shape in enumerate(self._network.state_shapes):
+            example[f"state_{i}"] = torch.zeros(1, *shape)
+        return example
+
+
+def _canonical(scheme: str) -> str:
+    return str(parse_scheme(scheme))

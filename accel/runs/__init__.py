@@ -1,0 +1,1 @@
+"""Finished and running runs: directory, summary, loading, playing, evaluation, video."""

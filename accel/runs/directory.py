@@ -1,0 +1,265 @@
+"""A run's directory: what lies where, written atomically, by one process at a time. No torch until a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from accel.config.toml import to_toml
+from accel.errors import CheckpointError, RunDirectoryError
+from accel.system.atomic import remove_partial_files, write_atomically
+
+if TYPE_CHECKING:
+    from accel.learning.checkpoint import CheckpointState
+
+_LOCK = ".lock"
+STARTS = "starts.jsonl"
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def default_run_name(env: str, seed: int, now: datetime | None = None) -> str:
+    """``CartPole-v1-20250131-235959-s0``: environment, local time and seed, safe as a directory name anywhere."""
+    plain = _NOT_PLAIN.sub("-", env).strip("-.") or "run"
+    return f"{plain}-{(now or datetime.now()):%Y%m%d-%H%M%S}-s{seed}"
+
+
+class RunDirectory:
+    """One run's files. Use ``create`` or ``open``; as a context manager it gives the lock back at the end.
+
+    Attributes:
+        path: absolute path of the directory; its last part is the run's name.
+    """
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        """Args: path: absolute; lock: descriptor that holds the lock, or None for reading only."""
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> Self:
+        """Make ``root``/``name`` and lock it.
+
+        Raises:
+            RunDirectoryError: it exists already, ``name`` is not a plain directory name, or ``root`` cannot be written.
+        """
+        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+            raise RunDirectoryError(
+                f"run name {name!r} is not a plain directory name: leave out '/', or choose another"
+            )
+        path = Path(os.path.abspath(root)) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except FileExistsError:
+            if not path.parent.is_dir():
+                raise RunDirectoryError(
+                    f"{path.parent} is a file, not a directory: choose another --results-dir"
+                ) from None
+            raise RunDirectoryError(
+                f"{path} exists already: go on with it by --resume {path}, or choose another --name"
+            ) from None
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot make {path}: {error.strerror}; choose another --results-dir that you may write to"
+            ) from error
+        return cls(path, _lock(path))
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Self:
+        """An existing run: locked, to go on with it; with ``read_only`` unlocked, also while it is running.
+
+        Raises:
+            RunDirectoryError: not a run directory, not writable, or another process is writing to it.
+        """
+        path = Path(os.path.abspath(path))
+        if not path.is_dir():
+            raise RunDirectoryError(f"{path} is no directory: give the path of a run, such as results/NAME")
+        if not (path / "config.toml").is_file():
+            raise RunDirectoryError(f"{path} is not a run directory: it holds no config.toml; give results/NAME")
+        if read_only:
+            return cls(path, None)
+        run = cls(path, _lock(path))
+        for directory in (run.path, run.checkpoints, run.policy):
+            remove_partial_files(directory)
+        return run
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The configuration, TOML."""
+        return self.path / "config.toml"
+
+    @property
+    def machine(self) -> Path:
+        """Hardware, versions, commit and command line, JSON."""
+        return self.path / "machine.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Measurements, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run did, JSON; there once it ended in good order."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """Directory of exported policies."""
+        return self.path / "policy"
+
+    def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
+        """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""
+        self._write(self.config, to_toml(values, comments).encode())
+
+    def read_config(self) -> dict[str, object]:
+        """The values in ``config.toml``. Raises RunDirectoryError when it is damaged."""
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self.config} cannot be read ({error}): restore it, or start a new run"
+            ) from error
+
+    def write_machine(self, facts: Mapping[str, object]) -> None:
+        """Write ``machine.json``. Raises RunDirectoryError."""
+        self._write(self.machine, _json(facts))
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Write ``summary.json``. Raises RunDirectoryError."""
+        self._write(self.summary, _json(summary))
+
+    def write_policy(self, name: str, content: bytes) -> Path:
+        """Write one artifact to ``policy/`` under a plain file name; returns its path. Raises RunDirectoryError."""
+        path = self.policy / name
+        if path.parent != self.policy or path.name in {"", ".", ".."}:
+            raise RunDirectoryError(f"policy file name {name!r} is not a plain file name")
+        self._write(path, content)
+        return path
+
+    def write_diverged(self, content: bytes) -> Path:
+        """Keep the batch that made training diverge, safetensors; returns its path. Raises RunDirectoryError."""
+        path = self.path / "diverged.safetensors"
+        self._write(path, content)
+        return path
+
+    def next_restart(self) -> int:
+        """Note that a process starts to work on this run, in ``starts.jsonl``; returns how many did before it.
+
+        Raises: RunDirectoryError.
+        """
+        path = self.path / STARTS
+        entry = {"unix_time_s": round(time.time(), 3), "host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            before = path.read_bytes() if path.exists() else b""
+            self._write(path, before + json.dumps(entry).encode() + b"\n")
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+        return before.count(b"\n")
+
+    def save_checkpoint(self, state: CheckpointState, *, keep: int = 2) -> Path:
+        """Write a checkpoint and remove all but the newest ``keep``; returns its path. Raises RunDirectoryError."""
+        from accel.learning.checkpoint import CheckpointStore
+
+        self._check_writable()
+        try:
+            return CheckpointStore(self.checkpoints, keep).save(state)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}") from error
+
+    def load_checkpoint(self) -> CheckpointState:
+        """The newest checkpoint. Raises CheckpointError when there is none or it is damaged."""
+        from accel.learning.checkpoint import CheckpointStore
+
+        store = CheckpointStore(self.checkpoints)
+        if store.latest() is None:
+            raise CheckpointError(f"{self.path} holds no checkpoint yet: start the run anew under another --name")
+        return store.load_latest()
+
+    def abandon(self) -> None:
+        """Remove the directory again unless it holds results: a run that never started leaves its name free."""
+        kept = {_LOCK, STARTS, self.config.name, self.machine.name}
+        entries = [entry for entry in self.path.iterdir() if entry.name not in kept]
+        if all(entry.is_file() and not entry.stat().st_size for entry in entries):
+            shutil.rmtree(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back; closing twice is fine."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_writable(self) -> None:
+        if self._lock is None:
+            raise RunDirectoryError(f"{self.path} was opened for reading only")
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._check_writable()
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _lock(path: Path) -> int:
+    """Lock a run directory until the descriptor is closed or the process ends, however it ends."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write to {path}: {error.strerror}; make it writable, or copy the run"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise RunDirectoryError(f"{path} is in use by another process: wait for it, or stop it") from None
+        raise RunDirectoryError(f"cannot lock {path}: {error.strerror}; use a file system with locks") from error
+    return descriptor
+
+
+def _json(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(_finite(value), indent=2, allow_nan=False, default=str) + "\n").encode()
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinities: they become the strings that ``float`` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,249 @@
+"""``accel.evaluate``: what a trained policy earns, full or compressed, with an interval and on repeatable seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from accel.display.play_progress import NoPlayProgress, PlayProgress
+from accel.errors import ConfigError
+from accel.json_object import Json
+from accel.runs.episodes import Episodes
+from accel.runs.loading import TrainedRun, load_run
+from accel.runs.playing import MAX_ENVS, collect_inputs, play
+from compressors.artifact import CompressedPolicy
+from compressors.scheme import parse_scheme
+from monitor.statistics import Interval, mean_interval
+
+__all__ = ["Episodes", "Evaluation", "collect_inputs", "compress_run", "evaluate", "paired_difference", "play"]
+
+FULL_PRECISION = "fp32"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes of one policy, and of the same policy in full precision where that was asked for.
+
+    Attributes:
+        run: the run's directory. env: the environment's id.
+        scheme: of the policy that played. policy_bytes: size of its model.
+        env_steps: environment steps that the policy was trained on.
+        seed, envs: repeat the episodes. greedy: most likely actions instead of samples.
+        episodes: what was played.
+        baseline: the same seeds in full precision, or None.
+        video: the file that shows one episode, or None.
+    """
+
+    run: str
+    env: str
+    scheme: str
+    policy_bytes: int
+    env_steps: int
+    seed: int
+    envs: int
+    greedy: bool
+    episodes: Episodes
+    baseline: Episodes | None = None
+    video: str | None = None
+
+    @property
+    def mean(self) -> Interval | None:
+        """Mean return with Student's 95 % interval; None for a single episode."""
+        return _mean(self.episodes)
+
+    @property
+    def difference(self) -> Interval | None:
+        """Mean of (return − baseline's return) by seed, with its 95 % interval; None without baseline."""
+        return None if self.baseline is None else paired_difference(self.episodes, self.baseline)
+
+    def text(self) -> str:
+        """The figures in a few lines."""
+        how = "greedy" if self.greedy else "sampled"
+        lines = [
+            f"{self.env}, {self.scheme} ({self.policy_bytes:,} bytes), trained on {self.env_steps:,} environment "
+            f"steps; {len(self.episodes.returns)} episodes, {how}, seed {self.seed}",
+            _figures(self.scheme, self.episodes),
+        ]
+        if self.episodes.caveat is not None:
+            lines.append(self.episodes.caveat)
+        if self.baseline is not None:
+            lines.append(_figures(FULL_PRECISION, self.baseline))
+            if self.baseline.caveat is not None:
+                lines.append(self.baseline.caveat)
+            if self.difference is not None:
+                verdict = _verdict(self.difference, repeats=(self.episodes.caveat or self.baseline.caveat) is not None)
+                lines.append(f"{self.scheme} - {FULL_PRECISION} on the same seeds: {self.difference}, {verdict}")
+        if self.video is not None:
+            lines.append(f"one episode is shown in {self.video}")
+        return "\n".join(lines)
+
+    def to_json(self) -> Json:
+        """A plain JSON object, every single return included."""
+        value: Json = {name: getattr(self, name) for name in _PLAIN}
+        value |= {"episodes": _episodes_json(self.episodes)}
+        if self.baseline is not None:
+            value |= {"baseline": _episodes_json(self.baseline), "difference": interval_json(self.difference)}
+        return value
+
+
+def evaluate(
+    run: Path | TrainedRun,
+    *,
+    scheme: str | None = None,
+    artifact: Path | None = None,
+    episodes: int = 20,
+    seed: int = 0,
+    greedy: bool = True,
+    baseline: bool = False,
+    video: Path | None = None,
+    envs: int = MAX_ENVS,
+    progress: PlayProgress | None = None,
+) -> Evaluation:
+    """Play a trained policy through the session that actors use, and say what it earned.
+
+        import accel
+        from pathlib import Path
+        result = accel.evaluate(Path("results/cartpole"), scheme="int8", baseline=True)
+        print(result.mean, result.difference)
+
+    Args:
+        run: a run's directory, or the run loaded.
+        scheme: how to compress the policy; full precision when None. Ranges come from observations that it meets.
+        artifact: a file of policy/ to play instead, such as what the actors had at last.
+        episodes: how many; the first ones started count, each from its own seed.
+        seed: of environments and noise.
+        greedy: most likely actions instead of samples.
+        baseline: also play full precision on the same seeds.
+        video: write one more episode to this .mp4 or .gif file.
+        envs: how many environments play at once.
+        progress: told what is going on.
+    Raises:
+        ConfigError: scheme and artifact both given, an artifact of another policy, a number that is not positive.
+        CheckpointError: the run has no checkpoint, or a damaged one.
+        EnvError: the environment cannot be made, or is another one.
+        MissingExtraError: the environment or the video needs a package that is not installed.
+        CompressorError: the scheme does not exist or does not take this policy.
+    """
+    if scheme is not None and artifact is not None:
+        raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
+    text = str(parse_scheme(scheme or FULL_PRECISION))
+    loaded = load_run(run) if isinstance(run, Path) else run
+    progress = NoPlayProgress() if progress is None else progress
+    if artifact is None and text != FULL_PRECISION:
+        progress.begin(f"compressing as {text}")
+    policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
+    if video is not None:
+        from accel.runs.video import record_episode
+
+        progress.begin(f"recording {video}", 1)
+        record_episode(policy, loaded, video, seed=seed, greedy=greedy, progress=progress)
+    progress.begin(f"playing {policy.scheme}", episodes)
+    played = play(policy, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
+    full: Episodes | None = None
+    if baseline and policy.scheme == FULL_PRECISION and artifact is None:
+        full = played
+    elif baseline:
+        progress.begin(f"playing {FULL_PRECISION} on the same seeds", episodes)
+        whole = loaded.compress(FULL_PRECISION)
+        full = play(whole, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
+    return Evaluation(
+        run=str(loaded.path),
+        env=loaded.config.env,
+        scheme=policy.scheme,
+        policy_bytes=len(policy.model),
+        env_steps=loaded.env_steps,
+        seed=seed,
+        envs=envs,
+        greedy=greedy,
+        episodes=played,
+        baseline=full,
+        video=None if video is None else str(video),
+    )
+
+
+def compress_run(run: TrainedRun, scheme: str, seed: int = 0) -> CompressedPolicy:
+    """The trained policy under a scheme, calibrated on real inputs where the scheme is not full precision.
+
+    Raises: what ``collect_inputs`` and ``TrainedRun.compress`` raise.
+    """
+    if scheme == FULL_PRECISION:
+        return run.compress(scheme)
+    return run.compress(scheme, collect_inputs(run, run.calibration_rows(scheme), seed))
+
+
+def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:
+    """An artifact from a file, checked against the run. Raises ConfigError and ArtifactError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read artifact {path}: {error.strerror}") from None
+    artifact = CompressedPolicy.from_bytes(content)
+    observations, *states = artifact.inputs
+    if (
+        observations.with_batch(1)[1:] != run.spec.observation_shape
+        or artifact.outputs[0].with_batch(1)[1:] != (run.spec.action.param_size,)
+        or len(states) != len(run.network.state_shapes)
+    ):
+        raise ConfigError(
+            f"artifact {path} maps {observations.shape} and {len(states)} states to {artifact.outputs[0].shape}, which "
+            f"is not the policy of {run.path}: give an artifact of this run"
+        )
+    return artifact
+
+
+def paired_difference(episodes: Episodes, baseline: Episodes, *, confidence: float = 0.95) -> Interval | None:
+    """Mean of return − baseline's return over episodes of equal seeds, Student's t; None for a single episode."""
+    if len(episodes.returns) < 2:
+        return None
+    return mean_interval(episodes.returns - baseline.returns, confidence=confidence)
+
+
+def interval_json(interval: Interval | None) -> Json | None:
+    """An interval as a plain JSON object."""
+    if interval is None:
+        return None
+    return {
+        "estimate": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "confidence": interval.confidence,
+        "count": interval.count,
+    }
+
+
+_PLAIN = ("run", "env", "scheme", "policy_bytes", "env_steps", "seed", "envs", "greedy", "video")
+
+
+def _mean(episodes: Episodes) -> Interval | None:
+    return mean_interval(episodes.returns) if len(episodes.returns) > 1 else None
+
+
+def _verdict(difference: Interval, *, repeats: bool) -> str:
+    """What a difference says; nothing where games repeat, since its interval counts them as different ones."""
+    if repeats:
+        return "undecided, as games repeat each other"
+    return f"{'differs from' if difference.low > 0 or difference.high < 0 else 'cannot be told from'} zero"
+
+
+def _figures(name: str, episodes: Episodes) -> str:
+    returns, mean = episodes.returns, _mean(episodes)
+    centre = f"{returns[0]:.4g}" if mean is None else f"{mean} (95 %)"
+    return (
+        f"{name}: mean return {centre}, median {np.median(returns):.4g}, "
+        f"{returns.min():.4g} to {returns.max():.4g}; mean length {episodes.lengths.mean():.1f}"
+    )
+
+
+def _episodes_json(episodes: Episodes) -> Json:
+    return {
+        "mean": interval_json(_mean(episodes)),
+        "median": float(np.median(episodes.returns)),
+        "mean_length": float(episodes.lengths.mean()),
+        "returns": episodes.returns.tolist(),
+        "lengths": episodes.lengths.tolist(),
+        "seconds": episodes.seconds,
+        "env_steps": episodes.env_steps,
+        "distinct": episodes.distinct,
+    }

@@ -1,0 +1,200 @@
+"""A run that was trained before: its configuration, its environment's layout and its network, ready to be played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from accel.config import TrainConfig
+from accel.envs import VectorEnvironment, make_vector_env
+from accel.envs.base import Seed
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError, EnvError
+from accel.networks import PolicyNetwork, build_network_from_config
+from accel.networks.policy import ActingModule
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.runs.directory import RunDirectory
+from accel.runs.episodes import Episodes
+from accel.runs.summary import Summary
+from accel.tuning.choice import FULL_PRECISION, parse_choice
+from compressors.artifact import CompressedPolicy, Json
+from compressors.base import Plan
+from compressors.scheme import make_compressor
+
+Inputs = Mapping[str, npt.NDArray[np.generic]]
+_PREFIX = "network."
+_DISTILL = "distill"
+# enough for a small student to follow a small policy; seconds
+_LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run has learnt.
+
+    Attributes:
+        path: the run's directory.
+        config: what it was trained with.
+        spec: its environment's layout.
+        network: policy and critic with the newest checkpoint's weights, on the CPU, in evaluation mode.
+        env_steps: environment steps behind the weights.
+        version: the policy version behind the weights.
+        games: played in full precision by exports of this object, by (episodes, seed, greedy); the next export need
+            not play them again.
+    """
+
+    path: Path
+    config: TrainConfig
+    spec: EnvSpec
+    network: PolicyNetwork = field(repr=False)
+    env_steps: int
+    version: int
+    games: dict[tuple[int, int, bool], Episodes] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def policy(self) -> ActingModule:
+        """The policy's side of the network: observations and state to distribution parameters and next state."""
+        return self.network.acting_module().eval()
+
+    @property
+    def scheme(self) -> str:
+        """The compression scheme that actors had at the end, also where it was annealed or tuned."""
+        choice = parse_choice(self.config.compressor, self.config.network)
+        if choice.schedule is not None:
+            return choice.schedule.level_at(self.env_steps)
+        if choice.kind == "fixed":
+            return choice.levels[0]
+        try:
+            return Summary.read(self.path).scheme
+        except CheckpointError:
+            return FULL_PRECISION
+
+    @property
+    def example_inputs(self) -> dict[str, torch.Tensor]:
+        """One row of zeros for each input of ``policy``, in order."""
+        dtype = torch.uint8 if self.spec.observation_dtype == "uint8" else torch.float32
+        inputs = {"observations": torch.zeros(1, *self.spec.observation_shape, dtype=dtype)}
+        inputs.update({f"state_{i}": torch.zeros(1, *shape) for i, shape in enumerate(self.network.state_shapes)})
+        return inputs
+
+    @property
+    def metadata(self) -> dict[str, Json]:
+        """What artifacts of this run carry: the action space, the environment and the network's text."""
+        action = self.spec.action.to_json()
+        return {"action": action, "env": self.config.env, "network": self.config.network}  # type: ignore[dict-item]
+
+    def compress(
+        self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None
+    ) -> CompressedPolicy:
+        """The trained policy under a compression scheme.
+
+        Args:
+            scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
+            calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; schemes
+                with activation ranges need them, students learn from them, others may choose better with them.
+            cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+        Raises:
+            CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
+        """
+        student = StudentFactory(self.config, self.network)
+        divergence = PolicyDivergence(self.spec.action)
+        compressor = make_compressor(scheme, cpu=cpu, student_factory=student, divergence=divergence)
+        teaches = _DISTILL in scheme and calibration is not None
+        plan = compressor.bind(
+            self.policy,
+            self.example_inputs,
+            None if teaches else calibration,  # ranges are those of the student that was taught
+            output_names=self.policy.output_names,
+            metadata=self.metadata,
+        )
+        if teaches and calibration is not None:
+            self._teach(plan, calibration)
+            plan.calibrate(calibration)
+        return plan.refresh(self.policy, version=self.version)
+
+    def calibration_rows(self, scheme: str) -> int:
+        """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
+        return max(self.config.calibration_size, _LESSON_ROWS) if _DISTILL in scheme else self.config.calibration_size
+
+    def _teach(self, plan: Plan, inputs: Inputs) -> None:
+        rng = np.random.default_rng(self.config.seed)
+        rows = len(next(iter(inputs.values())))
+        for _ in range(_LESSONS):
+            chosen = rng.integers(rows, size=_LESSON_BATCH)
+            plan.train_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
+
+    def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
+        """The environments that the run was trained on, anew.
+
+        Args:
+            num_envs: B.
+            seed: of the first reset.
+            render: whether ``VectorEnvironment.render`` has to work.
+        Raises:
+            EnvError: it cannot be made, or its layout is not the one that the policy was trained on.
+        """
+        config = self.config
+        environment = make_vector_env(
+            config.env,
+            num_envs,
+            backend=config.backend,
+            env_args=config.env_kwargs,
+            wrappers=config.wrapper,
+            seed=seed,
+            squash_actions=config.squash_actions,
+            render=render,
+        )
+        ours, theirs = self.spec, environment.spec
+        if (ours.observation_shape, ours.observation_dtype, ours.action) != (
+            theirs.observation_shape,
+            theirs.observation_dtype,
+            theirs.action,
+        ):
+            environment.close()
+            raise EnvError(
+                f"environment {config.env!r} is not the one that {self.path} was trained on: observations "
+                f"{theirs.observation_shape} {theirs.observation_dtype} and {theirs.action} now, "
+                f"{ours.observation_shape} {ours.observation_dtype} and {ours.action} then"
+            )
+        return environment
+
+
+def load_run(path: Path) -> TrainedRun:
+    """Read a run's configuration and its newest checkpoint.
+
+        run = load_run(Path("results/cartpole"))
+        artifact = run.compress("fp32")
+
+    Args:
+        path: a run directory, such as ``results/NAME``; it may still be running.
+    Raises:
+        RunDirectoryError: the path is no run directory.
+        ConfigError: its configuration is not valid for this version of accel.
+        CheckpointError: it holds no checkpoint, or a damaged one, or one of another network.
+    """
+    run = RunDirectory.open(path, read_only=True)
+    config = TrainConfig.from_json(run.read_config())
+    state = run.load_checkpoint()
+    try:
+        spec = EnvSpec.from_json(state.counters["spec"])  # type: ignore[arg-type]
+        version = int(state.counters["version"])  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint of {run.path} lacks the environment's layout or the policy's version ({error!r}): "
+            "it is of another version of accel"
+        ) from error
+    network = build_network_from_config(config.to_json(), spec)
+    weights = {name.removeprefix(_PREFIX): t for name, t in state.tensors.items() if name.startswith(_PREFIX)}
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the checkpoint of {run.path} does not fit network {config.network!r} of its config.toml: {error}"
+        ) from error
+    return TrainedRun(run.path, config, spec, network.eval().requires_grad_(False), state.env_steps, version)

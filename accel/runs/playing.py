@@ -1,0 +1,219 @@
+"""Play seeded episodes with a policy, compressed or in torch, without favouring short ones; collect real inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.acting.rules import make_sampler
+from accel.display.play_progress import NoPlayProgress, PlayProgress
+from accel.envs import VectorEnvironment
+from accel.envs.base import Actions
+from accel.errors import ConfigError, EnvError
+from accel.runs.episodes import Episodes
+from accel.runs.loading import TrainedRun
+from accel.runs.players import Array, Bools, Player, Policy, make_player
+
+Picture = npt.NDArray[np.uint8]
+
+MAX_ENVS = 16
+_NOISE_ROWS = 64
+# what the seed is for; the actors' ranks stay far below
+_EVALUATION, _COLLECTION = 1_000_000, 1_000_001
+
+
+def play(
+    policy: Policy,
+    run: TrainedRun,
+    *,
+    episodes: int,
+    seed: int = 0,
+    greedy: bool = True,
+    envs: int = MAX_ENVS,
+    max_episode_steps: int = 200_000,
+    frame: Callable[[Picture], None] | None = None,
+    progress: PlayProgress | None = None,
+) -> Episodes:
+    """Play n episodes, each from its own seed.
+
+    Every environment plays one episode, then all are seeded anew: the first n episodes *started* count, not the first n
+    finished, which would favour short ones. Two policies that are played with the same arguments meet the same seeds
+    and, when sampling, the same noise.
+
+        run = load_run(Path("results/cartpole"))
+        print(play(run.compress("fp32"), run, episodes=20).returns.mean())
+
+    Args:
+        policy: an artifact, an acting module in torch such as ``run.policy``, or a function from a batch to a session.
+        run: where the environment and the action space come from.
+        episodes: n, at least 1.
+        seed: of environments and noise; unrelated to the training's.
+        greedy: take the most likely actions instead of sampling.
+        envs: how many environments play at once; part of what a seed means.
+        max_episode_steps: an episode without an end is an error after this many steps.
+        frame: called with a picture [height, width, 3] of environment 0 before every step; environments then draw.
+        progress: told after every step how many episodes have ended.
+    Raises:
+        ConfigError: ``episodes`` or ``envs`` is not positive.
+        EnvError: the environment cannot be made or is another one, or an episode does not end.
+        ArtifactError: the artifact cannot be loaded here.
+    """
+    if episodes < 1 or envs < 1:
+        raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
+    width = min(episodes, envs)
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    player = make_player(policy, run.network.state_shapes, width)
+    environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
+    progress = NoPlayProgress() if progress is None else progress
+    games: set[object] = set()
+    env_steps, start = 0, time.perf_counter()
+    try:
+        for number, begin in enumerate(range(0, episodes, width)):
+            count = min(width, episodes - begin)
+            game = _Round(environment, player, (seed, _EVALUATION, number), greedy, count, frame)
+            for steps, ended in game.play(max_episode_steps, run.config.env):
+                progress.advance(begin + ended, env_steps + width * steps)
+            env_steps += width * steps
+            returns[begin : begin + count] = game.returns[:count]
+            lengths[begin : begin + count] = game.lengths[:count]
+            games |= game.endings
+    finally:
+        environment.close()
+    return Episodes(returns, lengths, time.perf_counter() - start, env_steps, len(games))
+
+
+class _Round:
+    """One episode in each environment, of which the first ``count`` matter."""
+
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        player: Player,
+        seed: tuple[int, ...],
+        greedy: bool,
+        count: int,
+        frame: Callable[[Picture], None] | None,
+    ) -> None:
+        self._environment, self._player, self._seed = environment, player, seed
+        self._greedy, self._frame = greedy, frame
+        self.returns = np.zeros(environment.num_envs)
+        self.lengths = np.zeros(environment.num_envs, np.int64)
+        self.endings: set[object] = set()
+        self._running = np.arange(environment.num_envs) < count
+
+    def play(self, max_episode_steps: int, name: str) -> Iterator[tuple[int, int]]:
+        """Until every episode that matters has ended; yields (vector steps, episodes ended) after every step."""
+        environment, running = self._environment, self._running
+        count = int(np.count_nonzero(running))
+        action = environment.spec.action
+        sampler = make_sampler(action, environment.num_envs, _NOISE_ROWS, np.random.default_rng(self._seed))
+        actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
+        observations = environment.reset(self._seed)
+        first: Bools | None = np.ones(environment.num_envs, np.bool_)
+        for step in range(max_episode_steps):
+            if self._frame is not None:
+                self._frame(environment.render())
+            params = self._player.params(observations, first)
+            first = None
+            if self._greedy:
+                sampler.greedy(params, actions)
+            else:
+                if step % _NOISE_ROWS == 0:
+                    sampler.begin()
+                sampler.sample(params, step % _NOISE_ROWS, actions)
+            env_actions = cast(Actions, sampler.to_env(actions))
+            observations, rewards, terminated, truncated = environment.step(env_actions)
+            self.returns[running] += rewards[running]
+            self.lengths[running] += 1
+            ended = running & (terminated | truncated)
+            if ended.any():
+                self._note_endings(np.flatnonzero(ended), observations)
+            running ^= ended
+            left = int(np.count_nonzero(running))
+            yield step + 1, count - left
+            if not left:
+                return
+        raise EnvError(
+            f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with max_episode_steps "
+            "among the environment's arguments"
+        )
+
+    def _note_endings(self, ended: npt.NDArray[np.intp], observations: Array) -> None:
+        environment = self._environment
+        last = environment.final_observations if environment.spec.autoreset == "same_step" else observations
+        for env in ended:
+            digest = hashlib.blake2b(np.ascontiguousarray(last[env]).tobytes()).digest()
+            self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
+
+
+def collect_inputs(
+    run: TrainedRun,
+    rows: int,
+    seed: int = 0,
+    *,
+    policy: Policy | None = None,
+    envs: int = 8,
+    steps: int = 1000,
+    progress: PlayProgress | None = None,
+) -> dict[str, Array]:
+    """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
+
+    Args:
+        run: the trained run.
+        rows: how many inputs.
+        seed: of environments, noise and choice.
+        policy: who plays; the policy in full precision when None.
+        envs: environments stepped together.
+        steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
+        progress: told after every step how many there were.
+    Returns:
+        Input name to [rows, *shape], in random order; recurrent states are those met on the way.
+    Raises:
+        ConfigError: ``rows`` is not positive; what ``TrainedRun.make_env`` raises.
+    """
+    if rows < 1:
+        raise ConfigError(f"rows is {rows}: at least one input is needed")
+    envs = min(envs, rows)
+    moments = -(-rows // envs)
+    steps = max(steps, moments)
+    wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
+    player = make_player(run.compress("fp32") if policy is None else policy, run.network.state_shapes, envs)
+    environment = run.make_env(envs, (seed, _COLLECTION))
+    progress = NoPlayProgress() if progress is None else progress
+    kept: dict[str, list[Array]] = {}
+    try:
+        for step, inputs in enumerate(_sampled_inputs(environment, player, seed, steps)):
+            if step in wanted:
+                for name, array in inputs.items():
+                    kept.setdefault(name, []).append(np.array(array))
+            progress.advance(0, envs * (step + 1))
+    finally:
+        environment.close()
+    order = np.random.default_rng((seed, _COLLECTION)).permutation(moments * envs)[:rows]
+    return {name: np.concatenate(arrays)[order] for name, arrays in kept.items()}
+
+
+def _sampled_inputs(
+    environment: VectorEnvironment, player: Player, seed: int, steps: int
+) -> Iterator[dict[str, Array]]:
+    """The policy's inputs step by step, over episode ends, with the recurrent state zeroed where an episode begins."""
+    spec, envs = environment.spec, environment.num_envs
+    sampler = make_sampler(spec.action, envs, _NOISE_ROWS, np.random.default_rng((seed, _COLLECTION)))
+    actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
+    observations = environment.reset()
+    first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
+    for step in range(steps):
+        params = player.params(observations, first if first.any() else None)
+        yield player.inputs()
+        if step % _NOISE_ROWS == 0:
+            sampler.begin()
+        sampler.sample(params, step % _NOISE_ROWS, actions)
+        observations, _, terminated, truncated = environment.step(cast(Actions, sampler.to_env(actions)))
+        done = terminated | truncated
+        # next_step: the finished step's observation is the final one, and the row after it begins the next episode
+        first, over = (done, over) if spec.autoreset == "same_step" else (over, done)

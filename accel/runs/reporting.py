@@ -1,0 +1,249 @@
+"""Reports and comparisons of runs: reads run directories, has the monitor analyse and write."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel.errors import AccelError, MissingExtraError, ReportError
+from accel.runs.directory import RunDirectory
+from accel.runs.kept import KEPT_RUNS, is_kept_run, kept_run_paths, load_kept_run
+from accel.system.extras import install_command, missing_distributions
+from monitor.errors import MonitorError
+from monitor.plain_text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from monitor.report.analysis import Choices
+    from monitor.report.document import WrittenReport
+    from monitor.report.runs import Run
+
+logger = logging.getLogger("accel")
+
+
+def report(
+    runs: Sequence[Path], *, out: Path | None = None, choices: Choices | None = None, overwrite: bool = False
+) -> WrittenReport:
+    """Write a page, Markdown, figures and JSON about one run, several seeds of it, or several configurations.
+
+        import accel
+        from pathlib import Path
+        written = accel.report([Path("results/quickstart-1"), Path("results/quickstart-2")], out=Path("report"))
+        print(written.headline, written.page)
+
+    Args:
+        runs: run directories, directories of runs, or results that keep the samples of runs in a ``runs.json``, whose
+            runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
+            only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
+        out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
+        choices: threshold, grouping, confidence; see ``monitor.report.analysis.Choices``.
+        overwrite: replace a report that is there.
+    Raises:
+        ReportError, RunDirectoryError: not a run, no metrics yet, runs of several environments, or ``out`` exists or
+            cannot be written.
+        MissingExtraError: the report extra is not installed.
+    """
+    paths = find_runs(runs)
+    target = out or (paths[0] / "report" if len(paths) == 1 and paths[0].is_dir() else Path("report"))
+    return _write(paths, None, target, choices, overwrite)
+
+
+def compare(
+    baseline: Path,
+    runs: Sequence[Path],
+    *,
+    out: Path | None = None,
+    choices: Choices | None = None,
+    overwrite: bool = False,
+) -> WrittenReport:
+    """Compare configurations with a baseline: speedups with intervals, and a verdict on "same return".
+
+        written = accel.compare(Path("runs/fp32"), [Path("runs/int8"), Path("runs/torch")])
+
+    Args:
+        baseline: a run, or a directory of runs of one configuration; those of ``runs`` that are its seeds join it.
+        runs: what to compare with it, like ``report``'s.
+        out: the directory to make; default: ``comparison`` in the working directory.
+        choices: also the margin of "same return" and ``force``, which compares runs of another environment, machine or
+            budget and marks them instead of refusing.
+        overwrite: replace a report that is there.
+    Raises:
+        ReportError: as ``report``; the baseline is among ``runs`` by its own path; or nothing comparable is left.
+    """
+    first = find_runs([baseline])
+    given = {path.resolve() for path in runs}
+    if baseline.resolve() in given:
+        raise ReportError(f"{baseline} is the baseline and cannot be compared with itself: name it once")
+    others = [path for path in find_runs(runs) if path not in first]
+    if not others:
+        raise ReportError(f"nothing to compare with {baseline}: name runs of another configuration")
+    return _write([*first, *others], len(first), out or Path("comparison"), choices, overwrite)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Absolute paths of the runs named, or found one level below a directory of runs; each once, in order.
+
+    A run of which only samples are kept, in the ``runs.json`` of a directory, is found there as if it were a directory.
+
+    Raises: ReportError: nothing was named, or a directory neither is a run nor holds one.
+    """
+    if not paths:
+        raise ReportError("name at least one run, such as results/NAME")
+    found: dict[Path, None] = {}
+    for path in paths:
+        path = path.resolve()
+        path = path.parent if path.name == KEPT_RUNS and path.is_file() else path
+        if not path.is_dir() and not is_kept_run(path):
+            raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
+        below = [path]
+        if path.is_dir() and not _is_run(path):
+            below = sorted(child for child in path.iterdir() if _is_run(child)) or kept_run_paths(path)
+        if not below:
+            raise ReportError(
+                f"{path} is neither a run (it holds no config.toml) nor a directory of runs, and keeps no {KEPT_RUNS}"
+            )
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
+    """What a run directory holds for a report; damage is noted, not fatal, wherever something is left.
+
+    Args:
+        path: the run directory.
+        max_points: of a longer run, neighbouring records are averaged until at most twice as many are left.
+    Raises: RunDirectoryError: not a run, or a damaged config. ReportError: no metrics, or no record among them.
+    """
+    if is_kept_run(path):
+        return load_kept_run(path)
+    from monitor.decisions import read_decisions
+    from monitor.report.runs import Run
+    from monitor.report.series import MAX_POINTS, read_series
+
+    directory = RunDirectory.open(path, read_only=True)
+    config = directory.read_config()
+    if not directory.metrics.is_file():
+        raise ReportError(f"{path} holds no metrics yet: wait for its first record")
+    notes: list[str] = []
+    machine = _read_object(directory.machine, notes)
+    summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
+    series = read_series(directory.metrics, max_points or MAX_POINTS)
+    if not series.records:
+        spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
+        raise ReportError(f"{path} holds no metrics yet{spoilt}: wait for its first record")
+    decisions, damaged = read_decisions(path)
+    if damaged:
+        notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")
+    starts = _count_lines(path / "starts.jsonl")
+    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), max(starts, 1))
+
+
+def _write(
+    paths: list[Path], baselines: int | None, out: Path, choices: Choices | None, overwrite: bool
+) -> WrittenReport:
+    if missing := missing_distributions("report"):
+        raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
+    with _translated():
+        from monitor.report.analysis import Choices, analyse
+        from monitor.report.document import check_target, write_report
+        from monitor.report.runs import group_runs
+
+        check_target(out, overwrite=overwrite)
+        first, left_out = _load(paths[:baselines])
+        others, also_left_out = _load(paths[len(paths) if baselines is None else baselines :])
+        runs, chosen = first + others, choices or Choices()
+        if not chosen.group_by and all("variant" in run.config for run in runs):
+            chosen = replace(chosen, group_by=("variant",))
+        if baselines is not None:
+            _check_one_configuration(first, chosen)
+        if not chosen.force:
+            _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
+        analysis = analyse(runs, chosen, None if baselines is None else first[0])
+        analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
+        return write_report(analysis, out, written=_written(), overwrite=overwrite)
+
+
+def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be reported, and notes about those that cannot; raises the first one's error if none can."""
+    runs: list[Run] = []
+    errors: list[Exception] = []
+    for path in paths:
+        try:
+            runs.append(load_run_record(path))
+        except (AccelError, MonitorError) as error:
+            errors.append(error)
+    if errors and not runs:
+        raise errors[0]
+    notes = [f"left out: {one_line(str(error))}" for error in errors]
+    for note in notes:
+        logger.warning(note)
+    return runs, notes
+
+
+def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
+    """Raises ReportError when runs that share a curve or an axis of returns are of different environments."""
+    for runs in together:
+        names: dict[str, list[str]] = {}
+        for run in runs:
+            names.setdefault(str(run.config.get("env", "unknown")), []).append(run.name)
+        if len(names) > 1:
+            found = "; ".join(f"{env}: {', '.join(members)}" for env, members in names.items())
+            raise ReportError(
+                f"returns of different environments mean nothing beside one another ({found}): make a report of each, "
+                "by naming its runs"
+            )
+
+
+def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:
+    from monitor.report.runs import group_runs
+
+    if len(groups := group_runs(baselines, choices.group_by)) > 1:
+        names = "; ".join(group.label for group in groups)
+        raise ReportError(f"the baseline holds several configurations ({names}): name one of its runs instead")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except MonitorError as error:
+        raise ReportError(str(error)) from None
+
+
+def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        notes.append(f"{path.name} is missing")
+        return {}
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} cannot be read ({error})")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is not a JSON object")
+        return {}
+    return value
+
+
+def _count_lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and (path / "config.toml").is_file()
+
+
+def _written() -> str:
+    from accel import __version__
+
+    return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."

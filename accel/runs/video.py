@@ -1,0 +1,150 @@
+"""One episode of a policy as a video file: .mp4 through ffmpeg, .gif without it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, cast
+
+from accel.display.play_progress import PlayProgress
+from accel.errors import ConfigError, EnvError, MissingExtraError
+from accel.runs.episodes import Episodes
+from accel.runs.loading import TrainedRun
+from accel.runs.players import Policy
+from accel.runs.playing import Picture, play
+from accel.system.extras import install_command
+
+FRAMES_PER_S = 30
+_NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
+
+
+# what libraries print of their own accord while they draw: pygame's greeting, and Mesa's search for a GPU's driver
+_SETTINGS = MappingProxyType({"PYGAME_HIDE_SUPPORT_PROMPT": "1", "EGL_LOG_LEVEL": "fatal"})
+# by themselves MuJoCo and SDL look for a display, even to draw off screen
+_OFF_SCREEN = MappingProxyType({"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy"})
+_LIBRARIES = MappingProxyType(
+    {
+        "egl": "libEGL, package libegl1 of Debian and Ubuntu",
+        "osmesa": "libOSMesa, package libosmesa6 of Debian and Ubuntu",
+        "glfw": "glfw, which also needs a display",
+    }
+)
+_TALKATIVE = ("OpenGL", "imageio", "imageio_ffmpeg")
+
+
+class _Writer(Protocol):
+    def append_data(self, im: Picture) -> None: ...
+    def close(self) -> None: ...
+
+
+def record_episode(
+    policy: Policy,
+    run: TrainedRun,
+    path: Path,
+    *,
+    seed: int = 0,
+    greedy: bool = True,
+    progress: PlayProgress | None = None,
+) -> Episodes:
+    """Play one episode and write what it looks like; the file appears when it is complete.
+
+    Args:
+        policy: who plays.
+        run: where the environment comes from.
+        path: an .mp4 or .gif file, replaced if it is there.
+        seed, greedy, progress: as for ``play``.
+    Raises:
+        ConfigError: another kind of file, or one that cannot be written.
+        MissingExtraError: the writer, or what the environment draws with, is not installed.
+        EnvError: the environment cannot draw itself; for MuJoCo, with what to do about it.
+    """
+    suffix = path.suffix.lower()
+    _require_writer(path, suffix)
+    _set_up_drawing()
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
+    try:
+        writer = _open_writer(partial, suffix)
+        try:
+            with _hushed():
+                show = functools.partial(_append, writer)
+                episodes = play(policy, run, episodes=1, seed=seed, greedy=greedy, frame=show, progress=progress)
+        except EnvError as error:
+            if remedy := _remedy(error):
+                raise EnvError(f"{error}; {remedy}") from error
+            raise
+        finally:
+            writer.close()
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write video {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return episodes
+
+
+def _require_writer(path: Path, suffix: str) -> None:
+    """Raise ConfigError for another kind of file, MissingExtraError where what writes it is not installed."""
+    if suffix not in _NEEDS:
+        raise ConfigError(f"video {path} must end in {' or '.join(_NEEDS)}")
+    for module in _NEEDS[suffix]:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            other = ", or give a .gif file" if suffix == ".mp4" and module != "imageio" else ""
+            raise MissingExtraError(
+                f"writing {suffix} files needs {module}: {install_command('video')}{other}"
+            ) from None
+
+
+def _set_up_drawing() -> None:
+    """Tell libraries that draw, which read the environment as they are imported; a user's settings stay."""
+    off_screen = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    for name, value in (_SETTINGS | _OFF_SCREEN if off_screen else _SETTINGS).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without the log and the warnings of libraries that draw; what fails there is an exception besides."""
+    levels = {name: logging.getLogger(name).level for name in _TALKATIVE}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(glfw|pygame|pkg_resources|OpenGL|imageio)\b")
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+def _remedy(error: EnvError) -> str:
+    """What to do where MuJoCo lacks a library, of which it speaks in attributes of None; empty for other errors."""
+    if error.__cause__ is None or not any(name.partition(".")[0] == "mujoco" for name in sys.modules):
+        return ""
+    way = os.environ.get("MUJOCO_GL", "glfw")
+    install = f"install {_LIBRARIES[way]}, or " if way in _LIBRARIES else ""
+    return f"MuJoCo draws by MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
+
+
+def _open_writer(path: Path, suffix: str) -> _Writer:
+    import imageio.v2 as imageio
+
+    path.touch()
+    if suffix == ".gif":
+        return cast(_Writer, imageio.get_writer(path, mode="I", duration=1000 / FRAMES_PER_S, loop=0))
+    return cast(_Writer, imageio.get_writer(path, fps=FRAMES_PER_S, macro_block_size=2, ffmpeg_log_level="error"))
+
+
+def _append(writer: _Writer, picture: Picture) -> None:
+    """Encoders take even sizes only."""
+    height, width = picture.shape[:2]
+    writer.append_data(picture[: height // 2 * 2, : width // 2 * 2].copy())

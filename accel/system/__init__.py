@@ -1,0 +1,1 @@
+"""The machine and its process: cores, signals, files, optional packages."""

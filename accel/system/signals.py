@@ -1,0 +1,104 @@
+"""Turns stop signals into a reason that the learner's loop polls; actors ignore them and follow the learner."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeAlias
+
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
+
+FORWARDED = signal.SIGUSR1  # What ``accel.cli.mpirun`` passes on for the user's own signal.
+_PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
+
+
+class StopRequest:
+    """Set by a signal. The same one again, unless forwarded, ends the process at once; a launcher's SIGTERM after the
+    terminal's SIGINT does not, so that a checkpoint under way is finished."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._seen: set[int] = set()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the stop signals meanwhile; in a thread other than the main one, which gets no signals, nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = handle(STOP_SIGNALS, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __call__(self) -> str | None:
+        """Why the run should stop, or None."""
+        return self._reason
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number in self._seen and number != FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._seen.add(number)
+        self._reason = "stopped on request" if number == FORWARDED else f"stopped by {signal.Signals(number).name}"
+
+
+def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int | None]:
+    """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
+
+    Returns:
+        What ``signal.signal`` takes to put the earlier handlers back.
+    """
+    heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def parent_death(number: int) -> Callable[[], object] | None:
+    """A function that has ``number`` sent to the process which calls it when its parent dies, however that happens.
+
+    It may come once for each thread of the parent. Fit to be called between fork and exec. None where there is no such
+    thing: elsewhere than on Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def end_with_parent(number: int) -> None:
+    """``parent_death`` for this process, for as long as it lives."""
+    tie = parent_death(number)
+    if tie is not None:
+        tie()
+
+
+def ignore_stop_signals() -> None:
+    """For actors: they end when the learner says so, or is gone."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that what is half done is undone; in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = handle((signal.SIGTERM, signal.SIGHUP), interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Which compression level each actor gets, and the mismatch measurements behind it."""

@@ -1,0 +1,284 @@
+"""Mismatch over time: samples unrolls whose version's policy was kept, and factors π_θ/μ into staleness × compression.
+
+Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
+measured once for each scheme in it, on at most ``MAX_ROWS`` rows. Both cost time, of which the sampler measures what it
+used, pauses of a stopped process apart, and takes no more than ``TIME_SHARE`` of the learner's; and a copy gives way
+only after unrolls of its version have had the time to arrive. These two, not a number to be set, decide k.
+
+Metrics, each the mean over the samples since the last record, weighted by valid rows, and absent without one:
+
+    <factor>_<quantity>             over all schemes
+    <factor>_<quantity>/<scheme>    of one scheme
+    mismatch_samples, mismatch_samples/<scheme>     unrolls behind them
+    mismatch_time_share             share of the learner's time that sampling took, over the whole run
+    mismatch_alarms                 the alarms that hold, as sentences separated by "; "; empty when none does
+
+    factor      staleness, π_θ against π_v · compression, π_v against μ · total, π_θ against μ
+    quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
+                clipped (share of weights above clip_rho) · mean_weight
+
+Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
+(``monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one holds. What compression
+alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would
+not bring it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accel.algorithms.distributions import make_distribution
+from accel.config import TrainConfig
+from accel.experience.batch import Batch
+from accel.experience.unroll import Unroll
+from accel.networks import PolicyNetwork
+from accel.tuning.mismatch_alarms import MismatchAlarms
+from accel.tuning.mismatch_copies import PolicyCopies
+from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
+
+COPIES = 4
+MAX_ROWS = 512
+TIME_SHARE = 0.015
+RECENT_SAMPLES = 16
+FACTORS = ("staleness", "compression", "total")
+QUANTITIES = ("kl", "chi2", "chi2_infinite", "ess", "retention", "greedy_agreement", "clipped", "mean_weight")
+_BURST = 4.0
+
+Array = npt.NDArray[np.generic]
+
+
+class MismatchSampler:
+    """Measures the mismatch of a run; a failure to keep up only makes samples rarer.
+
+    Args:
+        config: the run's, for its discount, λ and clips.
+        network: what the learner trains.
+        schemes: names of the unrolls' scheme ids.
+        time_share: of the learner's time that may be used.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        network: PolicyNetwork,
+        schemes: Sequence[str],
+        *,
+        time_share: float = TIME_SHARE,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._network = network
+        self._action = network.spec.action
+        self._schemes = tuple(schemes)
+        self._time_share = time_share
+        self._copies = PolicyCopies(network, COPIES)
+        self._started = self._clock()
+        self._spent_s = 0.0
+        self._allowance_s = 0.0
+        self._seen_s = self._started
+        # The least of the last costs foretells the next: the first pays for imports, others for a stopped process.
+        self._sample_costs_s: deque[float] = deque(maxlen=4)
+        self._copy_costs_s: deque[float] = deque(maxlen=4)
+        self._version = self._lag = 0
+        self._measured: list[tuple[str, FactoredMismatch]] = []
+        self._recent: dict[str, deque[FactoredMismatch]] = {}
+        self._counts: dict[str, int] = {}
+        self._preferred: str | None = None
+        self._alarms = MismatchAlarms()
+
+    def published(self, version: int) -> None:
+        """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
+        self._version = version
+        oldest = self._copies.oldest
+        if oldest is not None and version - oldest <= 2 * self._lag + COPIES:
+            return
+        if not self._affords(min(self._copy_costs_s, default=0.0) + min(self._sample_costs_s, default=0.0)):
+            return
+        started = self._clock()
+        self._copies.keep(version)
+        self._pay(started, self._copy_costs_s)
+
+    def sample(self, unrolls: Sequence[Unroll], batch: Batch) -> None:
+        """Measure what a batch offers: call it before the update, while π_θ is still what the batch is corrected by.
+
+        Args:
+            unrolls: those that the batch was joined from, in order.
+            batch: on the learner's device.
+        """
+        if not self._copies.versions:
+            return
+        start = 0
+        for unroll in unrolls:
+            envs = unroll["valid"].shape[1]
+            version = unroll.oldest_version
+            self._lag = max(self._version - version, self._lag - 1)
+            # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
+            if version in self._copies.versions and int(unroll["policy_version"].max()) == version:
+                ids = unroll["scheme_id"][0]
+                for scheme_id in np.unique(ids):
+                    self._offer(version, int(scheme_id), start + np.flatnonzero(ids == scheme_id), batch)
+            start += envs
+
+    def recent(self, scheme: str) -> tuple[FactoredMismatch, ...]:
+        """The last samples of one scheme, oldest first, at most ``RECENT_SAMPLES`` since ``forget``."""
+        return tuple(self._recent.get(scheme, ()))
+
+    def count(self, scheme: str) -> int:
+        """How many samples of a scheme there were since ``forget``."""
+        return self._counts.get(scheme, 0)
+
+    def forget(self, preferred: str | None = None) -> None:
+        """Start the recent samples anew, because actors were assigned otherwise.
+
+        Args:
+            preferred: the scheme that a decision waits for: it is sampled first, and twice as often as any other.
+        """
+        self._recent.clear()
+        self._counts.clear()
+        self._preferred = preferred
+
+    @property
+    def time_share(self) -> float:
+        """Share of the time since this sampler was made that it used."""
+        return self._spent_s / max(self._clock() - self._started, 1e-9)
+
+    def metrics(self) -> dict[str, float | int | str | None]:
+        """The record's numbers, see the module's docstring; raises and clears alarms."""
+        metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
+        if self._measured:
+            samples = [sample for _, sample in self._measured]
+            metrics |= _figures("", len(samples), _means(samples))
+            found: dict[str, Mapping[str, Mismatch]] = {}
+            for scheme in dict.fromkeys(scheme for scheme, _ in self._measured):
+                samples = [sample for name, sample in self._measured if name == scheme]
+                found[scheme] = _means(samples)
+                metrics |= _figures(f"/{scheme}", len(samples), found[scheme])
+            self._measured.clear()
+            self._alarms.look(found)
+        metrics["mismatch_alarms"] = str(self._alarms)
+        return metrics
+
+    def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], batch: Batch) -> None:
+        taken = self._copies.sampled(version)
+        if (
+            scheme_id in taken
+            or not 0 <= scheme_id < len(self._schemes)
+            or self._gives_way(self._schemes[scheme_id])
+            or not self._affords(min(self._sample_costs_s, default=0.0))
+        ):
+            return
+        started = self._clock()
+        rows = max(batch.valid.shape[0], 1)
+        wanted = max(MAX_ROWS // rows, 1)
+        if len(columns) > wanted:
+            columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
+        taken.add(scheme_id)
+        sample = self._measure(version, torch.from_numpy(columns).to(batch.valid.device), batch)
+        self._pay(started, self._sample_costs_s)
+        if sample is None:
+            return
+        scheme = self._schemes[scheme_id]
+        self._measured.append((scheme, sample))
+        self._recent.setdefault(scheme, deque(maxlen=RECENT_SAMPLES)).append(sample)
+        self._counts[scheme] = self._counts.get(scheme, 0) + 1
+
+    def _gives_way(self, scheme: str) -> bool:
+        preferred = self._preferred
+        return preferred not in {None, scheme} and self.count(str(preferred)) < 2 * (self.count(scheme) + 1)
+
+    @torch.no_grad()
+    def _measure(self, version: int, columns: Tensor, batch: Batch) -> FactoredMismatch | None:
+        """Both policies on some environments of a batch, all rows of them; None where no row is valid."""
+        length = batch.valid.shape[0]
+        valid = batch.valid.index_select(1, columns)
+        if not bool(valid.any()):
+            return None
+        observations = batch.observations[:length].index_select(1, columns)
+        first = batch.first[:length].index_select(1, columns)
+        states = tuple(state.index_select(0, columns) for state in batch.states)
+        actions = batch.actions.index_select(1, columns)
+        behaviour = batch.behaviour_params.index_select(1, columns)
+        behaviour_log_prob = batch.behaviour_log_prob.index_select(1, columns)
+        target = self._copies.act(None, observations, first, states)
+        of_version = self._copies.act(version, observations, first, states)
+        log_probs = [make_distribution(self._action, params).log_prob(actions) for params in (target, of_version)]
+        log_rhos, compression = (_array(log_prob - behaviour_log_prob) for log_prob in log_probs)
+        ends = (batch.terminated | batch.truncated).index_select(1, columns)
+        config = self._config
+        return factor_mismatch(
+            self._action,
+            _array(target),
+            _array(of_version),
+            _array(behaviour),
+            log_rhos,
+            compression,
+            valid=valid.cpu().numpy(),
+            ends=ends.cpu().numpy(),
+            horizon=effective_horizon(config.discount, config.lambda_, length),
+            clip_rho=config.clip_rho,
+            clip_c=config.clip_c,
+        )
+
+    def _affords(self, cost_s: float) -> bool:
+        """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""
+        now = self._clock()
+        self._allowance_s += (now - self._seen_s) * self._time_share
+        self._seen_s = now
+        ceiling = _BURST * (max(self._copy_costs_s, default=0.0) + max(self._sample_costs_s, default=0.0))
+        if ceiling > 0.0:
+            self._allowance_s = min(self._allowance_s, ceiling)
+        return self._allowance_s >= cost_s
+
+    def _pay(self, started: float, costs_s: deque[float]) -> None:
+        """Book the time since ``started``, which is the newest of ``costs_s``.
+
+        Far more than usual is a stopped process's, and is not saved up for.
+        """
+        spent_s = self._clock() - started
+        costs_s.append(spent_s)
+        self._spent_s += spent_s
+        usual_s = min(costs_s) if len(costs_s) < 3 else sorted(costs_s)[len(costs_s) // 2]
+        self._allowance_s -= min(spent_s, _BURST * usual_s)
+
+
+def average(samples: Sequence[Mismatch]) -> Mismatch:
+    """The mean of some measurements, weighted by their states."""
+    states = np.array([sample.states for sample in samples], np.float64)
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(sample, name) for sample in samples], weights=states))
+
+    names = [name for name in Mismatch.__dataclass_fields__ if name != "states"]
+    return Mismatch(states=int(states.sum()), **{name: mean(name) for name in names})
+
+
+def _means(samples: Sequence[FactoredMismatch]) -> dict[str, Mismatch]:
+    """By factor."""
+    return {factor: average([getattr(sample, factor) for sample in samples]) for factor in FACTORS}
+
+
+def _figures(suffix: str, samples: int, means: Mapping[str, Mismatch]) -> dict[str, float | int]:
+    """For a record; names end in ``suffix``."""
+    figures: dict[str, float | int] = {f"mismatch_samples{suffix}": samples}
+    for factor, mean in means.items():
+        figures |= {f"{factor}_{quantity}{suffix}": _short(getattr(mean, quantity)) for quantity in QUANTITIES}
+    return figures
+
+
+def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
+    array: npt.NDArray[np.floating] = tensor.float().cpu().numpy()
+    return array
+
+
+def _short(value: float) -> float:
+    """Six digits: records of long runs stay small."""
+    return float(f"{value:.6g}")
