@@ -9,13 +9,25 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from accel.errors import ConfigError
 
 Clip = Annotated[float, Field(gt=0)] | None
 Count = Annotated[int, Field(ge=1)]
 EnvValue = str | int | float | bool
+MAX_BATCH_ENV_STEPS = 100_000_000
+
+
+def _at_most(limit: int, reason: str) -> AfterValidator:
+    """An upper bound whose error says why it is there."""
+
+    def check(value: int) -> int:
+        if value > limit:
+            raise ValueError(f"at most {limit:,}: {reason}")
+        return value
+
+    return AfterValidator(check)
 
 
 class TrainConfig(BaseModel):
@@ -39,11 +51,15 @@ class TrainConfig(BaseModel):
     )
 
     # scale
-    actors: int = Field(
+    actors: Annotated[int, _at_most(4096, "each actor is a process of its own")] = Field(
         1, ge=0, description="actor processes; 0 runs learner and actor in one process, deterministically"
     )
-    envs_per_actor: Count = Field(8, description="environments that one actor steps together")
-    unroll_length: Count = Field(20, description="T, vector steps per unroll sent to the learner")
+    envs_per_actor: Annotated[Count, _at_most(65_536, "one process holds and steps them all")] = Field(
+        8, description="environments that one actor steps together"
+    )
+    unroll_length: Annotated[Count, _at_most(65_536, "an unroll is held in memory whole")] = Field(
+        20, description="T, vector steps per unroll sent to the learner"
+    )
     hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
     pin_cores: bool = Field(
@@ -77,7 +93,9 @@ class TrainConfig(BaseModel):
     calibration_interval_updates: Count = Field(
         500, description="learner updates between recalibrations of activation ranges"
     )
-    calibration_size: int = Field(512, ge=1, description="recent observations used to calibrate activation ranges")
+    calibration_size: Annotated[Count, _at_most(1_000_000, "the observations are held in memory")] = Field(
+        512, description="recent observations used to calibrate activation ranges"
+    )
     drift_interval_updates: Count = Field(
         50, description="learner updates between looks for activations that left their range, which recalibrate at once"
     )
@@ -144,7 +162,7 @@ class TrainConfig(BaseModel):
         description="autocast of the learner's forward pass: bf16 on CUDA, or on a CPU with AVX512-BF16 or AMX; auto: "
         "bf16 where such a CPU learns a convolutional network without lstm or qat, else none",
     )
-    learner_threads: int = Field(
+    learner_threads: Annotated[int, _at_most(1024, "torch starts every one of them")] = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"
     )
     max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
@@ -211,6 +229,11 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 "minibatches > 1 takes several steps on a batch, which plain actor-critic cannot: "
                 "use objective = 'clipped-surrogate'"
+            )
+        if self.batch_env_steps > MAX_BATCH_ENV_STEPS:
+            raise ValueError(
+                f"unroll_length x envs_per_actor x batch_unrolls = {self.batch_env_steps:,} steps in a batch, at most "
+                f"{MAX_BATCH_ENV_STEPS:,}: the learner holds a batch in memory whole"
             )
         if self.corrector == "retrace" and self.objective != "actor-critic":
             raise ValueError("retrace works with objective = 'actor-critic' only")
