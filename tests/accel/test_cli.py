@@ -41,6 +41,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("accel 0.")
 
 
+def test_the_package_lists_its_api() -> None:
+    import accel as package
+
+    assert {"TrainConfig", "compare", "evaluate", "export", "train", "watch"} <= set(dir(package))
+    assert all(hasattr(package, name) for name in dir(package))
+
+
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("seed = 5\nlearning_rate = 0.25\nclip_rho = 'none'\n")
@@ -100,6 +107,7 @@ def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
         (["--corrector", "wat"], ["corrector", "vtrace", "retrace"]),
         (["--nonsense", "3"], ["--nonsense"]),
         (["--passes", "2"], ["passes", "clipped-surrogate"]),
+        (["--envs-per-actor", "2000000000"], ["envs_per_actor", "at most 65,536"]),
     ],
 )
 def test_a_wrong_option_ends_with_status_2_and_says_why(
