@@ -73,7 +73,7 @@ def measure_duties(subject: Subject, scheme: str, plan: Plan) -> dict[str, Duty]
         if plan.statistics.calibrations:
             tasks["drift"] = config.drift_interval_updates, Task(recent=_first(every, DRIFT_ROWS))
         if reduces:
-            interval = max(1, config.rechoose_interval_updates // steps)
+            interval = max(1, config.reselect_interval_updates // steps)
             tasks["choice"] = interval, Task(chooses=True, calibration=every)
         if "distill" in names:
             rows = _first(every, LESSON_IMAGES if run.spec.is_image else LESSON_ROWS)

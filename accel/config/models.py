@@ -99,7 +99,7 @@ class TrainConfig(BaseModel):
     drift_interval_updates: Count = Field(
         50, description="learner updates between looks for activations that left their range, which recalibrate at once"
     )
-    rechoose_interval_updates: Count = Field(
+    reselect_interval_updates: Count = Field(
         1000,
         description="learner updates between choices of pruned channels and low-rank bases; sooner at the start, and "
         "as much more often as a batch takes optimiser steps",
@@ -114,7 +114,7 @@ class TrainConfig(BaseModel):
     )
     max_publish_kl: Clip = Field(
         0.5,
-        description="keep back a policy further than this from the learner's, mean KL in nats, and let fp32 act in its "
+        description="withhold a policy further than this from the learner's, mean KL in nats, and let fp32 act in its "
         "place; none: only broken ones",
     )
 

@@ -62,7 +62,7 @@ class Examiner:
             passes = self._quick_check(artifact, reference)
         finally:
             figures.quick_check_s += perf_counter() - started
-        figures.doubts += not passes
+        figures.inconclusive_checks += not passes
         return passes
 
     def _run_check(

@@ -7,12 +7,14 @@ Per level, as ``name/scheme``:
     changed_codes         share of integer weight codes that the last refresh changed, in [0, 1]
     calibrations          how often activation ranges were measured
     drifted_activations   activations found outside their range, over the whole run
-    kept_back             publications at which the policy was unfit
+    withheld              publications at which the policy was unfit
     publish_kl            mean KL(policy ‖ artifact) in nats at the last whole check; check_ms: what that took
     quick_check_ms        check of every other publication on few rows, mean since the last record
-    doubts                quick checks that called for a whole one, as more rows left a doubt too; over the whole run
-    rechoices             choices of channels and bases; rechoose_ms: mean of one beside the learner, over the whole run
-    distill_kl            mean KL(policy ‖ student) in nats at the student's last training step; lessons: such steps
+    inconclusive_checks   quick checks that could not decide and called for a full one; over the whole run
+    reselections          selections of channels and bases; reselect_ms: mean of one in the background, over the whole
+                          run
+    distill_kl            mean KL(policy ‖ student) in nats at the student's last training step
+    distill_steps         the student's training steps
     qat_differences       share of activation codes in which a learner at a qat level and its artifact differed at the
                           last check, in [0, 1]; qat_greatest_difference: by how many steps at most
 
@@ -35,15 +37,15 @@ class LevelFigures:
     refresh_s: float = 0.0
     serialise_s: float = 0.0
     payload_bytes: int = 0
-    kept_back: int = 0
-    lessons: int = 0
-    rechoices: int = 0
-    rechoose_s: float = 0.0
+    withheld: int = 0
+    distill_steps: int = 0
+    reselections: int = 0
+    reselect_s: float = 0.0
     check_kl: float | None = None
     check_s: float = 0.0
     quick_checks: int = 0
     quick_check_s: float = 0.0
-    doubts: int = 0
+    inconclusive_checks: int = 0
     student_kl: float | None = None
     code_differences: CodeDifferences | None = None
 
@@ -56,14 +58,14 @@ def level_metrics(figures: LevelFigures, seen: PlanStatistics) -> dict[str, floa
         "changed_codes": seen.changed_codes,
         "calibrations": seen.calibrations or None,
         "drifted_activations": seen.drifted_activations if seen.calibrations else None,
-        "kept_back": figures.kept_back,
+        "withheld": figures.withheld,
         "publish_kl": figures.check_kl,
         "check_ms": 1e3 * figures.check_s if figures.check_kl is not None else None,
-        "doubts": figures.doubts,
-        "rechoices": figures.rechoices or None,
-        "rechoose_ms": 1e3 * figures.rechoose_s / figures.rechoices if figures.rechoices else None,
+        "inconclusive_checks": figures.inconclusive_checks,
+        "reselections": figures.reselections or None,
+        "reselect_ms": 1e3 * figures.reselect_s / figures.reselections if figures.reselections else None,
         "distill_kl": figures.student_kl,
-        "lessons": figures.lessons or None,
+        "distill_steps": figures.distill_steps or None,
         "qat_differences": None if differences is None else differences.rate,
         "qat_greatest_difference": None if differences is None else differences.greatest,
     }

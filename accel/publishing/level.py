@@ -81,7 +81,7 @@ class Level:
         steps = config.passes * config.minibatches if self._chooses else 1
         self._check_interval = max(1, config.check_interval_updates // steps)
         self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._chooses else None)
-        self._choices = Schedule(max(1, config.rechoose_interval_updates // steps), first=_FIRST_RECHOICE_UPDATES)
+        self._choices = Schedule(max(1, config.reselect_interval_updates // steps), first=_FIRST_RECHOICE_UPDATES)
         self._follows = Schedule(max(1, FOLLOW_STEPS // steps))
         self._has_student = "distill" in names
         self._examiner = Examiner(check, self.figures, follows=not self._has_student)
@@ -96,9 +96,9 @@ class Level:
         return self.plan.refresh(self._module, version=version)
 
     def payload(self) -> bytes | None:
-        """The present policy as it goes on the wire, as version 0; None when it is unfit and is kept back."""
+        """The present policy as it goes on the wire, as version 0; None when it is unfit and is withheld."""
         if self._blocked and not self._examiner.due:
-            self.figures.kept_back += 1
+            self.figures.withheld += 1
             return None
         figures, started = self.figures, perf_counter()
         try:
@@ -110,7 +110,7 @@ class Level:
             figures.refreshes += 1
             self._examiner.examine(artifact, payload, self._module, self.quantiser)
         except (VerificationError, WeightsError) as error:
-            self._keep_back(error)
+            self._withhold(error)
             return None
         figures.payload_bytes = len(payload)
         self._release()
@@ -235,12 +235,12 @@ class Level:
         self.plan.adopt(outcome.revision)
         self._examiner.due |= outcome.revision.changed
         figures = self.figures
-        figures.lessons += len(task.lessons)
+        figures.distill_steps += len(task.lessons)
         if outcome.student_kl is not None:
             figures.student_kl = outcome.student_kl
         if self.ready and task.chooses:
-            figures.rechoices += self._chooses
-            figures.rechoose_s += outcome.choice_s
+            figures.reselections += self._chooses
+            figures.reselect_s += outcome.choice_s
         if not self.ready and task.calibration is not None:
             if self._rounds:
                 self.quantiser = FakeQuantiser(self.plan, self._module)
@@ -250,16 +250,16 @@ class Level:
             rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
             logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
-    def _keep_back(self, error: CompressorError) -> None:
+    def _withhold(self, error: CompressorError) -> None:
         """Nothing goes out until a check passes; the next is soon, later ones are rarer. Before each, the level is
         chosen and calibrated anew for the present weights."""
-        self.figures.kept_back += 1
+        self.figures.withheld += 1
         self._examiner.due = False
         if not self._blocked:
             self._blocked = True
             self._checks = Schedule(self._check_interval, first=1)
         instead = "fp32 stands in for it" if self.policy_is_finite() else "actors go on with the last good policy"
-        self._complain(f"{self.scheme} is kept back, {instead}", error)
+        self._complain(f"{self.scheme} is withheld, {instead}", error)
 
     def _release(self) -> None:
         if self._blocked:

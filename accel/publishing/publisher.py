@@ -46,7 +46,7 @@ class Publisher:
     A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
     ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
     wrong. Every artifact is checked on a few recent rows, the first of a level, and one every
-    ``check_interval_updates``, on many; a bad one is kept back, and ``fp32`` stands in for it until one is fit again.
+    ``check_interval_updates``, on many; a bad one is withheld, and ``fp32`` stands in for it until one is fit again.
     With the torch runtime the weights are published as they are.
 
     Students' lessons, choices of channels and bases, and later calibrations are worked out in a thread beside the
@@ -152,7 +152,7 @@ class Publisher:
         self._work()
 
     def payloads(self) -> Mapping[str, bytes]:
-        """The network as it is now at each level in use, to be published together; empty when all is kept back.
+        """The network as it is now at each level in use, to be published together; empty when all is withheld.
 
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own.

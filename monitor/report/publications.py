@@ -12,24 +12,24 @@ from monitor.report.series import Floats
 from monitor.report.tables import Table
 from monitor.report.wording import number
 
-_KEPT_BACK, _DOUBTS, _KL, _RATE, _STEPS = (
-    "kept_back",
-    "doubts",
+_WITHHELD, _INCONCLUSIVE, _KL, _RATE, _STEPS = (
+    "withheld",
+    "inconclusive_checks",
     "publish_kl",
     "qat_differences",
     "qat_greatest_difference",
 )
 _TITLES = {
-    _KEPT_BACK: ("kept back",),
-    _DOUBTS: ("doubts",),
+    _WITHHELD: ("withheld",),
+    _INCONCLUSIVE: ("inconclusive checks",),
     _KL: ("KL at the last check, nats", "greatest KL, nats"),
     _RATE: ("greatest share of codes that differ",),
     _STEPS: ("by at most, steps",),
 }
 _CAPTION = "What the checks before publication found."
 _MEANINGS = {
-    _KEPT_BACK: "Kept back: publications, over all seeds, at which a scheme was unfit and another policy acted.",
-    _DOUBTS: "Doubts: quick checks, over all seeds, that called for a whole one.",
+    _WITHHELD: "Withheld: publications, over all seeds, at which a scheme was unfit and another policy acted.",
+    _INCONCLUSIVE: "Inconclusive checks: quick checks, over all seeds, that called for a full check.",
     _KL: "KL(learner's policy ‖ artifact) is of checks that passed, the last one's in the median over seeds.",
     _RATE: "With qat the learner rounds as its artifact does; compared are the codes of activations that both compute.",
 }
@@ -66,7 +66,7 @@ def _cells(group: Group, quantity: str, scheme: str) -> list[str]:
     found = [values for run in group.runs if (values := _known(run, f"{quantity}/{scheme}")).size]
     if not found:
         return ["–"] * len(_TITLES[quantity])
-    if quantity in {_KEPT_BACK, _DOUBTS}:
+    if quantity in {_WITHHELD, _INCONCLUSIVE}:
         return [number(sum(map(_counted, found)))]
     greatest = number(max(float(values.max()) for values in found))
     return [number(median(float(values[-1]) for values in found)), greatest] if quantity == _KL else [greatest]

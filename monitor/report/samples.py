@@ -16,7 +16,7 @@ from monitor.report.series import Series
 _KEPT = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
-    r"|(kept_back|doubts|publish_kl|qat_differences|qat_greatest_difference)/.+|(actor|learner)_\w+_share)$"
+    r"|(withheld|inconclusive_checks|publish_kl|qat_differences|qat_greatest_difference)/.+|(actor|learner)_\w+_share)$"
 )
 
 

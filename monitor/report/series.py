@@ -21,7 +21,7 @@ MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
 _CHUNK_RECORDS = 4096
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
-_PEAKS = frozenset({"kept_back", "doubts", "publish_kl", "qat_differences", "qat_greatest_difference"})
+_PEAKS = frozenset({"withheld", "inconclusive_checks", "publish_kl", "qat_differences", "qat_greatest_difference"})
 """Of these, by scheme, the greatest is what a report tells."""
 _STATES = frozenset({"publish_kl"})
 """Of these the last is told too, whichever record holds it."""

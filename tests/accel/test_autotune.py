@@ -245,7 +245,7 @@ def test_a_level_that_fails_its_first_checks_is_surveyed_again_later(make_rig: C
         _exaggerate(head, 300.0)
     for _ in range(500):
         rig.turn(looks=False)
-        if rig.publisher.offers("int8") and rig.publisher._bound[pruned].figures.kept_back:
+        if rig.publisher.offers("int8") and rig.publisher._bound[pruned].figures.withheld:
             break
     assert rig.stage == "wait" and not rig.publisher.offers(pruned)
     steering.tuner._options = dataclasses.replace(steering.tuner._options, patience=0.0)

@@ -84,7 +84,7 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     config = subject.run.config
     intervals = {
         "check": config.check_interval_updates, "calibration": config.calibration_interval_updates,
-        "drift": config.drift_interval_updates, "choice": config.rechoose_interval_updates,
+        "drift": config.drift_interval_updates, "choice": config.reselect_interval_updates,
         "lesson": config.distill_interval_updates, "follow": FOLLOW_STEPS,
     }  # fmt: skip
     assert {name: duty.interval_updates for name, duty in duties.items()} == {name: intervals[name] for name in duties}

@@ -151,7 +151,7 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
 
 
 def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)", rechoose_interval_updates=8, max_publish_kl=None)
+    config = config_for("mlp:32x2", "prune(0.5)", reselect_interval_updates=8, max_publish_kl=None)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
@@ -166,7 +166,7 @@ def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
     stale = _error(publisher.payloads()["prune(0.5)"], net)
     for update in range(8):
         publisher.observe(make_batch(net, seed=update))
-    assert publisher.metrics()["rechoices/prune(0.5)"] == 1 and publisher.metrics()["rechoose_ms/prune(0.5)"] > 0
+    assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
     fresh = _error(publisher.payloads()["prune(0.5)"], net)
     assert fresh < 0.8 * stale
     assert before != publisher.payloads()["prune(0.5)"]
@@ -194,7 +194,7 @@ def test_a_student_follows_the_policy() -> None:
 
 
 def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)+int8", rechoose_interval_updates=1)
+    config = config_for("mlp:32x2", "prune(0.5)+int8", reselect_interval_updates=1)
     net = make_network(config)
     publisher = Publisher(config, net)
     publisher.set_levels(["prune(0.5)+int8", "fp32"])
@@ -203,9 +203,15 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
     names = {name.partition("/") for name in metrics}
     assert {level for _, _, level in names} == {"prune(0.5)+int8", "fp32"}
     assert all(name in (figures.__doc__ or "") for name, _, _ in names)
-    assert {"refresh_ms", "serialise_ms", "changed_codes", "kept_back", "payload_bytes", "publish_kl", "rechoices"} <= {
-        name for name, _, _ in names
-    }
+    assert {
+        "refresh_ms",
+        "serialise_ms",
+        "changed_codes",
+        "withheld",
+        "payload_bytes",
+        "publish_kl",
+        "reselections",
+    } <= {name for name, _, _ in names}
     assert "refresh_ms/fp32" not in publisher.metrics(), "means are over one record's publications"
 
 

@@ -1,4 +1,4 @@
-"""Unfit policies never reach actors: kept back, logged once, counted; fp32 stands in."""
+"""Unfit policies never reach actors: withheld, logged once, counted; fp32 stands in."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def _sober_publisher(**changes: object) -> tuple[Publisher, PolicyNetwork]:
     return publisher, net
 
 
-def test_a_ruinous_policy_is_kept_back_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_ruinous_policy_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="accel")
     publisher, net = _sober_publisher()
     _exaggerate(net, 1e7)
     offered = _publish(publisher, net, 40)
     assert set(offered) == {"fp32"} and publisher.scheme == "fp32"
-    assert publisher.metrics()[f"kept_back/{LEVEL}"] == 40
+    assert publisher.metrics()[f"withheld/{LEVEL}"] == 40
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "kept back" in warnings[0]
+    assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "withheld" in warnings[0]
     _exaggerate(net, 1e-7)
     assert _publish(publisher, net, 6)[-1] == LEVEL
     assert [r.message for r in caplog.records if "published again" in r.message] == [f"{LEVEL} is published again"]
@@ -62,7 +62,7 @@ def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
     config = config_for("mlp:64x2", LEVEL, max_publish_kl=1e-3)
     publisher = Publisher(config, net := make_network(config))
     assert set(_publish(publisher, net, 12)) == {"fp32"}
-    assert publisher.metrics()[f"kept_back/{LEVEL}"] > 0
+    assert publisher.metrics()[f"withheld/{LEVEL}"] > 0
 
 
 def test_fp32_stands_in_at_once_beside_other_levels() -> None:
@@ -77,7 +77,7 @@ def test_fp32_stands_in_at_once_beside_other_levels() -> None:
     assert set(_publish(publisher, net, 30)) == {"fp32+int8"}
 
 
-def test_a_level_kept_back_gets_another_chance_each_time_it_comes_into_use() -> None:
+def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> None:
     publisher, net = _sober_publisher()
     _exaggerate(net, 1e7)
     publisher.set_levels([LEVEL, "fp32"])
@@ -101,12 +101,12 @@ def test_without_a_bound_a_ruinous_policy_goes_out() -> None:
     publisher = Publisher(config, net)
     calibrate(publisher, net)
     assert set(_publish(publisher, net, 6)) == {LEVEL}
-    assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"kept_back/{LEVEL}"] == 0
+    assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"withheld/{LEVEL}"] == 0
 
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_never_go_out(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_for("mlp:64x2", compressor, max_publish_kl=None, rechoose_interval_updates=1)
+    config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_updates=1)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
@@ -116,8 +116,8 @@ def test_weights_that_are_not_finite_never_go_out(compressor: str, caplog: pytes
         net.torso.layers[1].weight.fill_(float("nan"))
         net.policy_head.mean.bias[1] = float("nan")
     assert set(_publish(publisher, net, 5)) == {""}
-    assert len([r for r in caplog.records if "is kept back" in r.message]) == 1
-    assert publisher.metrics()[f"kept_back/{compressor}"] == 5
+    assert len([r for r in caplog.records if "is withheld" in r.message]) == 1
+    assert publisher.metrics()[f"withheld/{compressor}"] == 5
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(whole[name])

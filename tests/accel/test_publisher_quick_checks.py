@@ -29,7 +29,7 @@ def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tupl
     values: dict[str, object] = {
         "activation": "relu",
         "check_interval_updates": 1000,
-        "rechoose_interval_updates": 1000,
+        "reselect_interval_updates": 1000,
     }
     config = config_for(network, level, **(values | changes))
     publisher = Publisher(config, net := make_network(config))
@@ -56,7 +56,7 @@ def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("compressor", ["int8", "int8(per_channel)", "int4", "prune(0.5)+int8", "lowrank(0.25)+int8"])
 @pytest.mark.parametrize("part", ["torso.layers.0.weight", "torso.layers.1.weight", "policy_head.mean.weight"])
-def test_a_policy_that_goes_bad_is_kept_back_at_that_very_publication(
+def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
     compressor: str, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="accel")
@@ -68,9 +68,9 @@ def test_a_policy_that_goes_bad_is_kept_back_at_that_very_publication(
     good = parameter.detach().clone()
     _scale(parameter, 1e4)
     assert [_offered(publisher) for _ in range(3)] == ["fp32"] * 3
-    assert publisher.metrics()[f"kept_back/{compressor}"] == 3
+    assert publisher.metrics()[f"withheld/{compressor}"] == 3
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "is kept back, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
+    assert len(warnings) == 1 and "is withheld, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
     with torch.no_grad():
         parameter.copy_(good)
     publisher.observe(make_batch(net, seed=2))
@@ -90,14 +90,14 @@ def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
     with torch.no_grad():
         weight.copy_(torch.where(torch.arange(weight.numel()).view_as(weight) % 2 == 0, 3e38, -3e38))
     assert torch.isfinite(weight).all() and _offered(publisher) == ""
-    assert [r for r in caplog.records if "is kept back" in r.message and "not finite" in r.message]
+    assert [r for r in caplog.records if "is withheld" in r.message and "not finite" in r.message]
     with torch.no_grad():
         weight.copy_(good)
     publisher.observe(make_batch(net, seed=2))
     assert _offered(publisher) == "int8"
 
 
-def test_a_noisy_policy_within_the_bound_is_not_kept_back_by_chance() -> None:
+def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
     """Few rows alone are over the bound time and again; the whole check decides then."""
     publisher, net = _publisher("int4", max_publish_kl=None)
     artifact = publisher.artifact(1, "int4")
@@ -115,7 +115,11 @@ def test_a_noisy_policy_within_the_bound_is_not_kept_back_by_chance() -> None:
         means.append(_mean_kl(artifact, few, wanted))
     assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
     metrics = publisher.metrics()
-    assert metrics["kept_back/int4"] == 0 and metrics["doubts/int4"] >= 3 and metrics["quick_check_ms/int4"] > 0.0
+    assert (
+        metrics["withheld/int4"] == 0
+        and metrics["inconclusive_checks/int4"] >= 3
+        and metrics["quick_check_ms/int4"] > 0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_what_did_not_change_is_not_checked_again() -> None:
     assert _offered(publisher) == "int8" and "quick_check_ms/int8" in publisher.metrics()
 
 
-def test_a_student_that_the_policy_leaves_behind_is_kept_back() -> None:
+def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
     """Its bytes stay the same, its distance does not."""
     publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_updates=1000)
     _scale(net.policy_head.mean.weight, 1e3)

@@ -21,7 +21,7 @@ CLOCKS = ("_ms", "_s", "_share", "per_s", "rate")
 def _run(directory: Path, compressor: str) -> tuple[dict[str, object], dict[str, object], bytes]:
     config = TrainConfig.create(
         env="CartPole-v1", actors=0, envs_per_actor=8, unroll_length=16, network="mlp:32x2", compressor=compressor,
-        total_env_steps=8_000, calibration_size=128, rechoose_interval_updates=20, check_interval_updates=10,
+        total_env_steps=8_000, calibration_size=128, reselect_interval_updates=20, check_interval_updates=10,
         learner_threads=1, device="cpu", seed=3, results_dir=directory, name="run", log_interval_s=1000.0,
     )  # fmt: skip
     summary = train(config)
@@ -37,7 +37,7 @@ def test_runs_at_lossy_schemes_repeat_exactly(compressor: str, tmp_path: Path) -
     assert first[2] == second[2] and CompressedPolicy.from_bytes(first[2]).scheme == compressor
     steady = [{k: v for k, v in run[1].items() if not k.split("/")[0].endswith(CLOCKS)} for run in (first, second)]
     assert steady[0][f"publish_kl/{compressor}"] == steady[1][f"publish_kl/{compressor}"] > 0.0
-    expected = "rechoices" if "prune" in compressor else "distill_kl"
+    expected = "reselections" if "prune" in compressor else "distill_kl"
     assert steady[0][f"{expected}/{compressor}"] == steady[1][f"{expected}/{compressor}"] > 0.0
 
 
@@ -59,7 +59,7 @@ def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, comp
             moved = {k: v.to(device) for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
             publisher.observe(dataclasses.replace(batch, **moved))
             assert publisher.payloads()
-        assert publisher.scheme == compressor and publisher.metrics()[f"kept_back/{compressor}"] == 0
+        assert publisher.scheme == compressor and publisher.metrics()[f"withheld/{compressor}"] == 0
         artifacts[device] = publisher.artifact(1)
         params = net(batch.observations.to(device), batch.first.to(device)).params
         assert torch.isfinite(params).all()

@@ -52,7 +52,7 @@ class Gate:
 @contextmanager
 def _publisher(level: str, network: str = "mlp:32x2", **changes: object) -> Iterator[tuple[Publisher, PolicyNetwork]]:
     """One with a worker; its level is the configured one."""
-    rare = {f"{what}_interval_updates": NEVER for what in ("calibration", "drift", "check", "rechoose", "distill")}
+    rare = {f"{what}_interval_updates": NEVER for what in ("calibration", "drift", "check", "reselect", "distill")}
     config = config_for(network, level, **{"actors": 1, "max_publish_kl": None, **rare, **changes})
     net = make_network(config)
     publisher = Publisher(config, net)
@@ -100,7 +100,7 @@ def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.Monk
         gate.open.set()
         _rest(publisher)
         assert _published(publisher) == [STUDENT] and publisher.offers(STUDENT)
-        assert publisher.metrics()[f"lessons/{STUDENT}"] == gate.calls == 100
+        assert publisher.metrics()[f"distill_steps/{STUDENT}"] == gate.calls == 100
 
 
 def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pyte
 def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, PrunedModule, "observe")
     gate.open.set()
-    with _publisher(PRUNED, rechoose_interval_updates=8) as (publisher, net):
+    with _publisher(PRUNED, reselect_interval_updates=8) as (publisher, net):
         _update(publisher, net, 2)
         _rest(publisher)
         publisher.payloads()
@@ -160,7 +160,7 @@ def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.Monke
         for group, kept in wanted.kept.items():
             np.testing.assert_array_equal(new.kept[group], kept)
         assert any((new.kept[group] != kept).any() for group, kept in old.kept.items())
-        assert publisher.metrics()[f"rechoices/{PRUNED}"] == 1
+        assert publisher.metrics()[f"reselections/{PRUNED}"] == 1
 
 
 def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.Monke
 
 
 def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    rare = {"rechoose_interval_updates": 1, "distill_interval_updates": 1, "actors": 1, "max_publish_kl": None}
+    rare = {"reselect_interval_updates": 1, "distill_interval_updates": 1, "actors": 1, "max_publish_kl": None}
     net = make_network(config := config_for("mlp:32x2", STUDENT, **rare))
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED))
     publisher.set_levels([STUDENT, PRUNED, RANKED])
@@ -188,7 +188,11 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         _rest(publisher)
     assert _published(publisher) == [STUDENT, PRUNED, RANKED]
     metrics = publisher.metrics()
-    done = [metrics[f"lessons/{STUDENT}"] - 100, metrics[f"rechoices/{PRUNED}"], metrics[f"rechoices/{RANKED}"]]
+    done = [
+        metrics[f"distill_steps/{STUDENT}"] - 100,
+        metrics[f"reselections/{PRUNED}"],
+        metrics[f"reselections/{RANKED}"],
+    ]
     assert max(done) - min(done) <= 1 and min(done) >= 8
     publisher.close()
 
@@ -219,7 +223,7 @@ def test_ranges_alone_are_there_at_once() -> None:
 
 
 @pytest.mark.parametrize("actors", [0, 1])
-@pytest.mark.parametrize("what", ["rechoose", "calibration"])
+@pytest.mark.parametrize("what", ["reselect", "calibration"])
 def test_new_choices_and_ranges_get_a_whole_check(what: str, actors: int) -> None:
     changes = {f"{what}_interval_updates": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
@@ -256,7 +260,7 @@ def test_ranges_that_cannot_be_measured_are_a_complaint(
 
 
 def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _publisher(RANKED, rechoose_interval_updates=2) as (publisher, net):
+    with _publisher(RANKED, reselect_interval_updates=2) as (publisher, net):
         _update(publisher, net, 2)
         _rest(publisher)
         assert _published(publisher) == [RANKED]

@@ -124,7 +124,7 @@ def test_the_difference_between_learner_and_actors_is_reported() -> None:
 @pytest.mark.parametrize("network", ["mlp:32x2", "nature-cnn:0.25"])
 def test_pruning_is_for_good(network: str) -> None:
     """The learner's own weights lose the units, whatever its optimiser does; the artifact is what is left."""
-    net, publisher = _rounding_network(network, "prune(0.5)+qat", rechoose_interval_updates=1, check_interval_updates=1)
+    net, publisher = _rounding_network(network, "prune(0.5)+qat", reselect_interval_updates=1, check_interval_updates=1)
     layer = net.torso.layers[0].weight if network.startswith("mlp") else net.torso.hidden.weight
     gone = (layer == 0).flatten(1).all(1)
     assert 0.3 < gone.float().mean() < 0.7

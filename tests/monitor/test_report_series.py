@@ -66,7 +66,7 @@ def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     with (tmp_path / "m").open("w") as file:
         for i in range(count):
             record = {"env_steps": i, "elapsed_s": 0.5 * i, "x": i % 7, "lag_min": i % 64, "lag_max": i % 64}
-            record |= {"kept_back/int8": i // 7, "publish_kl/int8": float(i == 777)}
+            record |= {"withheld/int8": i // 7, "publish_kl/int8": float(i == 777)}
             file.write(json.dumps(record) + "\n")
     tracemalloc.start()
     series = read_series(tmp_path / "m", max_points=128)
@@ -82,7 +82,7 @@ def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     assert series.column("lag_min")[:-2].max() == 0
     assert series.column("lag_max")[:-2].min() == 63
     assert series.column("publish_kl/int8").max() == 1.0
-    assert np.array_equal(series.column("kept_back/int8"), series.column("env_steps") // 7)
+    assert np.array_equal(series.column("withheld/int8"), series.column("env_steps") // 7)
     assert peak < 8 << 20
 
 
