@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from accel.config import TrainConfig
     from accel.display.watching import watch
     from accel.errors import AccelError
-    from accel.exporting.bundle import Bundle, export
-    from accel.exporting.verification import Verification, verify
+    from accel.exporting.build import Bundle, export
+    from accel.exporting.verify import Verification, verify
     from accel.runs.evaluation import Evaluation, evaluate
     from accel.runs.loading import TrainedRun, load_run
     from accel.runs.reporting import compare, report
@@ -31,13 +31,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AccelError": "errors",
-    "Bundle": "exporting.bundle",
+    "Bundle": "exporting.build",
     "Evaluation": "runs.evaluation",
     "Report": "system.doctor",
     "Summary": "runs.summary",
     "TrainConfig": "config",
     "TrainedRun": "runs.loading",
-    "Verification": "exporting.verification",
+    "Verification": "exporting.verify",
     "bench_actor": "bench",
     "bench_correctors": "bench",
     "bench_policy": "bench",
@@ -46,13 +46,13 @@ _HOMES = {
     "compare": "runs.reporting",
     "doctor": "system.doctor",
     "evaluate": "runs.evaluation",
-    "export": "exporting.bundle",
+    "export": "exporting.build",
     "load_run": "runs.loading",
     "report": "runs.reporting",
     "sweep_run": "sweep",
     "sweep_training": "sweep",
     "train": "cli.launch",
-    "verify": "exporting.verification",
+    "verify": "exporting.verify",
     "watch": "display.watching",
 }
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from accel.display.play_progress import showing
-from accel.exporting.bundle import export
+from accel.exporting.build import export
 
 # what --cpu means to compressors.cpu
 _CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from accel.exporting.verification import verify
+from accel.exporting.verify import verify
 from monitor.plain_text import without_controls
 
 

@@ -29,7 +29,7 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 from export_summary import line, summary  # noqa: E402
 
 from accel.errors import AccelError  # noqa: E402
-from accel.exporting.bundle import export  # noqa: E402
+from accel.exporting.build import export  # noqa: E402
 from accel.exporting.formats import FORMATS, make_format  # noqa: E402
 from accel.runs.loading import TrainedRun, load_run  # noqa: E402
 from accel.runs.playing import play  # noqa: E402

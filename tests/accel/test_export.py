@@ -25,13 +25,12 @@ from gymnasium.wrappers import TransformObservation
 from accel.cli import main
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.bundle import Bundle, export
+from accel.exporting.build import Bundle, export
 from accel.exporting.contract import FLOAT_BOUND, INTEGER_BOUND
 from accel.exporting.formats import FORMATS, make_format
-from accel.exporting.gate import Gate
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
-from accel.exporting.measuring import Agreement, Returns
-from accel.exporting.verification import verify
+from accel.exporting.quality import Agreement, Gate, Returns
+from accel.exporting.verify import verify
 from accel.runs.episodes import Episodes
 from accel.runs.loading import load_run
 from accel.runs.playing import collect_inputs

@@ -20,10 +20,10 @@ from accel.display.play_progress import LinePlayProgress
 from accel.envs.spaces import EnvSpec
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
-from accel.exporting.bundle import Bundle, export
+from accel.exporting.build import Bundle, export
 from accel.exporting.formats.base import Vectors
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
-from accel.exporting.verification import verify
+from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
 from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accel.exporting.bundle import Bundle, export
-from accel.exporting.card import model_card, summary
+from accel.exporting.build import Bundle, export
+from accel.exporting.model_card import model_card, summary
 from tests.accel.trained_runs import make_run
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from accel.cli import main
 from accel.display.play_progress import LinePlayProgress
-from accel.exporting import making
-from accel.exporting.bundle import export
+from accel.exporting import build
+from accel.exporting.build import export
 from accel.runs.loading import load_run
 from tests.accel.trained_runs import make_run
 
@@ -88,7 +88,7 @@ def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
     format: str, engine: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
-    monkeypatch.setattr(making, "_PLAYABLE_S", 0.0)
+    monkeypatch.setattr(build, "_PLAYABLE_S", 0.0)
     bundle = export(
         run, tmp_path / "bundle", scheme="int8", format=format, episodes=2, progress=LinePlayProgress(stream)
     )

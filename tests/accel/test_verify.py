@@ -22,8 +22,8 @@ import torch
 from accel.cli import main
 from accel.errors import BundleError
 from accel.exporting import run_policy
-from accel.exporting.bundle import export
-from accel.exporting.verification import verify
+from accel.exporting.build import export
+from accel.exporting.verify import verify
 from accel.runs.loading import load_run
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION

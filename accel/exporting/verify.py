@@ -8,10 +8,9 @@ from pathlib import Path
 
 from accel.errors import BundleError, MissingExtraError
 from accel.exporting import run_policy
+from accel.exporting.build import REPORT, abandoned_partials, partials
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract
-from accel.exporting.making import REPORT
-from accel.exporting.placing import abandoned_partials, partials
 from accel.json_object import Json
 from accel.system.machine import read_machine
 

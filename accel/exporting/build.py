@@ -1,27 +1,38 @@
-"""Makes a bundle's files: writes the models, holds them to the policy, measures, and describes all of it."""
+"""``accel.export``: compress a trained policy, hold it to the original on its target, and write it as a bundle.
+
+A bundle appears when it is complete, or not at all: it is written to a locked directory beside its place, which is
+renamed at the end. What a killed export has left there is removed by the next one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import hashlib
+import logging
+import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from accel.display.play_progress import PlayProgress
+from accel.display.play_progress import NoPlayProgress, PlayProgress
 from accel.display.text import duration
-from accel.errors import BundleError, ExportError
+from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
-from accel.exporting.card import model_card
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, write_json
+from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract, Format, Vectors, Written
-from accel.exporting.gate import Gate
 from accel.exporting.graphs import standard_float
-from accel.exporting.measuring import (
+from accel.exporting.model_card import model_card, summary
+from accel.exporting.quality import (
     Agreement,
+    Gate,
     MakeSession,
     Returns,
     agreement,
@@ -32,12 +43,16 @@ from accel.exporting.measuring import (
 )
 from accel.json_object import Json
 from accel.runs.episodes import Episodes
-from accel.runs.loading import TrainedRun
+from accel.runs.loading import TrainedRun, load_run
 from accel.runs.players import Array, Policy
 from accel.runs.playing import MAX_ENVS, collect_inputs, play
 from accel.system.machine import read_machine
+from accel.system.signals import terminations_interrupt
 from compressors.errors import CompressorError
 from compressors.runtime import PolicySession
+from compressors.scheme import parse_scheme
+
+logger = logging.getLogger("accel")
 
 BATCHES = (1, 4, 32)
 REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
@@ -47,7 +62,83 @@ _VECTOR_ROWS = {"float32": 32, "uint8": 4}
 _PLAYABLE_S = 60.0
 
 
-class BundleMaker:
+@dataclass(frozen=True)
+class Bundle:
+    """What was written.
+
+    Attributes:
+        path: the bundle's directory.
+        contract: as in its ``contract.json``.
+        report: as in its ``report.json``: parity, mismatch, returns, latency, bytes, gate, machine.
+    """
+
+    path: Path
+    contract: Contract
+    report: Json
+
+    def text(self) -> str:
+        """What there is and what it is worth, in a few lines; MODEL_CARD.md says it at length."""
+        return (
+            f"{summary(self.contract, self.report)}\n{self.path} is complete; MODEL_CARD.md in it says more, and accel "
+            "verify or its own run_policy.py --verify checks it where it is going to run"
+        )
+
+
+def export(
+    run: Path | TrainedRun,
+    out: Path,
+    *,
+    scheme: str | None = None,
+    format: str = "onnx",
+    episodes: int = 20,
+    seed: int = 0,
+    greedy: bool = True,
+    max_return_loss: float | None = None,
+    max_mismatch: float | None = None,
+    cpu: Iterable[str] | None = None,
+    progress: PlayProgress | None = None,
+) -> Bundle:
+    """Write a bundle that runs a trained policy on another machine, after checking it on its target.
+
+        import accel
+        from pathlib import Path
+        bundle = accel.export(Path("results/cartpole"), Path("cartpole-int8"), scheme="int8", max_return_loss=0.02)
+        print(bundle.report["returns"]["verdict"])
+
+    Args:
+        run: a run's directory, or the run loaded, whose exports play full precision but once.
+        out: the bundle's directory, which must not exist; it appears when it is complete.
+        scheme: how to compress; what the run's actors had when None.
+        format: ``onnx``, ``ort``, ``openvino`` or ``c``.
+        episodes: played with the full and with the compressed policy on the same seeds; 0 leaves returns out.
+        seed: of episodes and inputs.
+        greedy: most likely actions instead of samples.
+        max_return_loss, max_mismatch: see ``Gate``; the bundle is not written when one is exceeded.
+        cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+        progress: told what is going on.
+    Returns:
+        The bundle, with everything that was measured.
+    Raises:
+        ConfigError: an unknown format, or numbers that contradict each other.
+        ExportError: ``out`` exists or cannot be written, the format cannot take the scheme, a gate is failed.
+        CheckpointError, EnvError, MissingExtraError, CompressorError: as for ``evaluate``.
+    """
+    target = make_format(format)
+    if episodes < 0:
+        raise ConfigError(f"episodes = {episodes}: give how many to play with each policy, or 0 for none")
+    if episodes == 0 and max_return_loss is not None:
+        raise ConfigError("max_return_loss compares returns, and there are none with 0 episodes: give at least one")
+    gate = Gate(max_return_loss, max_mismatch)
+    loaded = load_run(run) if isinstance(run, Path) else run
+    text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
+    with terminations_interrupt(), appearing(out) as directory:
+        shown = NoPlayProgress() if progress is None else progress
+        builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
+        contract, report = builder.run(gate, episodes)
+    return Bundle(out, contract, report)
+
+
+class _Builder:
     """One export of a run's policy under a scheme, in a format, into an empty directory."""
 
     def __init__(
@@ -239,3 +330,71 @@ def _require_finite(arrays: Mapping[str, Array], what: str, remedy: str) -> None
         if not np.isfinite(array).all():
             value = array[~np.isfinite(array)][0]
             raise ExportError(f"{what} are not finite: '{name}' holds {value}, so it is not exported; {remedy}")
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """An empty directory that becomes ``out`` when this context ends well, and is removed when it does not.
+
+    What an export that was killed has left there is removed too.
+
+    Raises:
+        ExportError: ``out`` exists, or something cannot be written.
+    """
+    if out.exists() or out.is_symlink():
+        raise ExportError(f"{out} exists already: choose another directory, or remove it")
+    partial = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
+    made = [parent for parent in partial.parents if not parent.exists()]
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(out)
+        partial.mkdir()
+        lock = os.open(partial, os.O_RDONLY)
+    except OSError as error:
+        raise ExportError(f"cannot write {out}: {error.strerror}; choose a directory that you may write to") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield partial
+        if out.exists():
+            raise ExportError(f"{out} exists by now: choose another directory")
+        partial.rename(out)
+    except OSError as error:
+        raise ExportError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        os.close(lock)
+        shutil.rmtree(partial, ignore_errors=True)
+        if not out.exists():
+            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+                for parent in made:
+                    parent.rmdir()
+
+
+def partials(out: Path) -> list[Path]:
+    """The directories of exports to ``out`` that are under way or were killed."""
+    out = out.absolute()
+    return sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial"))
+
+
+def abandoned_partials(out: Path) -> list[Path]:
+    """Those whose exports were killed: a process that lives holds a lock on its own."""
+    return [path for path in partials(out) if _is_unlocked(path)]
+
+
+def _remove_abandoned(out: Path) -> None:
+    for abandoned in abandoned_partials(out):
+        logger.info("removing %s, which an export that was killed has left", abandoned)
+        shutil.rmtree(abandoned)
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
