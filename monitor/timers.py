@@ -85,11 +85,11 @@ class PhaseTimer:
     ``mark(phase)`` books the time since the previous mark on ``phase``, so marks stand at the *end* of what they
     name and nothing is left out::
 
-        timer = PhaseTimer(("env", "policy", "own"))
+        timer = PhaseTimer(("env", "policy", "overhead"))
         timer.restart()
         for _ in range(steps):
             session.run(); timer.mark("policy")
-            sample();      timer.mark("own")
+            sample();      timer.mark("overhead")
             env.step();    timer.mark("env")
 
     Not thread-safe: one timer belongs to one loop.

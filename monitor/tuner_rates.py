@@ -3,7 +3,7 @@
 An actor's vector step costs what does not depend on the level, and what does:
 
     step_us(level) = outside_us + level_us(level)
-    outside_us     = median over recent unrolls of (environment + own + send) / T
+    outside_us     = median over recent unrolls of (environment + overhead + send) / T
     level_us       = median over recent unrolls on that level of (policy + load) / T, where it acts now; elsewhere
                      quick_us(level) + residual_us
     quick_us       = the actor's own quick measurement: policy_us + load_us × (share of unrolls with a new policy) / T
@@ -65,7 +65,7 @@ class RateTable:
             level: the one that acted on all environments, or None when several shared them.
             unroll_length: T, vector steps.
             valid_steps: of all environments together.
-            outside_s: environment, own work and sending; env_s: of it, the environment.
+            outside_s: environment, overhead and sending; env_s: of it, the environment.
             level_s: policy and loading.
             loaded: whether a new policy came before this unroll.
         """

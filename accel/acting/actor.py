@@ -20,7 +20,7 @@ from accel.networks.text import parse_network
 from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.errors import CompressorError
 
-ENV, POLICY, OWN, SEND, WAIT, PULL, DESERIALISE, LOAD = range(len(ACTOR_PHASES))
+ENV, POLICY, OVERHEAD, SEND, WAIT, PULL, DESERIALISE, LOAD = range(len(ACTOR_PHASES))
 PREPARATION_S = 600.0
 """How long a learner may take from the last actor's answer to its first policy: imports, a GPU, binding every level."""
 
@@ -48,7 +48,7 @@ class UnrollCollector:
     def collect(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16]) -> None:
         """Fill every field of one unroll by stepping T times; ``scheme_id`` is one for all environments, or [B].
 
-        Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and own time
+        Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and overhead
         are written.
         """
         start = perf_counter()
@@ -91,7 +91,7 @@ class UnrollCollector:
         self._finish(unroll, scheme_id)
         timings = arrays["timings_s"]
         timings[ENV], timings[POLICY] = env_s, policy_s
-        timings[OWN] = perf_counter() - start - env_s - policy_s
+        timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
 
     def _frame_writer(
         self, unroll: Unroll, observations: npt.NDArray[np.generic]

@@ -63,7 +63,7 @@ def bench_actor(
     Returns:
         Flat rows: ``env``, ``network``, ``runtime``, ``scheme``, ``envs``; ``us_per_env_step`` with ``_low`` and
         ``_high`` (median, 10th and 90th percentile, µs), of which ``env_us`` in the environment, ``policy_us`` in the
-        policy, sampling included, and ``own_us`` in all the rest (the median's parts, which add up to it);
+        policy, sampling included, and ``overhead_us`` in all the rest (the median's parts, which add up to it);
         ``env_only_us``, environments alone; ``env_share`` = env_only_us / us_per_env_step;
         ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the whole actor,
         ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy; ``session_us``, the session's part of
@@ -136,7 +136,7 @@ class _Contest:
         row |= spread("us_per_env_step", [sample.total for sample in taken])
         env_us, policy_us, session_us = _parts(taken)
         total = number(row, "us_per_env_step")
-        row |= {"env_us": env_us, "policy_us": policy_us, "own_us": total - env_us - policy_us}
+        row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": total - env_us - policy_us}
         row |= spread("env_only_us", [sample.total for sample in env_only])
         row |= {"env_share": number(row, "env_only_us") / total, "seconds_per_million_env_steps": total}
         in_session = runtime == "onnxruntime"

@@ -65,7 +65,7 @@ def actor_panels(rows: Sequence[Row]) -> list[Panel]:
     """A panel for every environment, network and number of environments."""
     panels = []
     for title, cells in _cells(rows, ("env", "network", "envs"), "{}, {}, envs per actor: {}"):
-        parts = {name: _values(cells, f"{name}_us") for name in ("env", "policy", "own")}
+        parts = {name: _values(cells, f"{name}_us") for name in ("env", "policy", "overhead")}
         limit = ("environment alone", number(cells[0], "env_only_us"))
         labels = [_label(row) for row in cells]
         panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step"), limit, _ratios(cells)))

@@ -44,7 +44,7 @@ ACTOR = (
     Column("10–90 %", "us_per_env_step", "spread", True),
     Column("env", "env_us", "us"),
     Column("policy", "policy_us", "us"),
-    Column("own", "own_us", "us", True),
+    Column("overhead", "overhead_us", "us", True),
     Column("env only", "env_only_us", "us", True),
     Column("÷ actor", "env_share", "share"),
     Column("× torch", "speedup_torch", "ratio"),

@@ -21,7 +21,7 @@ from accel.envs.spaces import EnvSpec
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64
-ACTOR_PHASES = ("env", "policy", "own", "send", "wait", "pull", "deserialise", "load")
+ACTOR_PHASES = ("env", "policy", "overhead", "send", "wait", "pull", "deserialise", "load")
 """Where an actor's time goes; ``load`` is the making of the session, after ``pull`` and ``deserialise``."""
 
 

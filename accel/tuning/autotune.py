@@ -35,7 +35,7 @@ from monitor.tuner_returns import ReturnLedger
 LOOK_S = 0.25
 _LEARNER_LOOKS = 20
 _ALARM_SAMPLES = 4
-_ENV, _OWN, _SEND = (ACTOR_PHASES.index(name) for name in ("env", "own", "send"))
+_ENV, _OVERHEAD, _SEND = (ACTOR_PHASES.index(name) for name in ("env", "overhead", "send"))
 _LEVEL = [ACTOR_PHASES.index(name) for name in ("policy", "pull", "deserialise", "load")]
 
 logger = logging.getLogger("accel")
@@ -100,7 +100,7 @@ class TunedSteering:
             self._schemes[first] if bool((ids == first).all()) else None,
             len(unroll["rewards"]),
             unroll.valid_steps,
-            outside_s=float(times[_ENV] + times[_OWN] + times[_SEND]),
+            outside_s=float(times[_ENV] + times[_OVERHEAD] + times[_SEND]),
             env_s=float(times[_ENV]),
             level_s=float(times[_LEVEL].sum()),
             loaded=version != self._versions.get(actor),

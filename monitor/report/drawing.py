@@ -27,7 +27,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
     {
         "env": "#4382bf",
         "policy": "#e5903a",
-        "own": "#97a2b0",
+        "overhead": "#97a2b0",
         "pull": "#5fa871",
         "deserialise": "#a77bc4",
         "load": "#cf4d5f",

@@ -31,7 +31,7 @@ from monitor.report.series import Floats
 PHASE_TITLES = {
     "env": "step environments",
     "policy": "run policy",
-    "own": "own Python",
+    "overhead": "overhead",
     "pull": "pull",
     "deserialise": "deserialise",
     "load": "load policy",

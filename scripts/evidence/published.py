@@ -133,7 +133,7 @@ def step_table(cases: Sequence[KeptCase]) -> Table | None:
     columns = (*head, "step and pull", f"ActorQ {STEP_AND_PULL.low:g}–{STEP_AND_PULL.high:g}", "bound")
     caption = (
         "Actors' time per environment step in whole trainings, torch eager → the scheme, medians over seeds. Step: "
-        "environment, policy and own Python; pull: receiving, deserialising and loading policies. Steps a policy: "
+        "environment, policy and overhead; pull: receiving, deserialising and loading policies. Steps a policy: "
         "environment steps between two published policies, ActorQ's being 30 (1.6×) and 300 (2.0×). Wherever fp32 "
         "stood in for a scheme that was not ready or not fit, its time counts as the scheme's."
     )

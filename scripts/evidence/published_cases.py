@@ -15,7 +15,7 @@ from monitor.report.analysis import Analysis, Choices, analyse
 from monitor.report.runs import Run
 
 Row = Mapping[str, Any]
-STEP, PULL = ("env", "policy", "own"), ("pull", "deserialise", "load")
+STEP, PULL = ("env", "policy", "overhead"), ("pull", "deserialise", "load")
 _MAY_DIFFER = frozenset({"compressor", "actor_runtime", "seed", "name", "results_dir", "variant"})
 _OTHER_NETWORKS, _SAME_KERNELS = "distill", "fp16"
 _ACTING = ("torch", "fp32", "int8", "prune", "auto")
@@ -106,7 +106,7 @@ def _acting(run: Run) -> str:
 
 
 def step_and_pull_us(runs: Iterable[Run]) -> tuple[float, float]:
-    """Microseconds an environment step of stepping (environment, policy, own work) and of taking over policies.
+    """Microseconds an environment step of stepping (environment, policy, overhead) and of taking over policies.
 
     Medians over runs; NaN where unknown.
     """

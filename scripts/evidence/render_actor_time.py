@@ -94,14 +94,14 @@ def _fastest(rows: Iterable[Row], excluded: tuple[str, ...]) -> Row:
 
 def _split_section(rows: Sequence[Row]) -> str:
     heads = [
-        "environment", "network", "envs", "runtime", "scheme", "µs", "10–90 %", "environment", "policy", "own",
+        "environment", "network", "envs", "runtime", "scheme", "µs", "10–90 %", "environment", "policy", "overhead",
         "alone ÷ actor", "Python µs a vector step", "core",
     ]  # fmt: skip
     lines = [
         [
             row["env"], row["network"], row["envs"], row["runtime"], row["scheme"], _time(row["us_per_env_step"]),
             f"{_time(row['us_per_env_step_low'])}–{_time(row['us_per_env_step_high'])}", _time(row["env_us"]),
-            _time(row["policy_us"]), _time(row["own_us"]), f"{row['env_share']:.2f}",
+            _time(row["policy_us"]), _time(row["overhead_us"]), f"{row['env_share']:.2f}",
             "–" if row["python_us_per_vector_step"] is None else f"{row['python_us_per_vector_step']:.1f}",
             f"{row['cpu_share']:.0%}",
         ]

@@ -34,7 +34,7 @@ def test_every_variant_has_a_row_whose_parts_add_up() -> None:
     assert cells == [(envs, *variant) for envs in (1, 4) for variant in variants]
     for row in rows:
         assert (row["env"], row["network"], row["unroll_length"]) == ("CartPole-v1", "mlp:16x1", 10)
-        parts = [number(row, name) for name in ("env_us", "policy_us", "own_us")]
+        parts = [number(row, name) for name in ("env_us", "policy_us", "overhead_us")]
         assert min(parts) > 0
         assert sum(parts) == pytest.approx(number(row, "us_per_env_step"))
         assert row["env_share"] == pytest.approx(number(row, "env_only_us") / number(row, "us_per_env_step"))

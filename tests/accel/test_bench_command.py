@@ -40,7 +40,7 @@ COMMANDS = {
 }
 KEYS = {
     "policy": {"network", "batch", "runtime", "scheme", "us", "bytes"},
-    "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "own_us"},
+    "actor": {"env", "network", "runtime", "scheme", "envs", "us_per_env_step", "env_us", "policy_us", "overhead_us"},
     "refresh": {"network", "scheme", "bind_ms", "requantise_ms", "serialise_ms", "load_ms", "schedule_ms"},
     "bits": {"network", "bits", "rounded", "simulated", "kl", "greedy_agreement", "bytes", "return", "return_low"},
     "learner": {"network", "precision", "T", "B", "passes", "us_per_env_step", "forward_us", "backward_us"},

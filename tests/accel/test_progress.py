@@ -37,7 +37,7 @@ SNAPSHOT = ProgressSnapshot(
     lag_mean=1.24,
     lag_max=5,
     learner_shares={"wait": 0.031, "batch": 0.04, "forward": 0.45, "backward": 0.28, "compress": 0.199},
-    actor_shares={"env": 0.71, "policy": 0.18, "own": 0.06, "wait": 0.05},
+    actor_shares={"env": 0.71, "policy": 0.18, "overhead": 0.06, "wait": 0.05},
     scheme="int8",
     policy_version=1234,
     actors_alive=2,
@@ -148,7 +148,7 @@ def test_a_terminal_shows_six_lines_that_are_drawn_over(tmp_path: Path) -> None:
     assert re.fullmatch(r"steps    4\.40M of 5\.00M  ━{21}─{3}  312k steps/s", steps)
     assert lag == "lag      min 0, mean 1.2, max 5 versions  version 11"
     assert learner == "learner  wait 3%  batch 4%  forward 45%  backward 28%  compress 20%"
-    assert actors == "actors   env 71%  policy 18%  own 6%  wait 5%"
+    assert actors == "actors   env 71%  policy 18%  overhead 6%  wait 5%"
     assert end == "trained"
     assert rest == [""]
 
@@ -225,7 +225,7 @@ def test_the_intervals_stop_growing() -> None:
 def test_plain_lines_say_everything() -> None:
     assert progress_line("CartPole-v1", SNAPSHOT) == (
         "CartPole-v1 | 12 s | 1.23M/5.00M steps | 312k steps/s | return 231.4 (1,204 episodes) | lag 0/1.2/5 | "
-        "learner forward 45% backward 28% compress 20% batch 4% | actors env 71% policy 18% own 6% wait 5% | int8"
+        "learner forward 45% backward 28% compress 20% batch 4% | actors env 71% policy 18% overhead 6% wait 5% | int8"
     )
     worse = replace(SNAPSHOT, return_mean=None, lag_mean=None, actors_alive=1, dropped_unrolls=7, learner_shares={})
     line = progress_line("CartPole-v1", worse)

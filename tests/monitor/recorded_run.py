@@ -60,7 +60,7 @@ def write_run(
             record = _record(i, records, steps_per_s, level, str(values["compressor"]), rng)
             file.write(json.dumps(record) + "\n")
     steps = int(records * steps_per_s)
-    actor = actor_s or {"env": 40.0, "policy": 25.0, "own": 8.0, "send": 2.0, "wait": 20.0, "load": 5.0}
+    actor = actor_s or {"env": 40.0, "policy": 25.0, "overhead": 8.0, "send": 2.0, "wait": 20.0, "load": 5.0}
     if ended:
         summary = {
             "path": str(path),

@@ -65,7 +65,7 @@ def test_a_group_has_the_bound_of_its_median_seed() -> None:
 
 
 def test_every_form_of_the_report_says_it() -> None:
-    busy = {"env": 1.0, "policy": 8.0, "own": 1.0, "wait": 0.0}, {"wait": 5.0, "backward": 5.0}
+    busy = {"env": 1.0, "policy": 8.0, "overhead": 1.0, "wait": 0.0}, {"wait": 5.0, "backward": 5.0}
     idle = {"env": 5.0, "wait": 5.0}, {"wait": 0.0, "backward": 10.0}
     analysis = analyse([run(0, *busy), run(1, *busy), run(0, *idle, compressor="fp32")], Choices())
     table = results_table(analysis)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from monitor import CudaPhaseTimer, PhaseError, PhaseTimer, PhaseTimes
 
-PHASES = ("env", "policy", "own")
+PHASES = ("env", "policy", "overhead")
 
 
 class ScriptedClock:
@@ -72,12 +72,12 @@ def test_a_mark_books_the_time_since_the_previous_one() -> None:
     timer.mark("policy")
     timer.mark("env")
     times = timer.snapshot()
-    assert times.as_dict() == {"env": 0.75, "policy": 1.5, "own": 0.0}
+    assert times.as_dict() == {"env": 0.75, "policy": 1.5, "overhead": 0.0}
     assert times.counts.tolist() == [2, 1, 0]
     assert times.total_s == 2.25
-    assert times.shares() == {"env": 0.75 / 2.25, "policy": 1.5 / 2.25, "own": 0.0}
+    assert times.shares() == {"env": 0.75 / 2.25, "policy": 1.5 / 2.25, "overhead": 0.0}
     assert times.mean_us()["env"] == 0.375e6
-    assert np.isnan(times.mean_us()["own"])
+    assert np.isnan(times.mean_us()["overhead"])
 
 
 @given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 1000)), min_size=1))
@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_counted_twice(marks: list[tuple[str, int]]) -> None:
 def test_restart_leaves_a_gap_out() -> None:
     timer = PhaseTimer(PHASES, ScriptedClock(0.0, 7.0, 8.0))
     timer.restart()
-    timer.mark("own")
+    timer.mark("overhead")
     assert timer.snapshot().total_s == 1.0
 
 
@@ -109,18 +109,18 @@ def test_reset_keeps_the_time_that_is_not_booked_yet() -> None:
     timer.reset()
     assert timer.snapshot().total_s == 0.0
     timer.mark("policy")
-    assert timer.snapshot().as_dict() == {"env": 0.0, "policy": 2.0, "own": 0.0}
+    assert timer.snapshot().as_dict() == {"env": 0.0, "policy": 2.0, "overhead": 0.0}
 
 
 def test_drains_into_a_view_of_a_larger_buffer() -> None:
     buffer = np.full(5, -1.0)
     timer = PhaseTimer(PHASES, ScriptedClock(0.0, 1.0, 3.0, 3.5))
     timer.mark("env")
-    timer.mark("own")
+    timer.mark("overhead")
     timer.drain_into(buffer[1:4])
     assert buffer.tolist() == [-1.0, 1.0, 0.0, 2.0, -1.0]
     timer.mark("policy")
-    assert timer.drain().as_dict() == {"env": 0.0, "policy": 0.5, "own": 0.0}
+    assert timer.drain().as_dict() == {"env": 0.0, "policy": 0.5, "overhead": 0.0}
     assert timer.drain().total_s == 0.0
 
 
@@ -137,9 +137,9 @@ def test_merge_and_arithmetic() -> None:
     timer.mark("env")
     timer.merge(PhaseTimes.from_seconds(PHASES, np.array([1.0, 2.0, 3.0])))
     before = timer.snapshot()
-    assert before.as_dict() == {"env": 2.0, "policy": 2.0, "own": 3.0}
+    assert before.as_dict() == {"env": 2.0, "policy": 2.0, "overhead": 3.0}
     both = before + before
-    assert both.as_dict() == {"env": 4.0, "policy": 4.0, "own": 6.0}
+    assert both.as_dict() == {"env": 4.0, "policy": 4.0, "overhead": 6.0}
     assert (both - before).as_dict() == before.as_dict()
     assert (both - before).counts.tolist() == before.counts.tolist()
     assert (PhaseTimes.zero(PHASES) + before).as_dict() == before.as_dict()
