@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compressors.artifact import CompressedPolicy, TensorSpec
-    from compressors.base import Compressor, Plan, PlanStatistics
+    from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
+    from compressors.checks.verify import Mismatch, verify_artifact
     from compressors.cpu import cpu_features
     from compressors.distill import Distill
-    from compressors.dynamic import DynamicInt8
     from compressors.errors import (
         ArtifactError,
         CalibrationError,
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
         VerificationError,
         WeightsError,
     )
-    from compressors.float import Float32
-    from compressors.half import Float16
-    from compressors.inspection import float_kernels, integer_kernels, weight_only_layers
+    from compressors.fp16 import Float16
+    from compressors.fp32 import Float32
     from compressors.int4 import Int4
-    from compressors.int8 import Int8
-    from compressors.inventory import PolicyLayer, policy_layers
+    from compressors.int8.dynamic import DynamicInt8
+    from compressors.int8.static import Int8
+    from compressors.layer_inventory import PolicyLayer, policy_layers
     from compressors.lowrank import LowRank
-    from compressors.prune import Prune
-    from compressors.qat import FakeQuantiser
+    from compressors.plan import Compressor, Plan, PlanStatistics
+    from compressors.prune.structured import Prune
+    from compressors.qat.fake_quantiser import FakeQuantiser
+    from compressors.quantisation.study import StudyRow, quantisation_study
     from compressors.runtime import PolicySession
     from compressors.scheme import Scheme, make_compressor, parse_scheme, scheme_names
-    from compressors.study import StudyRow, quantisation_study
-    from compressors.verify import Mismatch, verify_artifact
 
 _HOMES = {
     "CompressedPolicy": "artifact",
     "TensorSpec": "artifact",
-    "Compressor": "base",
-    "Plan": "base",
-    "PlanStatistics": "base",
+    "Compressor": "plan",
+    "Plan": "plan",
+    "PlanStatistics": "plan",
     "cpu_features": "cpu",
     "Distill": "distill",
-    "DynamicInt8": "dynamic",
+    "DynamicInt8": "int8.dynamic",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
     "CompressorError": "errors",
@@ -55,27 +55,27 @@ _HOMES = {
     "UnsupportedLayerError": "errors",
     "VerificationError": "errors",
     "WeightsError": "errors",
-    "Float32": "float",
-    "Float16": "half",
-    "float_kernels": "inspection",
-    "integer_kernels": "inspection",
-    "weight_only_layers": "inspection",
+    "Float32": "fp32",
+    "Float16": "fp16",
+    "float_kernels": "checks.executed_kernels",
+    "integer_kernels": "checks.executed_kernels",
+    "weight_only_layers": "checks.executed_kernels",
     "Int4": "int4",
-    "Int8": "int8",
-    "PolicyLayer": "inventory",
-    "policy_layers": "inventory",
+    "Int8": "int8.static",
+    "PolicyLayer": "layer_inventory",
+    "policy_layers": "layer_inventory",
     "LowRank": "lowrank",
-    "Prune": "prune",
-    "FakeQuantiser": "qat",
+    "Prune": "prune.structured",
+    "FakeQuantiser": "qat.fake_quantiser",
     "PolicySession": "runtime",
     "Scheme": "scheme",
     "make_compressor": "scheme",
     "parse_scheme": "scheme",
     "scheme_names": "scheme",
-    "StudyRow": "study",
-    "quantisation_study": "study",
-    "Mismatch": "verify",
-    "verify_artifact": "verify",
+    "StudyRow": "quantisation.study",
+    "quantisation_study": "quantisation.study",
+    "Mismatch": "checks.verify",
+    "verify_artifact": "checks.verify",
 }
 
 __all__ = [

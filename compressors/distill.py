@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.base import State
-from compressors.chain import BoundReduction, Reduction
+from compressors.arrays import State
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from compressors.module_state import read_state
+from compressors.pipeline import BoundReduction, Reduction
 from compressors.scheme import Context, MethodText
-from compressors.state import read_state
 
 if TYPE_CHECKING:
     from compressors.scheme import Divergence, StudentFactory

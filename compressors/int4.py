@@ -14,17 +14,18 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto, helper
 
+from compressors.arrays import Array
 from compressors.artifact import Optimisation
-from compressors.base import Array, PlanStatistics
-from compressors.chain import Encoder, Format
 from compressors.errors import SchemeError
-from compressors.float import require_finite
-from compressors.graph import OPSET, PolicyGraph
-from compressors.layers import Layer, LayerRewriter
+from compressors.fp32 import require_finite
+from compressors.graph.layer_rewriter import Layer, LayerRewriter
+from compressors.graph.payload import MICROSOFT, Payload, Slot
+from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.nibbles import NibbleWriter, padded_size
-from compressors.payload import MICROSOFT, Payload, Slot
+from compressors.pipeline import Encoder, Format
+from compressors.plan import PlanStatistics
+from compressors.quantisation.weight_codes import Changes
 from compressors.scheme import Context, MethodText
-from compressors.weights import Changes
 
 _BLOCK_SIZES = (16, 32, 64, 128)
 _DEFAULT_BLOCK = 32

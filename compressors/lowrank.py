@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.base import Array, FloatArray, State
-from compressors.chain import BoundReduction, Reduction
+from compressors.arrays import Array, FloatArray, State
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
-from compressors.layerwise import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.module_state import load_state, read_state
 from compressors.moments import InputMoments
+from compressors.pipeline import BoundReduction, Reduction
 from compressors.scheme import Context, MethodText
-from compressors.state import load_state, read_state
 
 _MULTIPLE = 8
 

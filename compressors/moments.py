@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from compressors.base import Array
-from compressors.state import to_tensors
+from compressors.arrays import Array
+from compressors.module_state import to_tensors
 
 # share of the older moments that stays when new inputs are observed
 KEEP = 0.5

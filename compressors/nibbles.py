@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compressors.base import Array, FloatArray
+from compressors.arrays import Array, FloatArray
 from compressors.errors import WeightsError
-from compressors.weights import Changes
+from compressors.quantisation.weight_codes import Changes
 
 _TINY = float(np.finfo(np.float32).tiny)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from compressors.base import Array, State
-from compressors.ranges import Range, check_inputs
-from compressors.state import read_gradients, read_state
+from compressors.arrays import Array, State
+from compressors.module_state import read_gradients, read_state
+from compressors.quantisation.ranges import Range, check_inputs
 
 if TYPE_CHECKING:
     import torch
 
-    from compressors.chain import BoundReduction, PipelinePlan
+    from compressors.pipeline import BoundReduction, PipelinePlan
 
 
 class Revision:

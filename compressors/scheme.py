@@ -17,8 +17,8 @@ from compressors.errors import SchemeError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressors.base import Compressor
-    from compressors.chain import Method
+    from compressors.pipeline import Method
+    from compressors.plan import Compressor
 
     StudentFactory = Callable[[str, nn.Module], nn.Module]
     Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -29,13 +29,13 @@ _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
 # name -> module:factory; resolved on demand because most of them import torch
 _FACTORIES = {
-    "fp32": "compressors.float:make_fp32",
-    "fp16": "compressors.half:make_fp16",
-    "int8": "compressors.int8:make_int8",
-    "qat": "compressors.qat:make_qat",
-    "int8-dynamic": "compressors.dynamic:make_int8_dynamic",
+    "fp32": "compressors.fp32:make_fp32",
+    "fp16": "compressors.fp16:make_fp16",
+    "int8": "compressors.int8.static:make_int8",
+    "qat": "compressors.qat.fake_quantiser:make_qat",
+    "int8-dynamic": "compressors.int8.dynamic:make_int8_dynamic",
     "int4": "compressors.int4:make_int4",
-    "prune": "compressors.prune:make_prune",
+    "prune": "compressors.prune.structured:make_prune",
     "lowrank": "compressors.lowrank:make_lowrank",
     "distill": "compressors.distill:make_distill",
 }
@@ -110,8 +110,8 @@ def make_compressor(
     Raises:
         SchemeError: malformed text, an unknown name, an argument out of range, methods that do not go together.
     """
-    from compressors.chain import compose
     from compressors.cpu import cpu_features
+    from compressors.pipeline import compose
 
     scheme = parse_scheme(text)
     context = Context(cpu_features() if cpu is None else frozenset(cpu), student_factory, divergence)

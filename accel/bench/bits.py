@@ -14,7 +14,7 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.runs.playing import play
-from compressors.study import Simulation, check_width
+from compressors.quantisation.study import Simulation, check_width
 from monitor.statistics import mean_interval
 
 WIDTHS = tuple(range(2, 9))

@@ -29,8 +29,8 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from compressors.artifact import CompressedPolicy
-from compressors.base import Plan
 from compressors.errors import CompressorError
+from compressors.plan import Plan
 from compressors.runtime import PolicySession
 
 SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")

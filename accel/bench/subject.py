@@ -21,8 +21,8 @@ from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs
 from compressors.artifact import CompressedPolicy
-from compressors.base import Compressor, Plan
 from compressors.errors import CompressorError
+from compressors.plan import Compressor, Plan
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor
 from monitor.divergence import divergences

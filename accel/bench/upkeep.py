@@ -18,10 +18,10 @@ from accel.publishing.check import IMAGES, ROWS
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import DRIFT_ROWS, FOLLOW_STEPS, LESSON_IMAGES, LESSON_ROWS
 from accel.publishing.upkeep import Task, Twin, carry_out
-from compressors.base import Plan
-from compressors.qat import trains_rounded
+from compressors.checks.verify import verify_artifact
+from compressors.plan import Plan
+from compressors.qat.fake_quantiser import trains_rounded
 from compressors.scheme import parse_scheme
-from compressors.verify import verify_artifact
 
 _TIMES = 3
 

@@ -19,8 +19,8 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from accel.errors import ExportError
+from compressors.graph.wiring import AttributeValue, attributes
 from compressors.runtime import session_options
-from compressors.wiring import AttributeValue, attributes
 
 Array = npt.NDArray[np.generic]
 MICROSOFT = "com.microsoft"

@@ -15,7 +15,7 @@ from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
 
 if TYPE_CHECKING:
-    from accel.networks.rounding import NetworkRounding
+    from accel.networks.fake_quantisation import NetworkRounding
 
 Critic = Literal["value", "action-value"]
 

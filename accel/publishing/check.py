@@ -13,10 +13,10 @@ from accel.envs.spaces import EnvSpec
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs, made_up_inputs
 from compressors.artifact import CompressedPolicy
+from compressors.checks.probe import ArtifactProbe
+from compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
 from compressors.cpu import cpu_features
 from compressors.errors import ArtifactError, VerificationError
-from compressors.probe import ArtifactProbe
-from compressors.verify import check_outputs, reference_outputs, verify_artifact
 
 ROWS = 256
 IMAGES = 32

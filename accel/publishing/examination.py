@@ -9,8 +9,8 @@ import torch
 from accel.publishing.check import ArtifactCheck, QuickCheck
 from accel.publishing.figures import LevelFigures
 from compressors.artifact import CompressedPolicy
-from compressors.differences import code_differences
-from compressors.qat import FakeQuantiser, RoundedPolicy
+from compressors.qat.differences import code_differences
+from compressors.qat.fake_quantiser import FakeQuantiser, RoundedPolicy
 
 
 class Examiner:

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compressors.base import PlanStatistics
-from compressors.differences import CodeDifferences
+from compressors.plan import PlanStatistics
+from compressors.qat.differences import CodeDifferences
 
 
 @dataclass

@@ -20,9 +20,9 @@ from accel.publishing.schedule import Schedule
 from accel.publishing.upkeep import Outcome, Stopped, Task, Twin, carry_out, is_finite
 from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy
-from compressors.base import Plan
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
-from compressors.qat import FakeQuantiser, trains_rounded
+from compressors.plan import Plan
+from compressors.qat.fake_quantiser import FakeQuantiser, trains_rounded
 from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"

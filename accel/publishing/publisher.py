@@ -21,7 +21,7 @@ from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
-from accel.networks.rounding import NetworkRounding
+from accel.networks.fake_quantisation import NetworkRounding
 from accel.publishing.check import ArtifactCheck
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.figures import level_metrics
@@ -31,7 +31,7 @@ from accel.publishing.upkeep import Twin
 from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
-from compressors.qat import FakeQuantiser, trains_rounded
+from compressors.qat.fake_quantiser import FakeQuantiser, trains_rounded
 from compressors.scheme import make_compressor, parse_scheme
 
 PATIENCE_S = 0.2

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from compressors.base import Plan
+from compressors.plan import Plan
 from compressors.revision import Revision
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]

@@ -13,7 +13,7 @@ from accel.algorithms.distributions import make_distribution
 from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
 from compressors.artifact import CompressedPolicy
-from compressors.inspection import weight_only_layers
+from compressors.checks.executed_kernels import weight_only_layers
 from compressors.runtime import PolicySession
 
 ROUNDS = 25

@@ -24,7 +24,7 @@ from accel.runs.episodes import Episodes
 from accel.runs.summary import Summary
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 from compressors.artifact import CompressedPolicy, Json
-from compressors.base import Plan
+from compressors.plan import Plan
 from compressors.scheme import make_compressor
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]

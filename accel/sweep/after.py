@@ -27,7 +27,7 @@ from accel.sweep.sensitivity import measure_sensitivity, sensitivity_json, sensi
 from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, Outcome, StudyOptions
 from accel.system.atomic import write_atomically
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.inventory import policy_layers
+from compressors.layer_inventory import policy_layers
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
 # How much slower than a played candidate another must be to count as dominated: what repeated measurements differ by.

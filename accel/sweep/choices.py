@@ -11,7 +11,7 @@ from optuna.trial import Trial
 
 from accel.errors import ConfigError
 from accel.sweep.quantities import did_you_mean
-from compressors.inventory import PolicyLayer
+from compressors.layer_inventory import PolicyLayer
 
 T = TypeVar("T")
 Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]

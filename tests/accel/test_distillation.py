@@ -12,8 +12,8 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
-from compressors.base import Plan
 from compressors.errors import SchemeError
+from compressors.plan import Plan
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor
 

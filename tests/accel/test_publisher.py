@@ -13,8 +13,8 @@ from accel.errors import ConfigError
 from accel.publishing import figures
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
+from compressors.checks.executed_kernels import float_kernels
 from compressors.errors import ArtifactError
-from compressors.inspection import float_kernels
 from tests.accel.live_policies import (
     ENVS,
     act_once,

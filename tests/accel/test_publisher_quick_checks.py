@@ -18,8 +18,8 @@ from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
+from compressors.checks.probe import ArtifactProbe
 from compressors.errors import VerificationError
-from compressors.probe import ArtifactProbe
 from compressors.runtime import PolicySession
 from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network
 

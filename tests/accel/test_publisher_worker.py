@@ -17,9 +17,9 @@ import torch
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
-from compressors.chain import PipelinePlan
 from compressors.distill import Student
-from compressors.prune import PrunedModule
+from compressors.pipeline import PipelinePlan
+from compressors.prune.structured import PrunedModule
 from compressors.revision import Revision
 from tests.accel.live_policies import config_for, make_batch, make_network
 

@@ -19,10 +19,10 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import nn
 
-from compressors.chain import PipelinePlan
-from compressors.codes import IntegerLayer
-from compressors.graph import OPSET
-from compressors.int8 import Int8Encoder
+from compressors.graph.policy_graph import OPSET
+from compressors.int8.codes import IntegerLayer
+from compressors.int8.static import Int8Encoder
+from compressors.pipeline import PipelinePlan
 
 Arrays = dict[str, NDArray[np.generic]]
 _HANDS_ON = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool", "Relu")

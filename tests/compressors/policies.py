@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compressors.artifact import CompressedPolicy
-from compressors.base import Plan
+from compressors.plan import Plan
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor
 

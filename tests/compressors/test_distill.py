@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compressors.checks.executed_kernels import integer_kernels
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from compressors.inspection import integer_kernels
 from compressors.scheme import make_compressor
 from tests.compressors.policies import CASES, MLP, randomise, relative_error, run_artifact, run_module
 

@@ -8,9 +8,9 @@ import torch
 from onnxruntime.quantization.quant_utils import quantize_data
 from torch import nn
 
+from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.cpu import AVX2, VNNI, cpu_features
 from compressors.errors import SchemeError, UnsupportedLayerError, WeightsError
-from compressors.inspection import float_kernels, integer_kernels, operators
 from compressors.scheme import make_compressor
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module

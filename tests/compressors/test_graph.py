@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compressors.checks.executed_kernels import operators
 from compressors.errors import GraphError, WeightsError
-from compressors.float import Float32
-from compressors.graph import export_policy
-from compressors.inspection import operators
-from compressors.state import read_state
+from compressors.fp32 import Float32
+from compressors.graph.policy_graph import export_policy
+from compressors.module_state import read_state
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
+from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from compressors.errors import WeightsError
-from compressors.inspection import float_kernels, integer_kernels, weight_only_layers
 from compressors.nibbles import NibbleWriter, padded_size
-from compressors.weights import Changes
+from compressors.quantisation.weight_codes import Changes
 from tests.compressors.policies import CASES, Case, randomise, run_artifact
 
 Floats = NDArray[np.float32]

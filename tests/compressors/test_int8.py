@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from torch import Tensor, nn
 
+from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.errors import CalibrationError, UnsupportedLayerError
-from compressors.inspection import float_kernels, integer_kernels, operators
 from tests.compressors.oracle import float_model, initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
@@ -139,7 +139,7 @@ def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic
 def test_without_calibration_refreshing_says_what_to_do() -> None:
     case = CASES["tanh-mlp"]
     module = case.make()
-    from compressors.int8 import Int8
+    from compressors.int8.static import Int8
 
     plan = Int8().bind(module, case.examples(), output_names=case.outputs)
     with pytest.raises(CalibrationError, match="publish fp32 until then"):

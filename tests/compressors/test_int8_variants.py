@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from compressors.artifact import CompressedPolicy
+from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.cpu import ARM, AVX2, VNNI
 from compressors.errors import SchemeError
-from compressors.inspection import float_kernels, integer_kernels
 from compressors.scheme import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 

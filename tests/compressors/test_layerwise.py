@@ -7,11 +7,11 @@ import onnx
 import pytest
 import torch
 
-from compressors.chain import PipelinePlan
+from compressors.checks.executed_kernels import integer_kernels
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.inspection import integer_kernels
-from compressors.inventory import policy_layers
-from compressors.layerwise import choice_for
+from compressors.layer_choices import choice_for
+from compressors.layer_inventory import policy_layers
+from compressors.pipeline import PipelinePlan
 from compressors.scheme import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.inspection import float_kernels, integer_kernels
 from compressors.lowrank import leading_basis
 from compressors.scheme import make_compressor
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module

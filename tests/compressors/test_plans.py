@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compressors.artifact import CompressedPolicy
-from compressors.base import Plan, PlanStatistics
+from compressors.plan import Plan, PlanStatistics
 from compressors.runtime import PolicySession
 from compressors.scheme import make_compressor, scheme_names
 from tests.compressors.policies import CASES, MLP, randomise, run_artifact

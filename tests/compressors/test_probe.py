@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.checks.probe import ArtifactProbe
 from compressors.errors import ArtifactError, UnsupportedLayerError
-from compressors.probe import ArtifactProbe
 from compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
 

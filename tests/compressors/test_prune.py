@@ -12,13 +12,13 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from compressors.channels import find_groups
+from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.importance import magnitude, residual, taylor
-from compressors.inspection import float_kernels, integer_kernels, operators
-from compressors.prune import kept_count
+from compressors.module_state import read_state
+from compressors.prune.channels import find_groups
+from compressors.prune.importance import magnitude, residual, taylor
+from compressors.prune.structured import kept_count
 from compressors.scheme import make_compressor
-from compressors.state import read_state
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]

@@ -9,12 +9,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from compressors import kernels
-from compressors.base import Plan
-from compressors.differences import code_differences
 from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from compressors.kernels import Scaled
-from compressors.qat import FakeQuantiser, RoundedPolicy
+from compressors.plan import Plan
+from compressors.qat import arithmetic
+from compressors.qat.arithmetic import Scaled
+from compressors.qat.differences import code_differences
+from compressors.qat.fake_quantiser import FakeQuantiser, RoundedPolicy
 from compressors.scheme import make_compressor, parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
@@ -153,9 +153,9 @@ def test_a_sum_of_codes_is_the_kernels_for_every_pair() -> None:
         of_a, of_b, how = (Scaled.of(s, int(z), (0, 255)) for s, z in zip(scales, zeros, strict=True))
         codes = [torch.from_numpy(x.astype(np.float32)) - z.zero for x, z in ((a, of_a), (b, of_b))]
         total = codes[0] * of_a.scale + codes[1] * of_b.scale
-        found = kernels.add(total, *codes, of_a, of_b, how).numpy() + how.zero
+        found = arithmetic.add(total, *codes, of_a, of_b, how).numpy() + how.zero
         np.testing.assert_array_equal(found, wanted)
-        plainly_wrong += int((kernels.quantise(total, how).numpy() + how.zero != wanted).sum())
+        plainly_wrong += int((arithmetic.quantise(total, how).numpy() + how.zero != wanted).sum())
     assert plainly_wrong > 0
 
 

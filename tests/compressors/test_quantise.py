@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from compressors.quantise import (
+from compressors.quantisation.affine import (
     INT8,
     SMALLEST_SCALE,
     UINT8,
@@ -21,7 +21,7 @@ from compressors.quantise import (
     scales_for_bias,
     weight_scales,
 )
-from compressors.weights import Changes, CodeWriter
+from compressors.quantisation.weight_codes import Changes, CodeWriter
 
 # the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
 HALF = 0.5 + 2e-5

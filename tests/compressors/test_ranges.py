@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressors.errors import CalibrationError
-from compressors.graph import export_policy
-from compressors.ranges import IMAGES_AT_ONCE, Range, RangeObserver
-from compressors.state import read_state
+from compressors.graph.policy_graph import export_policy
+from compressors.module_state import read_state
+from compressors.quantisation.ranges import IMAGES_AT_ONCE, Range, RangeObserver
 from tests.compressors.policies import CASES, randomise
 
 _BOUNDS = st.floats(-1e3, 1e3, width=32)

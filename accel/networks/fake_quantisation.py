@@ -1,0 +1,61 @@
+"""Quantisation-aware training of a whole network: its policy side computes with the numbers that int8 actors have.
+
+The critic's own parts stay in single precision: no actor has them. Scales and ranges are those of the bound int8 plan,
+so that what the learner rounds to are the codes that the next publication writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from accel.networks.policy import PolicyParts
+
+if TYPE_CHECKING:
+    from accel.networks.policy import PolicyNetwork
+    from compressors.qat.fake_quantiser import FakeQuantiser
+
+_LSTM = "core.lstm"
+
+
+class NetworkRounding:
+    """Makes a network's policy side compute as its int8 graph does; gradients pass through the rounding.
+
+    Args:
+        quantiser: follows the plan that publishes the network's acting module.
+    """
+
+    def __init__(self, quantiser: FakeQuantiser) -> None:
+        self._quantiser = quantiser
+
+    def parts(self, network: PolicyNetwork) -> PolicyParts:
+        """The policy side, rounded for the network's present weights."""
+        return _RoundedParts(network, self._quantiser)
+
+    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the acting module returns with these parameters and buffers, rounded."""
+        return cast("tuple[Tensor, ...]", self._quantiser.start(tensors).call("", module, *inputs))
+
+
+class _RoundedParts(PolicyParts):
+    def __init__(self, network: PolicyNetwork, quantiser: FakeQuantiser) -> None:
+        super().__init__(network)
+        self._pass = quantiser.start(dict(network.named_parameters()))
+
+    def torso(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self._pass.call("torso", self._network.torso, x))
+
+    def core(
+        self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if not self._pass.rounds(_LSTM):
+            return super().core(core, features, first, state)
+        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        hidden, cell = state
+        return self._pass.lstm(_LSTM, features, keep, (hidden, cell))
+
+    def head(self, features: Tensor) -> Tensor:
+        return cast("Tensor", self._pass.call("policy_head", self._network.policy_head, features))

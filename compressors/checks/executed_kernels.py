@@ -1,0 +1,83 @@
+"""What onnxruntime really runs for an artifact: which layers multiply integers, and which only travel in fewer bits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Set
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from onnx import NodeProto
+
+from compressors.artifact import CompressedPolicy
+from compressors.graph.wiring import int_attribute, layer_name
+from compressors.runtime import session_options
+
+INTEGER_KERNELS = frozenset(
+    {
+        "QGemm",
+        "QLinearConv",
+        "QLinearAdd",
+        "QLinearMatMul",
+        "MatMulInteger",
+        "ConvInteger",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "QAttention",
+    }
+)
+FLOAT_KERNELS = frozenset({"Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Conv", "FusedConv", "LSTM", "GRU", "RNN"})
+_NIBBLES, _INT8_ACTIVATIONS = "MatMulNBits", 4
+_WIDENING = frozenset({"DequantizeLinear", "Cast"})
+
+
+def operators(artifact: CompressedPolicy) -> Counter[str]:
+    """How often each operator occurs in the graph that a session of this artifact executes."""
+    return Counter(node.op_type for node in _executed(artifact))
+
+
+def integer_kernels(artifact: CompressedPolicy) -> Counter[str]:
+    """The operators among them that multiply integers, with how often they occur.
+
+    MatMulNBits is one where it was told to round activations to 8 bits. onnxruntime then multiplies integers on CPUs
+    with AVX2, AVX-512 or ARM's dot products; elsewhere it computes in floats all the same.
+    """
+    return Counter(node.op_type for node in _executed(artifact) if _is_integer(node))
+
+
+def float_kernels(artifact: CompressedPolicy) -> Counter[str]:
+    """The operators among them that multiply by weights in floating point: none are left in an ``int8`` policy."""
+    floats = FLOAT_KERNELS | {_NIBBLES}
+    return Counter(n.op_type for n in _executed(artifact) if n.op_type in floats and not _is_integer(n))
+
+
+def weight_only_layers(artifact: CompressedPolicy) -> tuple[str, ...]:
+    """Layers that are compressed on their way only: weights in fewer bits, made single again for a float kernel."""
+    graph = onnx.load_from_string(artifact.model).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    widened = {n.output[0] for n in graph.node if n.op_type in _WIDENING and n.input[0] in weights}
+    return tuple(layer_name(node) for node in graph.node if _is_weight_only(node, widened))
+
+
+def _is_weight_only(node: NodeProto, widened: Set[str]) -> bool:
+    if node.op_type == _NIBBLES:
+        return not _is_integer(node)
+    return node.op_type in FLOAT_KERNELS and any(name in widened for name in node.input[1:])
+
+
+def _is_integer(node: NodeProto) -> bool:
+    if node.op_type == _NIBBLES:
+        return int_attribute(node, "accuracy_level", 0) == _INT8_ACTIVATIONS
+    return node.op_type in INTEGER_KERNELS
+
+
+def _executed(artifact: CompressedPolicy) -> list[NodeProto]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "optimised.onnx"
+        options = session_options(artifact.optimisation)
+        options.optimized_model_filepath = str(path)
+        options.log_severity_level = 4  # it warns that the file is for this kind of machine only
+        ort.InferenceSession(artifact.model, options, providers=["CPUExecutionProvider"])
+        return list(onnx.load(path).graph.node)

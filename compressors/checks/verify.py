@@ -1,0 +1,148 @@
+"""Check an artifact against the policy that it was made from, before anybody acts with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressors.arrays import Array
+from compressors.artifact import CompressedPolicy
+from compressors.errors import ArtifactError, VerificationError
+from compressors.runtime import PolicySession
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How far an artifact's distribution parameters are from the policy's, over some inputs.
+
+    Attributes:
+        relative: see ``relative_error``.
+        greatest: the greatest absolute difference, in the unit of the parameters.
+        measured: what the caller's own measure says; ``relative`` where there is none.
+    """
+
+    relative: float
+    greatest: float
+    measured: float
+
+
+_ROUNDING = float(np.finfo(np.float32).eps)
+
+Measure = Callable[[Array, Array], float]
+
+
+def verify_artifact(
+    artifact: CompressedPolicy,
+    reference: torch.nn.Module,
+    inputs: Mapping[str, Array],
+    bound: float | None,
+    *,
+    measure: Measure | None = None,
+) -> Mismatch:
+    """Load an artifact from its own bytes, run it, and compare it with the policy.
+
+    Args:
+        artifact: what is about to be published.
+        reference: the acting policy with the weights that the artifact was made from.
+        inputs: real inputs by name, [N, *shape], N ≥ 1.
+        bound: greatest ``Mismatch.measured`` allowed; None: only shapes and finiteness are checked.
+        measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
+            distributions that they describe.
+
+    Raises:
+        VerificationError: it cannot be read back or loaded, an input does not fit, an output has another shape than the
+            policy's or is not finite, or the mismatch exceeds the bound.
+    """
+    device = next(reference.parameters()).device
+    found, wanted = _run(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
+    check_outputs(artifact, found, wanted)
+    mismatch = _mismatch(found[0], wanted[0], measure)
+    if bound is not None and not mismatch.measured <= bound:
+        raise VerificationError(
+            f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
+            f"{bound:g}; calibrate or rechoose, or take a milder scheme"
+        )
+    return mismatch
+
+
+def reference_outputs(
+    artifact: CompressedPolicy, reference: torch.nn.Module, inputs: Mapping[str, Array], device: torch.device
+) -> list[Array]:
+    """What the policy itself, on its device, returns for inputs by name, [N, *shape]; in the artifact's order."""
+    import torch
+
+    with torch.no_grad():
+        result = reference(*(torch.from_numpy(inputs[spec.name]).to(device) for spec in artifact.inputs))
+    return [tensor.cpu().numpy() for tensor in ((result,) if isinstance(result, torch.Tensor) else result)]
+
+
+def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Sequence[Array]) -> None:
+    """Hold an artifact's outputs against the policy's, by shape, and against infinity.
+
+    Raises:
+        VerificationError: an output has another shape than the policy's or is not finite.
+    """
+    if [a.shape for a in found] != [a.shape for a in wanted]:
+        raise VerificationError(
+            f"policy {artifact.scheme!r} returns shapes {[a.shape for a in found]} where the policy returns "
+            f"{[a.shape for a in wanted]}; bind the scheme to the policy anew"
+        )
+    for spec, array in zip(artifact.outputs, found, strict=True):
+        if not np.isfinite(array).all():
+            raise VerificationError(
+                f"output {spec.name!r} of policy {artifact.scheme!r} is not finite; do not publish it"
+            )
+
+
+def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:
+    missing = [spec.name for spec in artifact.inputs if spec.name not in inputs]
+    if missing:
+        raise VerificationError(f"input {missing[0]!r} is missing")
+    rows = len(inputs[artifact.inputs[0].name])
+    for spec in artifact.inputs:
+        array = inputs[spec.name]
+        if rows < 1 or array.shape != spec.with_batch(rows) or array.dtype != np.dtype(spec.dtype):
+            raise VerificationError(
+                f"input {spec.name!r} is {array.dtype} of shape {array.shape}; the policy takes {spec.dtype} of shape "
+                f"{spec.with_batch(max(rows, 1))}"
+            )
+    try:
+        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=rows)
+    except ArtifactError as error:
+        raise VerificationError(str(error)) from error
+    for name, array in session.inputs.items():
+        array[...] = inputs[name]
+    try:
+        session.run()
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise VerificationError(f"policy {artifact.scheme!r} fails when it runs: {error}") from error
+    return list(session.outputs.values())
+
+
+def relative_error(found: Array, wanted: Array) -> float:
+    """Root mean square difference of [N, ...] over the root mean square deviation of ``wanted`` from its mean row.
+
+    Over the root mean square of ``wanted`` where all its rows are the same but for rounding, one row included; the
+    difference itself where it is all zero.
+    """
+    theirs: NDArray[np.float64] = wanted.astype(np.float64)
+    difference = found.astype(np.float64) - theirs
+    deviation, size, error = (_root_mean_square(part) for part in (theirs - theirs.mean(axis=0), theirs, difference))
+    return error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
+
+
+def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
+    relative = relative_error(found, wanted)
+    greatest = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
+    return Mismatch(relative, greatest, relative if measure is None else measure(wanted, found))
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))

@@ -1,0 +1,64 @@
+"""A graph under rewriting, and the few ways in which rewrites change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from compressors.arrays import Array
+from compressors.graph.wiring import Wiring
+
+
+@dataclass
+class Draft:
+    """A graph under rewriting: the actor's nodes, the prologue's, and what is known of values."""
+
+    nodes: list[NodeProto]
+    prologue: list[NodeProto]
+    constants: dict[str, Array]
+    outputs: list[str]
+    ranks: dict[str, int]
+    uint8_inputs: frozenset[str]
+    leaf_names: frozenset[str]
+
+    def wiring(self) -> Wiring:
+        """Producers and consumers as they are now."""
+        return Wiring(self.nodes, self.outputs)
+
+    def is_parameter(self, name: str) -> bool:
+        """Whether a value is known at each refresh: a leaf, or made by the prologue."""
+        return name in self.leaf_names or any(name in node.output for node in self.prologue)
+
+    def replace(self, removed: Sequence[NodeProto], node: NodeProto) -> None:
+        """Put a node in the place of the last of the removed ones."""
+        position = max(index for index, old in enumerate(self.nodes) if any(old is r for r in removed))
+        self.nodes[position] = node
+        self.nodes = [old for old in self.nodes if not any(old is r for r in removed)]
+
+    def replace_by_many(self, removed: NodeProto, nodes: Sequence[NodeProto]) -> None:
+        """Put several nodes in the place of one."""
+        position = next(index for index, old in enumerate(self.nodes) if old is removed)
+        self.nodes[position : position + 1] = nodes
+
+    def bypass(self, node: NodeProto, value: str) -> None:
+        """Do without a node that only passes ``value`` on: its readers read ``value``, or both get an output's name."""
+        output = node.output[0]
+        self.nodes = [old for old in self.nodes if old is not node]
+        if output not in self.outputs:
+            rename_readers(self.nodes, output, value)
+            return
+        for maker in self.nodes:
+            for index, name in enumerate(maker.output):
+                if name == value:
+                    maker.output[index] = output
+        rename_readers(self.nodes, value, output)
+
+
+def rename_readers(nodes: Sequence[NodeProto], old: str, new: str) -> None:
+    """Make every reader of one value read another."""
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name == old:
+                node.input[index] = new

@@ -1,0 +1,57 @@
+"""Run pieces of ONNX graphs on the spot: prologues, checks, calibration. Not the actor's path, which is ``runtime``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import onnxruntime as ort
+from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
+
+from compressors.arrays import Array
+from compressors.graph.payload import IR_VERSION, opset_imports
+from compressors.runtime import session_options
+
+
+class Piece:
+    """A few nodes as a function of named arrays; loaded once, called often.
+
+    Args:
+        nodes: in topological order.
+        inputs: name to dtype and shape (None: any size) of what each call provides.
+        constants: arrays that never change.
+        wanted: names of the values to return.
+        opset: version of the default operator set.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        inputs: Mapping[str, tuple[np.dtype[np.generic], Sequence[int | None]]],
+        constants: Mapping[str, Array],
+        wanted: Sequence[str],
+        opset: int,
+    ) -> None:
+        used = {name for node in nodes for name in node.input}
+        graph = helper.make_graph(
+            nodes,
+            "piece",
+            [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+                for name, (dtype, shape) in inputs.items()
+            ],
+            [ValueInfoProto(name=name) for name in wanted],
+            initializer=[numpy_helper.from_array(a, name) for name, a in constants.items() if name in used],
+        )
+        model = helper.make_model(graph, opset_imports=opset_imports(nodes, opset), ir_version=IR_VERSION)
+        self._session = ort.InferenceSession(
+            model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"]
+        )
+        self._wanted = list(wanted)
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The wanted values by name."""
+        contiguous = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        results = cast("list[Array]", self._session.run(self._wanted, contiguous))
+        return dict(zip(self._wanted, results, strict=True))

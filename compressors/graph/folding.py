@@ -1,0 +1,106 @@
+"""Sort the nodes of an exported graph by what they depend on: nothing, parameters only, or the actor's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from compressors.arrays import Array, State
+from compressors.errors import GraphError
+from compressors.graph.execution import Piece
+
+
+class Prologue:
+    """What is computed from parameters alone, at each refresh; a pass-through for parameters used as they are."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        constants: Mapping[str, Array],
+        state: State,
+        wanted: Sequence[str],
+        opset: int,
+    ) -> None:
+        """Keep of the nodes only what the wanted names need; ``state`` tells the leaves' dtypes and shapes."""
+        needed = set(wanted)
+        kept: list[NodeProto] = []
+        for node in reversed(nodes):
+            if needed & set(node.output):
+                kept.insert(0, node)
+                needed |= {name for name in node.input if name}
+        self.leaves = tuple(sorted(needed & set(state)))
+        self._direct = tuple(name for name in wanted if name in state)
+        self._kept = kept
+        self._piece: Piece | None = None
+        if kept:
+            read = {name for node in kept for name in node.input}
+            self._read = tuple(name for name in self.leaves if name in read)
+            computed = [name for name in wanted if name not in state]
+            inputs = {name: (state[name].dtype, state[name].shape) for name in self._read}
+            self._piece = Piece(kept, inputs, constants, computed, opset)
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The leaves that a wanted value is computed from, in the order in which they enter; itself if it is a leaf."""
+        found: dict[str, None] = {}
+        pending = [name]
+        while pending:
+            value = pending.pop()
+            if value in self.leaves:
+                found[value] = None
+            for node in self._kept:
+                if value in node.output:
+                    pending += reversed(node.input)
+        return tuple(found)
+
+    def run(self, leaves: State) -> dict[str, Array]:
+        """The wanted arrays by name."""
+        results = {name: leaves[name] for name in self._direct}
+        if self._piece is not None:
+            results.update(self._piece({name: leaves[name] for name in self._read}))
+        return results
+
+
+def split(
+    model: ModelProto, leaf_names: AbstractSet[str], opset: int
+) -> tuple[list[NodeProto], dict[str, Array], list[NodeProto]]:
+    """(nodes for the actor, constants, prologue nodes), each in topological order.
+
+    Raises:
+        GraphError: the graph has control flow, which fixed weights alone could not decide.
+    """
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name not in leaf_names}
+    known = set(constants)
+    parametric = set(leaf_names)
+    foldable: list[NodeProto] = []
+    prologue: list[NodeProto] = []
+    acting: list[NodeProto] = []
+    for node in model.graph.node:
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            raise GraphError(f"the policy's graph has control flow ({node.op_type} {node.name!r}); remove the branch")
+        inputs = {name for name in node.input if name}
+        if node.op_type == "Constant":
+            constants[node.output[0]] = _constant(node)
+            known.add(node.output[0])
+        elif inputs and inputs <= known:
+            foldable.append(node)
+            known |= set(node.output)
+        elif inputs and inputs <= known | parametric:
+            prologue.append(node)
+            parametric |= set(node.output)
+        else:
+            acting.append(node)
+    if foldable:
+        wanted = [name for node in foldable for name in node.output if name]
+        constants.update(Piece(foldable, {}, constants, wanted, opset)({}))
+    return acting, constants, prologue
+
+
+def _constant(node: NodeProto) -> Array:
+    attribute = node.attribute[0]
+    value = helper.get_attribute_value(attribute)
+    if attribute.name != "value":
+        raise GraphError(f"constant {node.name!r} is given as {attribute.name!r}, which the exporter does not write")
+    array: Array = numpy_helper.to_array(value)
+    return array

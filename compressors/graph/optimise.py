@@ -1,0 +1,50 @@
+"""Let onnxruntime rearrange a graph once, on the learner, where that provably leaves every initializer alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import NodeProto
+
+from compressors.graph.payload import Payload
+from compressors.runtime import session_options
+
+
+def rearranged_nodes(payload: Payload, written: Collection[str]) -> Sequence[NodeProto] | None:
+    """The payload's nodes after all of onnxruntime's optimisations, such as channels-last pooling of codes.
+
+    Fills the payload's floats, so use it on one that is thrown away.
+
+    Returns None unless the optimised model still has every initializer that is written at refreshes, and no initializer
+    of another name or content: only then can weights still be written by name.
+    """
+    # onnxruntime merges small equal initializers: give each scale and bias a value of its own
+    for index, view in enumerate(payload.views.values()):
+        if view.dtype == np.float32:
+            view[...] = 1.0 + index / len(payload.views)
+        elif view.dtype == np.int32:
+            view[...] = 1 + index
+    model = payload.to_bytes()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "optimised.onnx"
+        options = session_options("all")
+        options.optimized_model_filepath = str(path)
+        options.log_severity_level = 4  # it warns that the file is for this kind of machine; layouts of codes are not
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        optimised = onnx.load(path).graph
+    before, after = _initializers(onnx.load_from_string(model).graph), _initializers(optimised)
+    if not after.items() <= before.items() or not set(written) <= after.keys():
+        return None
+    return list(optimised.node)
+
+
+def _initializers(graph: onnx.GraphProto) -> dict[str, tuple[int, tuple[int, ...], bytes]]:
+    return {
+        tensor.name: (tensor.data_type, tuple(tensor.dims), onnx.numpy_helper.to_array(tensor).tobytes())
+        for tensor in graph.initializer
+    }

@@ -1,0 +1,171 @@
+"""A serialised ONNX model whose initializers are written in place: no protobuf work when weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
+
+from compressors.arrays import Array
+from compressors.artifact import TensorSpec
+from compressors.errors import GraphError
+
+# Field numbers of onnx.proto, part of ONNX's format.
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+IR_VERSION = 10
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An initializer to be: its shape and element type (an onnx TensorProto data type)."""
+
+    shape: tuple[int, ...]
+    element: int = TensorProto.FLOAT
+
+    @classmethod
+    def like(cls, array: Array) -> Self:
+        """The slot of an array."""
+        return cls(array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The numpy type that holds the raw bytes; 4-bit types are bytes of two."""
+        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+            return np.dtype(np.uint8)
+        return np.dtype(helper.tensor_dtype_to_np_dtype(self.element))
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Shape of the array that holds the raw bytes."""
+        if self.element in (TensorProto.INT4, TensorProto.UINT4):
+            return (-(-int(np.prod(self.shape)) // 2),)
+        return self.shape
+
+
+class Payload:
+    """The bytes of one model. ``views[name]`` is a writable array inside them; ``to_bytes`` copies them out.
+
+    Views may be unaligned: assign to them, do not compute in them.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        slots: Mapping[str, Slot],
+        constants: Mapping[str, Array],
+        opset: int,
+    ) -> None:
+        """Lay out a model.
+
+        Args:
+            nodes: in topological order.
+            inputs: the model's inputs.
+            outputs: the model's outputs.
+            slots: initializers to be written later; zero until then.
+            constants: initializers that never change.
+            opset: version of the default ONNX operator set.
+        """
+        constant_slots = {name: Slot.like(array) for name, array in constants.items()}
+        every = {**slots, **constant_slots}
+        self._buffer = bytearray(_model(nodes, inputs, outputs, every, opset).SerializeToString())
+        places = dict(initializer_places(memoryview(self._buffer)))
+        self.views: dict[str, Array] = {}
+        for name, slot in every.items():
+            start, stop = places[name]
+            count = (stop - start) // slot.dtype.itemsize
+            view = np.frombuffer(self._buffer, slot.dtype, count, start).reshape(slot.raw_shape)
+            self.views[name] = view
+        for name, array in constants.items():
+            self.views[name][...] = array
+
+    def to_bytes(self) -> bytes:
+        """The serialised model as it stands."""
+        return bytes(self._buffer)
+
+
+def _model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    slots: Mapping[str, Slot],
+    opset: int,
+) -> ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "policy",
+        [value_info(spec) for spec in inputs],
+        [value_info(spec) for spec in outputs],
+        initializer=[_tensor(name, slot) for name, slot in slots.items()],
+    )
+    imports = opset_imports(nodes, opset)
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="compressors")
+
+
+def opset_imports(nodes: Sequence[NodeProto], opset: int) -> list[OperatorSetIdProto]:
+    """The operator sets that nodes need: ONNX's own, and onnxruntime's where used."""
+    imports = [helper.make_opsetid("", opset)]
+    if any(node.domain == MICROSOFT for node in nodes):
+        imports.append(helper.make_opsetid(MICROSOFT, 1))
+    return imports
+
+
+def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """A model's input or output, with the batch's size left open."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return helper.make_tensor_value_info(spec.name, element, ["batch" if s is None else s for s in spec.shape])
+
+
+def _tensor(name: str, slot: Slot) -> TensorProto:
+    size = int(np.prod(slot.raw_shape)) * slot.dtype.itemsize
+    if size == 0:
+        raise GraphError(f"initializer {name!r} of shape {slot.shape} is empty; remove the layer that it belongs to")
+    return TensorProto(name=name, dims=slot.shape, data_type=slot.element, raw_data=bytes(size))
+
+
+def initializer_places(model: memoryview) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and byte range of the raw content of every initializer of a serialised model."""
+    for number, start, stop in _fields(model, 0, len(model)):
+        if number != _MODEL_GRAPH:
+            continue
+        for inner, graph_start, graph_stop in _fields(model, start, stop):
+            if inner != _GRAPH_INITIALIZER:
+                continue
+            found = {n: (s, e) for n, s, e in _fields(model, graph_start, graph_stop)}
+            name_start, name_stop = found[_TENSOR_NAME]
+            yield bytes(model[name_start:name_stop]).decode(), found[_TENSOR_RAW]
+
+
+def _fields(data: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(field number, start, stop) of every length-delimited field of a protobuf message."""
+    while position < end:
+        tag, position = _varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _BYTES:
+            length, position = _varint(data, position)
+            yield number, position, position + length
+            position += length
+        elif wire_type == _VARINT:
+            _, position = _varint(data, position)
+        elif wire_type in (_FIXED64, _FIXED32):
+            position += 8 if wire_type == _FIXED64 else 4
+        else:
+            raise GraphError(f"a serialised model has a field of wire type {wire_type}, which onnx does not write")
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7

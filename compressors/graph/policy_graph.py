@@ -1,0 +1,221 @@
+"""A torch policy module as an ONNX graph whose weights stay apart, so that they can be rewritten at every refresh.
+
+The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name; what is
+computed from parameters alone (a reciprocal standard deviation, a reordered LSTM weight) becomes the *prologue*,
+evaluated at each refresh; what is computed from constants alone is folded once. What is left runs on the actor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from onnx import ModelProto, NodeProto
+
+from compressors.arrays import Array, State
+from compressors.artifact import TensorSpec
+from compressors.errors import GraphError
+from compressors.graph.draft import Draft
+from compressors.graph.execution import Piece
+from compressors.graph.folding import Prologue, split
+from compressors.graph.simplify import simplify
+from compressors.graph.torch_export import export_model
+from compressors.module_state import read_state
+
+OPSET = 17
+_SENTINEL_SEED = 20_240_229
+_WIDER = 3.0
+
+
+@dataclass(frozen=True)
+class PolicyGraph:
+    """What a format compresses.
+
+    Attributes:
+        inputs: observations first, then recurrent state.
+        outputs: parameters first, then the next state.
+        nodes: what the actor computes, in topological order, unfused.
+        constants: arrays that never change.
+        parameters: arrays that each refresh provides, by name, with their shapes and dtypes as they are now.
+        leaves: names of the module's parameters and buffers that are needed.
+        prologue: turns leaves into parameters.
+        leaf_ranks: number of dimensions of the leaves.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[NodeProto, ...]
+    constants: Mapping[str, Array]
+    parameters: Mapping[str, Array]
+    leaves: tuple[str, ...]
+    prologue: Prologue
+    leaf_ranks: Mapping[str, int]
+
+    def read(self, state: State) -> Mapping[str, Array]:
+        """The graph's parameters for a module state (at least ``leaves``)."""
+        return self.prologue.run({name: state[name] for name in self.leaves})
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The leaves that a parameter is computed from."""
+        return self.prologue.sources(name)
+
+    def piece(self, wanted: Sequence[str]) -> Piece:
+        """The unfused graph as a function of inputs and parameters that returns the wanted values."""
+        inputs: dict[str, tuple[np.dtype[np.generic], Sequence[int | None]]] = {
+            spec.name: (np.dtype(spec.dtype), spec.shape) for spec in self.inputs
+        }
+        inputs.update({name: (array.dtype, array.shape) for name, array in self.parameters.items()})
+        return Piece(self.nodes, inputs, self.constants, wanted, OPSET)
+
+
+def export_policy(
+    module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], output_names: Sequence[str]
+) -> PolicyGraph:
+    """Export a module in evaluation mode.
+
+    A copy with random weights is exported, as the exporter would merge equal tensors; the graph is then compared with
+    the copy at other random weights, so that a weight lost in a constant shows. It gets the examples and random rows in
+    one batch, the copy gets them apart, so that a branch not taken for the examples shows, and a row that depends on
+    others. A policy that takes only certain values, such as indices, is compared on the examples alone.
+
+    Raises:
+        GraphError: export failed, or the graph does not follow its weights, its inputs or its batch.
+    """
+    double = copy.deepcopy(module).cpu().eval()
+    examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
+    generator = torch.Generator().manual_seed(_SENTINEL_SEED)
+    _randomise(double, generator)
+    model = export_model(double, examples, output_names, OPSET)
+    _randomise(double, generator)
+    state = read_state(double)
+    inputs = tuple(_spec(name, value) for name, value in examples.items())
+    with torch.no_grad():
+        results = _as_tuple(double(*examples.values()))
+    if len(results) != len(output_names):
+        raise GraphError(f"the policy returns {len(results)} tensors, but {len(output_names)} output names were given")
+    outputs = tuple(_spec(name, value) for name, value in zip(output_names, results, strict=True))
+    graph = _policy_graph(model, state, inputs, outputs)
+    fresh, further = _fresh_rows(double, examples, generator)
+    feeds = {name: torch.cat([value, fresh[name]]).numpy() for name, value in examples.items()}
+    _check_follows(graph, state, feeds, [list(parts) for parts in zip(results, further, strict=True)])
+    return graph
+
+
+def _policy_graph(
+    model: ModelProto, state: State, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> PolicyGraph:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in inferred.graph.value_info}
+    ranks.update({spec.name: len(spec.shape) for spec in (*inputs, *outputs)})
+    ranks.update({name: array.ndim for name, array in state.items()})
+    nodes, constants, prologue_nodes = split(model, state.keys(), OPSET)
+    draft = Draft(
+        nodes,
+        prologue_nodes,
+        constants,
+        outputs=[spec.name for spec in outputs],
+        ranks=ranks,
+        uint8_inputs=frozenset(spec.name for spec in inputs if spec.dtype == "uint8"),
+        leaf_names=frozenset(state),
+    )
+    simplify(draft)
+    used = {name for node in draft.nodes for name in node.input if name}
+    prologue = Prologue(draft.prologue, constants, state, sorted(filter(draft.is_parameter, used)), OPSET)
+    return PolicyGraph(
+        inputs=inputs,
+        outputs=outputs,
+        nodes=tuple(draft.nodes),
+        constants={name: array for name, array in constants.items() if name in used},
+        parameters=prologue.run({name: state[name] for name in prologue.leaves}),
+        leaves=prologue.leaves,
+        prologue=prologue,
+        leaf_ranks={name: state[name].ndim for name in prologue.leaves},
+    )
+
+
+def _check_follows(
+    graph: PolicyGraph, state: State, feeds: Mapping[str, Array], expected: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    """Other random weights than the exported ones, and another batch: the graph must agree with the module.
+
+    Args:
+        graph: the exported one.
+        state: the weights.
+        feeds: inputs, all rows in one batch.
+        expected: for each output what the module returns for parts of these rows, in order.
+    """
+    try:
+        got = graph.piece([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise GraphError(f"the exported graph does not run at another batch than the example's: {error}") from error
+    for spec, parts in zip(graph.outputs, expected, strict=True):
+        if not _agree(got[spec.name], [part.detach().numpy() for part in parts]):
+            raise GraphError(
+                f"output {spec.name!r} of the exported graph does not follow the policy's weights, inputs and batch; "
+                "compute it from parameters, buffers and inputs by torch operations only, without branches on their "
+                "values, for any number of rows, each by itself"
+            )
+
+
+def _agree(found: Array, parts: Sequence[Array]) -> bool:
+    """Whether values are the parts' rows one below the other, but for those that are not finite throughout."""
+    if any(part.ndim == 0 for part in parts) or len({part.shape[1:] for part in parts}) > 1:
+        return False
+    wanted = np.concatenate(parts)
+    if found.shape != wanted.shape:
+        return False
+    finite = np.isfinite(wanted.reshape(len(wanted), -1)).all(axis=1)
+    tolerance = 1e-3 * (1.0 + float(np.abs(wanted[finite]).max(initial=0.0)))
+    return np.allclose(found[finite], wanted[finite], atol=tolerance, rtol=0)
+
+
+def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
+    """Distinct random weights that keep activations in proportion."""
+    with torch.no_grad():
+        for parameter in double.parameters():
+            if parameter.is_floating_point():
+                fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)
+        for buffer in double.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+
+
+def _fresh_rows(
+    double: torch.nn.Module, examples: Mapping[str, torch.Tensor], generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Rows that no example has, and what the module returns for them; the first example again where it takes none."""
+    fresh = {
+        name: _random_rows(value, is_state=index > 0, generator=generator)
+        for index, (name, value) in enumerate(examples.items())
+    }
+    with torch.no_grad():
+        try:
+            return fresh, _as_tuple(double(*fresh.values()))
+        except Exception:  # noqa: BLE001 - a module may raise anything for values that it does not take
+            again = {name: value[:1] for name, value in examples.items()}
+            return again, _as_tuple(double(*again.values()))
+
+
+def _random_rows(like: torch.Tensor, *, is_state: bool, generator: torch.Generator) -> torch.Tensor:
+    """[2, *shape]: standard normal and three times wider, within ±1 for states; bytes; else the first row again."""
+    shape = (2, *like.shape[1:])
+    if like.dtype == torch.uint8:
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if not like.is_floating_point():
+        return torch.cat([like[:1], like[:1]])
+    rows = torch.randn(shape, generator=generator, dtype=like.dtype)
+    rows[1] *= _WIDER
+    return torch.tanh(rows) if is_state else rows
+
+
+def _as_tuple(result: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _spec(name: str, value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name, str(value.dtype).removeprefix("torch."), (None, *value.shape[1:]))

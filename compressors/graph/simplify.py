@@ -1,0 +1,150 @@
+"""Rewrites of the exported graph that every format profits from: fewer and larger nodes, same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from compressors.graph.draft import Draft, rename_readers
+from compressors.graph.lstm_step import unroll_one_step
+from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
+
+
+def simplify(draft: Draft) -> None:
+    """Apply every rewrite, then drop what nobody reads."""
+    _bypass_identities(draft)
+    _dequantise_images(draft)
+    _matmul_to_gemm(draft)
+    unroll_one_step(draft)
+    _merge_heads(draft)
+    _drop_unused(draft)
+
+
+def _bypass_identities(draft: Draft) -> None:
+    for node in list(draft.nodes):
+        if node.op_type == "Identity" and node.output[0] not in draft.outputs:
+            draft.nodes.remove(node)
+            rename_readers(draft.nodes, node.output[0], node.input[0])
+
+
+def _dequantise_images(draft: Draft) -> None:
+    """Cast(uint8), then ÷ or × a constant, is DequantizeLinear: one node, and pixels are seen to be integer codes."""
+    wiring = draft.wiring()
+    for cast in [n for n in draft.nodes if n.op_type == "Cast" and n.input[0] in draft.uint8_inputs]:
+        scale_node = wiring.only_consumer(cast.output[0])
+        if scale_node is None or scale_node.op_type not in ("Div", "Mul") or scale_node.input[0] != cast.output[0]:
+            continue
+        factor = draft.constants.get(scale_node.input[1])
+        if factor is None or factor.size != 1 or float(factor.reshape(())) <= 0.0:
+            continue
+        value = np.float32(factor.reshape(()))
+        scale = f"{scale_node.output[0]}:scale"
+        draft.constants[scale] = np.asarray(np.float32(1.0) / value if scale_node.op_type == "Div" else value)
+        node = helper.make_node(
+            "DequantizeLinear", [cast.input[0], scale], [scale_node.output[0]], name=scale_node.name
+        )
+        draft.replace([cast, scale_node], node)
+
+
+def _matmul_to_gemm(draft: Draft) -> None:
+    """x·W for a matrix x is a Gemm, and a bias added to it is the Gemm's own."""
+    for node in [n for n in draft.nodes if n.op_type == "MatMul"]:
+        x, weight = node.input
+        if draft.ranks.get(x) != 2 or draft.ranks.get(node.output[0]) != 2 or not draft.is_parameter(weight):
+            continue
+        add = draft.wiring().only_consumer(node.output[0])
+        bias = ""
+        if add is not None and add.op_type == "Add":
+            other = add.input[1] if add.input[0] == node.output[0] else add.input[0]
+            if draft.is_parameter(other) and draft.ranks.get(other) == 1:
+                bias = other
+        inputs = [x, weight, bias] if bias else [x, weight]
+        output = add.output[0] if bias and add is not None else node.output[0]
+        removed = [node, add] if bias and add is not None else [node]
+        draft.replace(removed, helper.make_node("Gemm", inputs, [output], name=node.name))
+
+
+def _merge_heads(draft: Draft) -> None:
+    """Concat of linear heads over one input, and of parameters repeated for each row, is one linear head.
+
+    Rows of a repeated parameter (a Gaussian's log standard deviation) get zero weights and the parameter as their bias,
+    which saves the actor the nodes that compute the batch's size.
+    """
+    for concat in [n for n in draft.nodes if n.op_type == "Concat"]:
+        if int_attribute(concat, "axis", 0) not in (1, -1) or draft.ranks.get(concat.output[0]) != 2:
+            continue
+        wiring = draft.wiring()
+        parts = [wiring.producer.get(name) for name in concat.input]
+        heads = [part for part in parts if part is not None and _is_head(draft, wiring, part)]
+        repeated = [part for part in parts if part is not None and _is_repeated(draft, part)]
+        if not heads or len(heads) + len(repeated) != len(parts) or len({head.input[0] for head in heads}) != 1:
+            continue
+        if len(concat.input) > 1:
+            _merge(draft, concat, [part for part in parts if part is not None], heads[0].input[0])
+
+
+def _is_head(draft: Draft, wiring: Wiring, node: NodeProto) -> bool:
+    return (
+        is_plain_gemm(node)
+        and int_attribute(node, "transB", 0) == 1
+        and len(node.input) == 3
+        and draft.is_parameter(node.input[1])
+        and draft.is_parameter(node.input[2])
+        and not wiring.is_output(node.output[0])
+        and sum(reader.op_type != "Shape" for reader in wiring.consumers[node.output[0]]) == 1
+    )
+
+
+def _is_repeated(draft: Draft, node: NodeProto) -> bool:
+    return (
+        node.op_type == "Expand" and draft.is_parameter(node.input[0]) and draft.ranks.get(node.input[0], 1) in (1, 2)
+    )
+
+
+def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) -> None:
+    stem = concat.output[0]
+    flat = f"{stem}:vector"
+    draft.constants[flat] = np.asarray([-1], dtype=np.int64)
+    weights, biases = [], []
+    some_weight = next(part.input[1] for part in parts if part.op_type == "Gemm")
+    for index, part in enumerate(parts):
+        if part.op_type == "Gemm":
+            weights.append(part.input[1])
+            biases.append(part.input[2])
+            continue
+        bias, weight = f"{stem}:bias{index}", f"{stem}:weight{index}"
+        draft.prologue += _zero_rows(draft, part.input[0], some_weight, flat, bias, weight)
+        weights.append(weight)
+        biases.append(bias)
+    draft.prologue.append(helper.make_node("Concat", weights, [f"{stem}:weight"], axis=0))
+    draft.prologue.append(helper.make_node("Concat", biases, [f"{stem}:bias"], axis=0))
+    merged = helper.make_node("Gemm", [x, f"{stem}:weight", f"{stem}:bias"], [stem], name=parts[0].name, transB=1)
+    draft.replace([concat], merged)
+
+
+def _zero_rows(draft: Draft, repeated: str, some_weight: str, flat: str, bias: str, weight: str) -> list[NodeProto]:
+    """Prologue nodes: the repeated parameter as a bias vector, and zeros [its length, the input's width] as weights."""
+    zero = f"{weight}:zero"
+    draft.constants[zero] = np.zeros((), dtype=np.float32)
+    start, end = f"{weight}:start", f"{weight}:end"
+    draft.constants[start], draft.constants[end] = np.asarray([1], np.int64), np.asarray([2], np.int64)
+    return [
+        helper.make_node("Reshape", [repeated, flat], [bias]),
+        helper.make_node("Shape", [bias], [f"{weight}:rows"]),
+        helper.make_node("Shape", [some_weight], [f"{weight}:shape"]),
+        helper.make_node("Slice", [f"{weight}:shape", start, end], [f"{weight}:columns"]),
+        helper.make_node("Concat", [f"{weight}:rows", f"{weight}:columns"], [f"{weight}:size"], axis=0),
+        helper.make_node("Expand", [zero, f"{weight}:size"], [weight]),
+    ]
+
+
+def _drop_unused(draft: Draft) -> None:
+    needed = set(draft.outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(draft.nodes):
+        if needed & set(node.output):
+            kept.insert(0, node)
+            needed |= {name for name in node.input if name}
+    draft.nodes = kept

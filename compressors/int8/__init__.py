@@ -1,0 +1,1 @@
+"""The ``int8`` and ``int8-dynamic`` formats: graphs of integer kernels."""

@@ -1,0 +1,300 @@
+"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes on unchanged.
+
+Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A
+layer with weights that has no integer kernel here is an error; only layers chosen to be float or int4 are left so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from compressors.errors import UnsupportedLayerError
+from compressors.graph.layer_rewriter import Layer
+from compressors.graph.payload import MICROSOFT, Slot
+from compressors.graph.policy_graph import PolicyGraph
+from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
+from compressors.int4 import replace_layer
+from compressors.int8.codes import Codes, IntegerLayer, LayerFormat, SumOfCodes
+from compressors.layer_choices import weight_layer
+from compressors.quantisation.affine import IntegerType
+
+# Each gives out codes at the scale they came in with.
+_PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
+
+
+class IntegerGraph:
+    """The rewritten graph.
+
+    Attributes:
+        nodes: in topological order.
+        layers: those with integer weights.
+        int4_layers: those with 4-bit weights, computed in floats.
+        names: of all layers, for which a format is chosen.
+        measured: activations whose ranges must be calibrated.
+        coded: by module (``torso.0``) whose layer puts out codes, their activation.
+        sums: the sums of codes.
+        fixed: activations whose codes come from outside at a given scale (images), to that scale.
+        slots: initializers written at calibration or refresh, scales and codes.
+        floats, constants: parameters that stay in single precision, and graph constants still in use.
+    """
+
+    def __init__(self, graph: PolicyGraph, codes: IntegerType, choose: Callable[[str], LayerFormat]) -> None:
+        self._graph = graph
+        self._codes = codes
+        self._formats: dict[str, LayerFormat] = {}
+        self.names: list[str] = []
+        for node in graph.nodes:
+            if node.op_type in ("Gemm", "Conv") and node.input[1] in graph.parameters:
+                self.names.append(weight_layer(graph, node.input[1]))
+                self._formats[node.output[0]] = choose(self.names[-1])
+        self._wiring = Wiring(graph.nodes, [spec.name for spec in graph.outputs])
+        self._as_codes: dict[str, Codes] = {}
+        self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
+        self._absorbed: set[str] = set()
+        self.nodes: list[NodeProto] = []
+        self.layers: list[IntegerLayer] = []
+        self.int4_layers: list[Layer] = []
+        self.measured: list[str] = []
+        self.coded: dict[str, str] = {}
+        self.sums: list[SumOfCodes] = []
+        self.fixed: dict[str, np.float32] = {}
+        self.slots: dict[str, Slot] = {}
+        rules: dict[str, Callable[[NodeProto], None]] = {
+            "Gemm": self._gemm, "Conv": self._conv, "Add": self._add, "Relu": self._relu,
+            "DequantizeLinear": self._image, "Clip": self._clip, **dict.fromkeys(_PASS_THROUGH, self._pass),
+        }  # fmt: skip
+        for node in graph.nodes:
+            if not self._is_integer(node):
+                self._float_layer(node)
+            elif node.output[0] not in self._absorbed:
+                rules.get(node.op_type, self._float)(node)
+        for spec in graph.outputs:
+            self._emit_output(spec.name)
+        used = {name for node in self.nodes for name in node.input}
+        self.floats = tuple(name for name in graph.parameters if name in used)
+        self.constants = tuple(name for name in graph.constants if name in used)
+
+    def _gemm(self, node: NodeProto) -> None:
+        if not is_plain_gemm(node) or node.input[1] not in self._graph.parameters:
+            self._refuse(node, "its product has factors, a transposed input or no fixed weight")
+        transposed = int_attribute(node, "transB", 0)
+        x = self._codes_of(node.input[0])
+        layer = self._layer(node, x, channel_axis=0 if transposed else 1)
+        result = self._through_relu(node.output[0])
+        inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), layer.bias_codes]
+        if self._wants_codes(result):
+            made = self._new_codes(result, node)
+            inputs, output = [*inputs, *made.parameters], made.tensor
+        else:
+            output = self._new_float(self._through_nothing(node.output[0]))
+        self.nodes.append(
+            helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
+        )
+
+    def _conv(self, node: NodeProto) -> None:
+        if node.input[1] not in self._graph.parameters:
+            self._refuse(node, "its kernel is no fixed weight")
+        x = self._codes_of(node.input[0])
+        layer = self._layer(node, x, channel_axis=0)
+        made = self._new_codes(self._through_relu(node.output[0]), node)
+        inputs = [x.tensor, *x.parameters, *self._weight_inputs(layer), *made.parameters]
+        if layer.bias_codes:
+            inputs.append(layer.bias_codes)
+        conv = helper.make_node("QLinearConv", inputs, [made.tensor], name=node.name)
+        conv.attribute.extend(node.attribute)
+        self.nodes.append(conv)
+
+    def _add(self, node: NodeProto) -> None:
+        parameters = [name for name in node.input if self._is_fixed(name)]
+        result = self._through_relu(node.output[0])
+        coded = any(name in self._as_codes for name in node.input)
+        if parameters or not coded or not self._wants_codes(result):
+            self._absorbed -= {result}
+            self._float(node)
+            return
+        a, b = (self._codes_of(name) for name in node.input)
+        made = self._new_codes(result)
+        self.sums.append(SumOfCodes(layer_name(node), (a, b), result))
+        inputs = [a.tensor, *a.parameters, b.tensor, *b.parameters, *made.parameters]
+        self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
+
+    def _relu(self, node: NodeProto) -> None:
+        """On codes: everything below the zero point becomes it; the scale stays."""
+        x = self._as_codes.get(node.input[0])
+        if x is None:
+            self._float(node)
+            return
+        made = Codes(f"{node.output[0]}:codes", x.activation)
+        self._as_codes[node.output[0]] = made
+        self.nodes.append(helper.make_node("Clip", [x.tensor, x.parameters[1]], [made.tensor], name=node.name))
+
+    def _pass(self, node: NodeProto) -> None:
+        x = self._as_codes.get(node.input[0])
+        if x is None:
+            self._float(node)
+            return
+        made = Codes(f"{node.output[0]}:codes", x.activation)
+        self._as_codes[node.output[0]] = made
+        passed = helper.make_node(node.op_type, [x.tensor, *node.input[1:]], [made.tensor], name=node.name)
+        passed.attribute.extend(node.attribute)
+        self.nodes.append(passed)
+
+    def _image(self, node: NodeProto) -> None:
+        """Pixels are codes already, with scale 1/255 and zero point 0."""
+        scale = self._graph.constants.get(node.input[1])
+        if scale is None or len(node.input) > 2 or self._codes.minimum < 0:
+            self._float(node)
+            return
+        value = node.output[0]
+        self.fixed[value] = np.float32(scale)
+        self._as_codes[value] = Codes(node.input[0], value)
+        self._declare(value)
+
+    def _clip(self, node: NodeProto) -> None:
+        """Codes saturate at a range measured behind the clip: in front of integer layers it has nothing left to do."""
+        bounds = [float(self._graph.constants[name]) for name in node.input[1:] if name in self._graph.constants]
+        spans_zero = len(bounds) == 2 and bounds[0] <= 0.0 <= bounds[1]
+        if spans_zero and self._wants_codes(node.output[0]) and node.input[0] in self._as_float:
+            self._as_float[node.output[0]] = self._as_float[node.input[0]]
+            return
+        self._float(node)
+
+    def _float(self, node: NodeProto) -> None:
+        """A node without weights computes in float."""
+        for name in node.input:
+            array = self._graph.parameters.get(name)
+            if array is not None and array.ndim > 1 and array.dtype.kind == "f":
+                self._refuse(node, f"operator {node.op_type} has no static integer kernel here")
+        self.nodes.append(self._on_floats(node))
+
+    def _float_layer(self, node: NodeProto) -> None:
+        """A layer that is not to compute in integers."""
+        copy = self._on_floats(node)
+        if self._formats[node.output[0]] == "float":
+            self.nodes.append(copy)
+            return
+        if node.op_type == "Gemm" and not is_plain_gemm(node):
+            self._refuse(node, "its product has factors or a transposed input")
+        layer = Layer(copy, copy.input[1], optional_input(copy, 2))
+        nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape)
+        self.nodes += nodes
+        self.slots.update(slots)
+        self.int4_layers.append(layer)
+
+    def _on_floats(self, node: NodeProto) -> NodeProto:
+        """The node, reading floats and making floats."""
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            copy.input[index] = self._float_of(name)
+        for name in node.output:
+            self._as_float[name] = name
+        return copy
+
+    def _layer(self, node: NodeProto, x: Codes, channel_axis: int) -> IntegerLayer:
+        weight, bias = node.input[1], optional_input(node, 2)
+        if bias and bias not in self._graph.parameters:
+            self._refuse(node, "its bias is no fixed weight")
+        stem = f"{node.output[0]}:weight"
+        shape = self._graph.parameters[weight].shape
+        per_channel = self._formats[node.output[0]] == "per_channel"
+        channels = (shape[channel_axis],) if per_channel else ()
+        self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
+        self.slots[f"{stem}:scale"] = Slot(channels)
+        self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
+        bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
+        if bias:
+            self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
+        axis = channel_axis if per_channel else None
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, axis)
+        self.layers.append(layer)
+        return layer
+
+    def _weight_inputs(self, layer: IntegerLayer) -> list[str]:
+        return [f"{layer.stem}:{part}" for part in ("codes", "scale", "zero")]
+
+    def _codes_of(self, value: str) -> Codes:
+        """A value as codes, quantised here unless it is already."""
+        found = self._as_codes.get(value)
+        if found is None:
+            found = self._new_codes(value)
+            self.nodes.append(
+                helper.make_node("QuantizeLinear", [self._as_float[value], *found.parameters], [found.tensor])
+            )
+        return found
+
+    def _float_of(self, value: str) -> str:
+        """A value as floats, dequantised here unless it is already."""
+        if value not in self._as_codes or value in self._as_float:
+            return self._as_float.get(value, value)
+        codes = self._as_codes[value]
+        name = self._new_float(value)
+        self.nodes.append(helper.make_node("DequantizeLinear", [codes.tensor, *codes.parameters], [name]))
+        return name
+
+    def _emit_output(self, name: str) -> None:
+        if self._float_of(name) != name:
+            raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
+
+    def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
+        """A value as codes of its own scale, put out by a layer if there is a maker."""
+        self._as_codes[value] = codes = Codes(f"{value}:codes", value)
+        self.measured.append(value)
+        self._declare(value)
+        if maker is not None:
+            self.coded[layer_name(maker)] = value
+        return codes
+
+    def _new_float(self, value: str) -> str:
+        self._as_float[value] = value
+        return value
+
+    def _declare(self, activation: str) -> None:
+        element = helper.np_dtype_to_tensor_dtype(self._codes.dtype)
+        self.slots[f"{activation}:scale"] = Slot(())
+        self.slots[f"{activation}:zero"] = Slot((), element)
+
+    def _through_relu(self, value: str) -> str:
+        """The value behind a ReLU that alone reads this one: its codes start at zero and saturate there, as a ReLU."""
+        reader = self._wiring.only_consumer(value)
+        if reader is None or reader.op_type != "Relu":
+            return value
+        self._absorbed.add(reader.output[0])
+        return reader.output[0]
+
+    def _through_nothing(self, value: str) -> str:
+        reader = self._wiring.only_consumer(value)
+        if reader is not None and reader.op_type == "Relu":
+            self._absorbed.discard(reader.output[0])
+        return value
+
+    def _wants_codes(self, value: str) -> bool:
+        """Whether every reader of a value is an integer layer or hands codes on to integer layers alone."""
+        readers = self._wiring.consumers[value]
+        inside = bool(readers) and not self._wiring.is_output(value)
+        return inside and all(self._reads_codes(reader, value) for reader in readers)
+
+    def _reads_codes(self, node: NodeProto, value: str) -> bool:
+        if node.op_type in ("Gemm", "Conv"):
+            return node.input[0] == value and self._is_integer(node)
+        if node.op_type == "Add":
+            return not any(self._is_fixed(name) for name in node.input) and self._wants_codes(node.output[0])
+        if node.op_type in _PASS_THROUGH or node.op_type == "Relu":
+            return node.input[0] == value and self._wants_codes(node.output[0])
+        return False
+
+    def _is_integer(self, node: NodeProto) -> bool:
+        """False for layers that were chosen to compute in floats."""
+        return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel")
+
+    def _is_fixed(self, name: str) -> bool:
+        return name in self._graph.parameters or name in self._graph.constants
+
+    def _refuse(self, node: NodeProto, reason: str) -> NoReturn:
+        raise UnsupportedLayerError(
+            f"layer {layer_name(node)!r} cannot be quantised statically: {reason}; use fp16 or fp32"
+        )

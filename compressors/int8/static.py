@@ -1,0 +1,242 @@
+"""``int8``: weights and activations in 8 bits, ranges of activations known beforehand, layers in integer kernels.
+
+``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
+``layer=per_channel`` or ``layer=per_tensor`` its own kind of scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from onnx import NodeProto
+
+from compressors.arrays import Array
+from compressors.artifact import Optimisation
+from compressors.cpu import ARM, VNNI, cpu_features
+from compressors.errors import CalibrationError, SchemeError
+from compressors.fp32 import fuse_activations, require_finite
+from compressors.graph.optimise import rearranged_nodes
+from compressors.graph.payload import Payload, Slot
+from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.int4 import layer_writer, write_layer
+from compressors.int8.codes import IntegerLayer, LayerFormat
+from compressors.int8.integer_graph import IntegerGraph
+from compressors.layer_choices import check_layers, choice_for, split_arguments
+from compressors.pipeline import Encoder, Format
+from compressors.plan import PlanStatistics
+from compressors.quantisation.affine import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
+from compressors.quantisation.ranges import Range, RangeObserver
+from compressors.quantisation.weight_codes import Changes, CodeWriter, as_float
+from compressors.scheme import Context, MethodText
+
+Variant = Literal["u8s8", "reduce_range", "s8s8"]
+_VARIANTS: tuple[Variant, ...] = get_args(Variant)
+_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
+_PER_CHANNEL = "per_channel"
+_CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
+
+
+@dataclass(frozen=True)
+class Int8(Format):
+    """Static int8.
+
+    Attributes:
+        per_channel: a scale for each output of a layer, instead of one for its whole weight.
+        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, else
+            refused; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
+            faster on ARM. None: what suits the CPU.
+        cpu: features of the CPU that will act; this machine's when None.
+        layers: formats by layer, in the place of the one that ``per_channel`` says.
+    """
+
+    per_channel: bool = False
+    variant: Variant | None = None
+    cpu: frozenset[str] | None = None
+    layers: tuple[tuple[str, LayerFormat], ...] = ()
+
+    @property
+    def method(self) -> MethodText:
+        """``int8`` with its options."""
+        options = [_PER_CHANNEL] if self.per_channel else []
+        if self.variant is not None:
+            options.append(self.variant)
+        return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
+
+    def layer_format(self, layer: str) -> LayerFormat:
+        """What a layer computes in."""
+        return choice_for(layer, self.layers, "per_channel" if self.per_channel else "per_tensor")
+
+    def encoder(self, graph: PolicyGraph) -> Encoder:
+        """See ``Format.encoder``.
+
+        Raises:
+            SchemeError: a layer that the policy does not have, or a variant whose sums would saturate on the CPU.
+        """
+        features = cpu_features() if self.cpu is None else self.cpu
+        exact = next((feature for feature in (VNNI, ARM) if feature in features), None)
+        if self.variant == "u8s8" and exact is None:
+            raise SchemeError(
+                f"{self.scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
+                f"(it has {', '.join(sorted(features)) or 'none that count'}); leave the variant out, or take "
+                "reduce_range"
+            )
+        suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
+        variant = suited if self.variant is None else self.variant
+        return Int8Encoder(graph, self, variant, (exact,) if exact and variant == "u8s8" else ())
+
+
+class Int8Encoder(Encoder):
+    """Requantises weights at each refresh, at scales that follow the running ranges of activations.
+
+    Attributes:
+        layers: those with integer weights.
+        variant: the one in use.
+        per_channel: whether weights have a scale for each output, where nothing else was chosen for a layer.
+        weight_codes: the codes of weights.
+        coded, sums: see ``IntegerGraph``.
+    """
+
+    def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
+        self.cpu_features = cpu_features
+        self.variant = variant
+        self.per_channel = options.per_channel
+        self._codes, self.weight_codes = _CODES[variant]
+        integer = IntegerGraph(graph, self._codes, options.layer_format)
+        check_layers(options.scheme, dict(options.layers), integer.names)
+        self.layers = integer.layers
+        self._int4_layers = integer.int4_layers
+        self._floats = integer.floats
+        self._measured = integer.measured
+        self.coded, self.sums = integer.coded, integer.sums
+        self._observer = RangeObserver(graph, integer.measured)
+        self._ranges: dict[str, Range] = {}
+        self._scales: dict[str, np.float32] = {}
+        self._calibrations = self._drifted = 0
+        self._payload = _lay_out(integer, graph)
+        # onnxruntime blocks the channels of float convolutions for the CPU when it loads them
+        float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
+        self.optimisation: Optimisation = "all" if float_convolutions else "none"
+        self._changes = Changes()
+        sizes = [graph.parameters[layer.weight].size for layer in self.layers]
+        self._writer = CodeWriter(self.weight_codes, self._changes, sizes)
+        self._int4_writer = layer_writer(self._int4_layers, graph, self._changes)
+        for name, scale in integer.fixed.items():
+            self._set_activation(name, scale, 0)
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """Least and greatest code of activations."""
+        return self._codes.minimum, self._codes.maximum
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """The running ranges by activation."""
+        return dict(self._ranges)
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return PlanStatistics(self._calibrations, self._drifted, self._changes.share)
+
+    def activation(self, name: str) -> tuple[np.float32, int]:
+        """(scale, zero point) in use for an activation."""
+        return self._scales[name], int(self._payload.views[f"{name}:zero"])
+
+    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
+        """See ``Encoder.measure``."""
+        return self._observer.measure(parameters, inputs)
+
+    def drifted(self, seen: Mapping[str, Range]) -> int:
+        """See ``Encoder.drifted``."""
+        return sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in seen.items())
+
+    def covering(self, seen: Mapping[str, Range]) -> Mapping[str, Range]:
+        """See ``Encoder.covering``."""
+        return {name: self._ranges[name].covering(now) if name in self._ranges else now for name, now in seen.items()}
+
+    def widen(self, seen: Mapping[str, Range]) -> None:
+        """See ``Encoder.widen``."""
+        self._drifted += self.drifted(seen)
+        self._calibrations += 1
+        for name, now in seen.items():
+            kept = self._ranges[name].after(now) if name in self._ranges else now
+            self._ranges[name] = kept
+            self._set_activation(name, *activation_parameters(kept.low, kept.high, self._codes))
+
+    def encode(self, parameters: Mapping[str, Array]) -> bytes:
+        """See ``Encoder.encode``."""
+        missing = [name for name in self._measured if name not in self._ranges]
+        if missing:
+            raise CalibrationError(
+                f"int8 has no range for {len(missing)} activations; calibrate it on real observations first, and "
+                "publish fp32 until then"
+            )
+        self._changes.begin()
+        for layer in self.layers:
+            self._encode_layer(layer, parameters)
+        for int4_layer in self._int4_layers:
+            write_layer(int4_layer, parameters[int4_layer.weight], self._payload.views, self._int4_writer)
+        for name in self._floats:
+            require_finite(name, parameters[name])
+            self._payload.views[name][...] = parameters[name]
+        self._changes.end()
+        return self._payload.to_bytes()
+
+    def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
+        views, stem = self._payload.views, layer.stem
+        weight = parameters[layer.weight]
+        bias = as_float(layer.bias, parameters) if layer.bias else None
+        input_scale = self._scales[layer.activation]
+        scales = self._writer.write(
+            layer.name, weight, layer.channel_axis, views[f"{stem}:codes"], bias=bias, input_scale=input_scale
+        )
+        views[f"{stem}:scale"][...] = scales
+        if bias is not None:
+            views[layer.bias_codes][...] = bias_codes(bias, input_scale, scales)
+
+    def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
+        self._scales[name] = scale
+        self._payload.views[f"{name}:scale"][...] = scale
+        self._payload.views[f"{name}:zero"][...] = zero
+
+
+def make_int8(arguments: tuple[str, ...], context: Context, name: str = "int8") -> Int8:
+    """The ``int8`` method; options are ``per_channel``, one of the variants, and formats by layer. Messages call it by
+    ``name``.
+
+    Raises:
+        SchemeError: an unknown option or format, or two variants.
+    """
+    plain, choices = split_arguments(arguments)
+    variants = [variant for variant in _VARIANTS if variant in plain]
+    unknown = [option for option in plain if option not in (*_VARIANTS, _PER_CHANNEL)]
+    if unknown or len(variants) > 1 or len(set(plain)) < len(plain):
+        raise SchemeError(
+            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
+            "and layer=format"
+        )
+    layers: list[tuple[str, LayerFormat]] = []
+    for layer, text in choices.items():
+        chosen = next((choice for choice in _FORMATS if choice == text), None)
+        if chosen is None:
+            raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_FORMATS)}")
+        layers.append((layer, chosen))
+    return Int8(_PER_CHANNEL in plain, variants[0] if variants else None, context.cpu, tuple(layers))
+
+
+def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
+    slots = {**integer.slots, **{name: Slot.like(graph.parameters[name]) for name in integer.floats}}
+    constants = {name: graph.constants[name] for name in integer.constants}
+    outputs = [spec.name for spec in graph.outputs]
+    nodes: Sequence[NodeProto] = integer.nodes
+    if not any(node.op_type == "Conv" for node in nodes):
+        nodes = fuse_activations(nodes, outputs)
+    payload = Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
+    if any(node.op_type == "MaxPool" for node in nodes) and not any(node.op_type == "Conv" for node in nodes):
+        # pooling codes is thirty times faster channels-last, into which onnxruntime turns the graph
+        nodes = rearranged_nodes(payload, slots) or nodes
+        return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
+    return payload

@@ -1,0 +1,77 @@
+"""The layers of a policy that schemes can choose for one by one, and what each could be given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compressors.errors import UnsupportedLayerError
+from compressors.graph.policy_graph import export_policy
+from compressors.layer_choices import weight_layer
+from compressors.lowrank import factor_rank
+from compressors.module_state import read_state
+from compressors.prune.channels import find_groups
+from compressors.prune.structured import kept_count
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PolicyLayer:
+    """A layer with weights.
+
+    Attributes:
+        name: as schemes name it, such as ``torso.layers.0``.
+        kind: ``linear`` (an LSTM's step too) or ``convolution``.
+        outputs: rows of its weight, seen as a matrix.
+        inputs: columns of its weight.
+        units: how many units or channels ``prune`` can remove some of under this name; 0 where it can remove none, as
+            of heads and of layers whose channels go by another layer's name.
+    """
+
+    name: str
+    kind: str
+    outputs: int
+    inputs: int
+    units: int
+
+    def keeps(self, share: float) -> int:
+        """How many units stay when ``prune`` removes a share of them."""
+        return kept_count(self.units, share)
+
+    def rank(self, share: float) -> int | None:
+        """The rank of its factors under ``lowrank``; None where they would be no smaller than the weight."""
+        return factor_rank(self.outputs, self.inputs, share)
+
+
+def policy_layers(
+    module: nn.Module, example_inputs: Mapping[str, Tensor], output_names: Sequence[str]
+) -> tuple[PolicyLayer, ...]:
+    """The layers that an actor computes, in its order.
+
+    Args:
+        module, example_inputs, output_names: as for ``Compressor.bind``.
+    Raises:
+        GraphError: the module cannot be exported.
+    """
+    graph = export_policy(module, example_inputs, output_names)
+    shapes = {name: tuple(array.shape) for name, array in read_state(module).items()}
+    try:
+        units = {group.name: group.size for group in find_groups(module, example_inputs)}
+    except UnsupportedLayerError:
+        units = {}
+    layers: dict[str, PolicyLayer] = {}
+    for node in graph.nodes:
+        if node.op_type not in ("Gemm", "Conv") or node.input[1] not in graph.parameters:
+            continue
+        name = weight_layer(graph, node.input[1])
+        # its own matrices, not the graph's, into which heads and constants may be merged
+        matrices = [shape for own, shape in shapes.items() if own.rpartition(".")[0] == name and len(shape) > 1]
+        inputs = sum(int(np.prod(shape[1:])) for shape in matrices)
+        kind = "convolution" if node.op_type == "Conv" else "linear"
+        layers[name] = PolicyLayer(name, kind, matrices[0][0], inputs, units.get(name, 0))
+    return tuple(layers.values())

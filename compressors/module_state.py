@@ -1,0 +1,70 @@
+"""The numbers of a torch module as numpy arrays, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from compressors.arrays import Array, State
+from compressors.errors import WeightsError
+
+
+def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> dict[str, Array]:
+    """Parameters and buffers by name; on the CPU they are views of the live weights, from a GPU one copy.
+
+    Args:
+        module: the policy.
+        names: which ones; all of them when None.
+
+    Raises:
+        WeightsError: the module has no tensor of such a name.
+    """
+    tensors = dict(_named_tensors(module))
+    if names is not None:
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it anew")
+        tensors = {name: tensors[name] for name in names}
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        tensors = _to_cpu(tensors)
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def read_gradients(module: torch.nn.Module) -> dict[str, Array]:
+    """Gradients by parameter name, of those parameters that have one."""
+    found = {name: p.grad.detach() for name, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
+    return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+
+
+def load_state(module: torch.nn.Module, state: State) -> None:
+    """Write arrays into a module's parameters and buffers, in place."""
+    tensors = dict(_named_tensors(module))
+    for name, array in state.items():
+        tensors[name].copy_(torch.from_numpy(np.array(array)))
+
+
+def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torch.Tensor]:
+    """The first so many rows of each array, fewer of images [N, C, H, W], as tensors."""
+    has_images = any(array.ndim == 4 for array in inputs.values())
+    count = images if has_images else rows
+    return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield name, parameter.detach()
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield name, buffer.detach()
+
+
+def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One transfer per dtype: many small ones would each wait for the device."""
+    moved: dict[str, torch.Tensor] = {}
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        flat = torch.cat([tensor.reshape(-1) for tensor in group.values()]).cpu()
+        parts = torch.split(flat, [tensor.numel() for tensor in group.values()])
+        moved.update({name: part.view(group[name].shape) for name, part in zip(group, parts, strict=True)})
+    return {name: moved[name] for name in tensors}

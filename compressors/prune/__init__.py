@@ -1,0 +1,1 @@
+"""Structured pruning of units and channels, with least-squares compensation."""

@@ -1,0 +1,248 @@
+"""What removed channels would have told the layers behind them, predicted from the channels that are kept.
+
+    W h + b ≈ (W_K + W_R P) h_K + (b + W_R (E[h_R] − P E[h_K]));   P = C_RK (C_KK + λ I)⁻¹
+
+K are the kept and R the removed inputs of a layer, C their covariance on recent real inputs: the best linear
+prediction. For a layer without bias C is of second moments about zero: the best one without a constant. P is of the
+features that the weights made when it was measured, and is worth little some tens of optimiser steps later: ``observe``
+measures it anew, older measurements count less. A flattened image counts each place as a sample with a mean of its own.
+A convolution's zero padding is not accounted for. Source: least-squares reconstruction of channel pruning, He et al.
+2017, arXiv:1707.06168, section 3.1, here in closed form from the reading layer's inputs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compressors.arrays import Array, FloatArray, State
+from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
+from compressors.prune.channels import ChannelGroup, IndexArray
+
+LATE_FOLD = 2**22
+"""Up to so many multiplications W_R P is worked out at each refresh, for the weights of the moment; in wider layers
+only when P is measured or channels are chosen."""
+_TINY = 1e-6
+_BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """A layer's inputs so far: weight of the rows seen; [channels, S] means; [channels, channels] covariance about the
+    mean of each place."""
+
+    samples: float
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> _Moments:
+        """Of [N, channels, S]."""
+        mean = values.mean(0)
+        centred = (values - mean).transpose(1, 2).reshape(-1, values.shape[1])
+        return cls(len(values), mean, centred.t() @ centred / len(centred))
+
+    def with_newer(self, newer: _Moments) -> _Moments:
+        """Both together, these at the share ``KEEP`` of their weight."""
+        samples = KEEP * self.samples + newer.samples
+        share = newer.samples / samples
+        shift = newer.mean - self.mean
+        between = share * (1.0 - share) / shift.shape[1] * (shift @ shift.t())
+        within = self.covariance.lerp(newer.covariance, share)
+        return _Moments(samples, self.mean + share * shift, within + between)
+
+    def spread(self, *, about_zero: bool) -> Tensor:
+        """[channels, channels] covariance, or second moments about zero."""
+        return self.covariance + self.mean @ self.mean.t() / self.mean.shape[1] if about_zero else self.covariance
+
+    def ridge(self, kept: int) -> float:
+        """λ: what few samples do not show."""
+        places = self.mean.shape[1]
+        return _TINY + RIDGE * float(self.covariance.diagonal().mean()) * kept / (self.samples * places)
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """Of removed channels from kept ones: [removed, kept] P and [removed, S] E[h_R] − P E[h_K]."""
+
+    kept: IndexArray
+    removed: IndexArray
+    matrix: Tensor
+    constant: Tensor
+
+    @classmethod
+    def solve(cls, moments: _Moments, kept: IndexArray, *, about_zero: bool) -> _Prediction:
+        """The best one; ``about_zero``: without its constant, which nothing can add."""
+        removed = np.setdiff1d(np.arange(len(moments.mean)), kept)
+        k, r = torch.from_numpy(kept), torch.from_numpy(removed)
+        among = moments.spread(about_zero=about_zero)[k].double()
+        regular = among[:, k] + moments.ridge(len(kept)) * torch.eye(len(kept), dtype=among.dtype)
+        matrix = torch.linalg.solve(regular, among[:, r]).t().float().contiguous()
+        return cls(kept, removed, matrix, moments.mean[r] - matrix @ moments.mean[k])
+
+
+@dataclass
+class _Reader:
+    """A group's channels among a layer's inputs.
+
+    Attributes:
+        group: the group's name.
+        places: [channels, S] places along the weight's input axis; S > 1 behind a flattened image.
+        moments: None before anything was observed.
+        prediction: likewise.
+        columns: [kept, S] where the kept places lie among the columns that are kept; None: all, in this order.
+        folded: what was worked out for weights of the past, of wide layers.
+    """
+
+    group: str
+    places: IndexArray
+    moments: _Moments | None = None
+    prediction: _Prediction | None = None
+    columns: IndexArray | None = None
+    folded: tuple[FloatArray, FloatArray] | None = None
+
+    def observe(self, inputs: Tensor) -> None:
+        """Take in [N, input axis] values; those that are not finite are left out, as they would stay for good."""
+        newer = _Moments.of(inputs[:, torch.from_numpy(self.places)].float())
+        if bool(torch.isfinite(newer.covariance).all()):
+            self.moments = newer if self.moments is None else self.moments.with_newer(newer)
+
+    def predict(self, kept: IndexArray, columns: IndexArray, *, has_bias: bool) -> None:
+        """Find the best prediction from the channels ``kept``, when ``columns`` of the weight are kept, ascending."""
+        if self.moments is not None:
+            self.prediction = _Prediction.solve(self.moments, kept, about_zero=not has_bias)
+        places = np.searchsorted(columns, self.places[kept])
+        self.columns = None if np.array_equal(places.ravel(), np.arange(len(columns))) else places
+
+    def fold(self, rows: Array, columns: int) -> tuple[FloatArray, FloatArray]:
+        """For a weight's kept rows [O, input axis, *taps], what comes to its ``columns`` kept ones and its bias [O]."""
+        if self.prediction is None:
+            return np.zeros((len(rows), columns, *rows.shape[2:]), np.float32), np.zeros(len(rows), np.float32)
+        found = self.prediction
+        taps = int(np.prod(rows.shape[2:]))
+        places = torch.from_numpy(self.places[found.removed].ravel())
+        gone = torch.from_numpy(rows).index_select(1, places).view(len(rows), len(found.removed), -1)
+        if gone.shape[2] == 1:
+            folded = gone[:, :, 0] @ found.matrix
+        else:
+            folded = torch.einsum("orp,rk->okp", gone, found.matrix)
+        change: FloatArray = folded.reshape(len(rows), -1, *rows.shape[2:]).numpy()
+        if self.columns is not None:
+            own, change = change, np.zeros((len(rows), columns, *rows.shape[2:]), dtype=np.float32)
+            change[:, self.columns.ravel()] = own
+        # a kernel's taps all see the same mean
+        constants: FloatArray = (gone.flatten(1) @ found.constant.repeat_interleave(taps, dim=1).flatten()).numpy()
+        return change, constants
+
+    def fold_cost(self, rows: int, taps: int) -> int:
+        """Multiplications of ``fold``."""
+        return 0 if self.prediction is None else rows * taps * self.places.shape[1] * self.prediction.matrix.numel()
+
+
+class Reconstruction:
+    """Corrects weights and biases of the layers that read prunable channels."""
+
+    def __init__(self, groups: Sequence[ChannelGroup]) -> None:
+        self._readers: dict[str, list[_Reader]] = {}
+        for group in groups:
+            for cut in group.cuts:
+                if not cut.produces:
+                    order = np.lexsort((cut.index, cut.channel))
+                    places = cut.index[order].reshape(group.size, -1)
+                    self._readers.setdefault(cut.parameter, []).append(_Reader(group.name, places))
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was observed."""
+        return all(reader.moments is not None for readers in self._readers.values() for reader in readers)
+
+    def observe(self, policy: nn.Module, inputs: Sequence[Tensor]) -> None:
+        """Measure on a policy with the weights of the moment; inputs are its arguments, [N, *shape] each."""
+        with ExitStack() as stack, torch.no_grad():
+            for parameter in self._readers:
+                owner = policy.get_submodule(parameter.rpartition(".")[0])
+                stack.enter_context(owner.register_forward_pre_hook(self._watch(parameter)))
+            policy(*inputs)
+
+    def what_is_read(self, group: str, state: State) -> list[tuple[Tensor, Tensor, float]]:
+        """For each reader of a group, [channels, channels] each: the covariance of what it reads, and WᵀW of the
+        weights that read it; then λ. Empty before anything was observed."""
+        found = []
+        for parameter, readers in self._readers.items():
+            for reader in readers:
+                if reader.group == group and reader.moments is not None:
+                    weight = torch.from_numpy(state[parameter][:, reader.places])
+                    columns = weight.movedim(1, -1).flatten(0, -2)
+                    moments = reader.moments
+                    lam = moments.ridge(len(moments.mean))
+                    spread = moments.spread(about_zero=_bias_of(parameter) not in state)
+                    found.append((spread, columns.t() @ columns, lam))
+        return found
+
+    def solve(
+        self, state: State, kept: Mapping[str, IndexArray], indices: Mapping[str, Mapping[int, IndexArray]]
+    ) -> None:
+        """Predict anew, after ``observe`` or when other channels are kept.
+
+        Args:
+            state: the whole policy's numbers.
+            kept: the channels that are kept, by group.
+            indices: parameter to axis to the places that are kept.
+        """
+        for parameter, readers in self._readers.items():
+            rows = _kept_rows(state[parameter], indices[parameter])
+            for reader in readers:
+                has_bias = _bias_of(parameter) in state
+                reader.predict(kept[reader.group], indices[parameter][1], has_bias=has_bias)
+                is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > LATE_FOLD
+                reader.folded = reader.fold(rows, len(indices[parameter][1])) if is_wide else None
+
+    def corrections(self, state: State, indices: Mapping[str, Mapping[int, IndexArray]]) -> dict[str, FloatArray]:
+        """Parameter to what is added to its kept rows and columns; empty before inputs were observed."""
+        corrections: dict[str, FloatArray] = {}
+        for parameter, readers in self._readers.items():
+            if all(reader.prediction is None for reader in readers):
+                continue
+            axes = indices[parameter]
+            parts = [r.folded or r.fold(_kept_rows(state[parameter], axes), len(axes[1])) for r in readers]
+            corrections[parameter], constants = _sum(parts)
+            if _bias_of(parameter) in state:
+                corrections[_bias_of(parameter)] = constants
+        return corrections
+
+    def _watch(self, parameter: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
+        recurrent = parameter.endswith("weight_hh_l0")
+
+        def hook(layer: nn.Module, arguments: tuple[object, ...]) -> None:
+            value = arguments[1][0] if recurrent else arguments[0]  # type: ignore[index]
+            if not isinstance(value, Tensor):
+                return
+            if isinstance(layer, nn.Conv2d):
+                value = value.movedim(1, -1)
+            rows = value.reshape(-1, value.shape[-1])
+            for reader in self._readers[parameter]:
+                reader.observe(rows[:: max(1, len(rows) // MAXIMAL_SAMPLES)])
+
+        return hook
+
+
+def _bias_of(weight: str) -> str:
+    """What the bias is called that goes with a weight."""
+    owner, _, attribute = weight.rpartition(".")
+    return f"{owner}.{_BIASES[attribute]}".removeprefix(".")
+
+
+def _kept_rows(weight: Array, indices: Mapping[int, IndexArray]) -> Array:
+    return np.take(weight, indices[0], axis=0) if 0 in indices else weight
+
+
+def _sum(parts: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    change, constants = parts[0]
+    for more, further in parts[1:]:
+        change, constants = change + more, constants + further
+    return change, constants

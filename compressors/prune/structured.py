@@ -1,0 +1,298 @@
+"""``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
+
+``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` leaves the others whole.
+
+Channels are chosen when the scheme is bound, at the first real inputs and whenever ``rechoose`` is called, always the
+same number, so that the graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real
+inputs, it also adds what the kept channels can tell about those that are gone; ``follow`` and ``calibrate`` measure
+that anew. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units from it
+and leaves zeros where a unit is gone.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compressors.arrays import Array, State
+from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.module_state import load_state, read_gradients, read_state, to_tensors
+from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
+from compressors.pipeline import BoundReduction, Reduction
+from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
+from compressors.prune.compensation import Reconstruction
+from compressors.prune.importance import magnitude, residual, taylor
+from compressors.scheme import Context, MethodText
+
+_logger = logging.getLogger("compressors")
+
+Importance = Literal["residual", "magnitude", "taylor"]
+_IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
+_CHECK_SEED = 7
+_FOLLOWED_UNITS = 1024
+_INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
+
+
+@dataclass(frozen=True)
+class Prune(Reduction):
+    """Structured pruning.
+
+    Attributes:
+        ratio: share of units and channels to remove, in [0, 1).
+        importance: ``residual``, by what the kept channels cannot tell about the others, once real inputs have been
+            seen; ``magnitude``; or ``taylor``, which needs the gradients that the learner's last backward pass left.
+            Magnitude stands in where what is needed is missing.
+        layers: shares in [0, 1) by layer, in the place of ``ratio``.
+    """
+
+    ratio: float
+    importance: Importance = "residual"
+    layers: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def method(self) -> MethodText:
+        """``prune`` with its arguments."""
+        ratio = (f"{self.ratio:g}",) if self.ratio else ()
+        extra = () if self.importance == "residual" else (self.importance,)
+        return MethodText("prune", (*ratio, *extra, *(f"{layer}={share:g}" for layer, share in self.layers)))
+
+    def kept(self, group: ChannelGroup) -> int:
+        """How many of a group's channels stay."""
+        return kept_count(group.size, choice_for(group.name, self.layers, self.ratio))
+
+    def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
+        """See ``Reduction.reduce``."""
+        return PrunedModule(self, module, example_inputs)
+
+
+class PrunedModule(BoundReduction):
+    """A pruned policy; see ``BoundReduction``.
+
+    Attributes:
+        kept: for each group's name the channels kept, ascending.
+    """
+
+    def __init__(self, options: Prune, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> None:
+        self._options = options
+        whole = copy.deepcopy(module).cpu().eval()
+        examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
+        groups = find_groups(whole, examples)
+        check_layers(options.scheme, dict(options.layers), [group.name for group in groups])
+        for group in groups:
+            shares = dict(options.layers)
+            if is_named(group.name, [name for name in shares if shares[name]]) and options.kept(group) == group.size:
+                raise UnsupportedLayerError(
+                    f"{options.scheme}: {group.name!r} has {group.size} units, which go in multiples of 16, or of 8 "
+                    "below 64; remove more of it, or leave it out"
+                )
+        self._groups = [group for group in groups if options.kept(group) < group.size]
+        if not self._groups:
+            sizes = ", ".join(sorted(f"{group.name!r} has {group.size}" for group in groups)) or "it has none but heads"
+            raise UnsupportedLayerError(
+                f"{options.scheme} finds no layer of this policy that can lose units: {sizes}; they go in multiples of "
+                "16, or of 8 below 64, heads and layers of fewer than 16 lose none; remove more, or take a scheme "
+                "without prune"
+            )
+        self._recurrent = _recurrent_group(self._groups, len(example_inputs))
+        self.prefix = "" if self._recurrent is None else f"{_INNER}."
+        self.kept: dict[str, IndexArray] = {}
+        self._indices: dict[str, dict[int, IndexArray]] = {}
+        self._reconstruction = Reconstruction(self._groups)
+        state = read_state(whole)
+        self.rechoose(state, read_gradients(module))
+        smaller = _slice_module(whole, self._indices)
+        self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
+        self._check(whole, examples)
+        self._whole = whole
+
+    def project(self, state: State) -> State:
+        """See ``BoundReduction.project``."""
+        corrections = self._reconstruction.corrections(state, self._indices)
+        projected: dict[str, Array] = {}
+        for name, array in state.items():
+            for axis, index in sorted(self._indices.get(name, {}).items()):
+                # rows first, which are whole; torch takes columns nearly twice as fast as numpy
+                array = torch.from_numpy(array).index_select(axis, torch.from_numpy(index)).numpy()
+            projected[f"{self.prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
+        if self._recurrent is not None:
+            projected[_KEPT], projected[_PLACES] = self._state_indices()
+        return projected
+
+    def whole(self, projected: State, state: State) -> State:
+        """See ``BoundReduction.whole``."""
+        filled: dict[str, Array] = {}
+        for name, array in state.items():
+            kept, filled[name] = projected[f"{self.prefix}{name}"], np.zeros_like(array)
+            axes = self._indices.get(name, {})
+            filled[name][np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))] = kept
+        return filled
+
+    def rechoose(self, state: State, gradients: State) -> None:
+        """See ``BoundReduction.rechoose``."""
+        masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
+        for group in self._groups:
+            scores = self._scores(group, state, gradients)
+            keep = np.zeros(group.size, dtype=bool)
+            keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True
+            self.kept[group.name] = np.flatnonzero(keep)
+            for cut in group.cuts:
+                mask = masks.setdefault((cut.parameter, cut.axis), np.ones(state[cut.parameter].shape[cut.axis], bool))
+                mask[cut.index] &= keep[cut.channel]
+        self._indices = {}
+        for (parameter, axis), mask in masks.items():
+            self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
+        self._reconstruction.solve(state, self.kept, self._indices)
+
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
+        """See ``BoundReduction.observe``."""
+        first = not self._reconstruction.seen
+        load_state(self._whole, state)
+        self._reconstruction.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        if first and self._options.importance == "residual":
+            self.rechoose(state, {})
+            return True
+        self._reconstruction.solve(state, self.kept, self._indices)
+        return False
+
+    def follow(self, state: State, inputs: Mapping[str, Array]) -> None:
+        """See ``BoundReduction.follow``; layers of more than 1024 units, which take seconds, wait for ``observe``."""
+        if max(group.size for group in self._groups) <= _FOLLOWED_UNITS:
+            self.observe(state, inputs)
+
+    def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
+        if self._options.importance == "residual":
+            readers = self._reconstruction.what_is_read(group.name, state)
+            if readers:
+                return residual(self._options.kept(group), readers)
+        elif self._options.importance == "taylor":
+            scores = taylor(group, state, gradients)
+            if scores is not None:
+                return scores
+            _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
+        return magnitude(group, state)
+
+    def _state_indices(self) -> tuple[IndexArray, IndexArray]:
+        """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
+        if self._recurrent is None:
+            raise UnsupportedLayerError("a policy without an LSTM has no state to prune")
+        kept = self.kept[self._recurrent.name]
+        places = np.full(self._recurrent.size, len(kept), dtype=np.int64)
+        places[kept] = np.arange(len(kept))
+        return kept, places
+
+    def _check(self, whole: nn.Module, examples: Mapping[str, Tensor]) -> None:
+        """With every reader of a removed channel silenced, the whole policy must agree with the pruned one."""
+        generator = torch.Generator().manual_seed(_CHECK_SEED)
+        parameters = dict(whole.named_parameters())
+        removed = [(cut, ~np.isin(cut.channel, self.kept[g.name])) for g in self._groups for cut in g.cuts]
+        with torch.no_grad():
+            for parameter in parameters.values():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(parameter[0].numel(), 4) ** 0.5)
+            for cut, gone in removed:
+                if not cut.produces:
+                    parameters[cut.parameter].index_fill_(cut.axis, torch.from_numpy(cut.index[gone]), 0.0)
+            noise = [(torch.randn(v.shape, generator=generator), v.dtype) for v in examples.values()]
+            inputs = [(64 * x + 128).clamp(0, 255).byte() if dtype == torch.uint8 else x for x, dtype in noise]
+            load_state(self.module, self.project(read_state(whole)))
+            wanted, found = whole(*inputs), self.module(*inputs)
+        wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
+        for index, (theirs, ours) in enumerate(zip(wanted, found, strict=True)):
+            if index and self._recurrent is not None:
+                kept = torch.from_numpy(self._state_indices()[0])
+                theirs, ours = theirs[:, kept], ours[:, kept]
+            if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-3, rtol=1e-3):
+                raise UnsupportedLayerError(
+                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the rest "
+                    "of this policy; use a scheme without prune"
+                )
+
+
+class _StatefulPolicy(nn.Module):
+    """A pruned recurrent policy behind the whole policy's state: picks the kept units, returns zeros for the others."""
+
+    kept_units: Tensor
+    places: Tensor
+
+    def __init__(self, policy: nn.Module, kept_units: IndexArray, places: IndexArray) -> None:
+        super().__init__()
+        self.policy = policy
+        self.register_buffer(_KEPT, torch.from_numpy(kept_units))
+        self.register_buffer(_PLACES, torch.from_numpy(places))
+
+    def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """[N, *obs] and each [N, H] to what the policy returns, its next state [N, H]."""
+        params, *following = self.policy(observations, *(_pick(part, self.kept_units) for part in state))
+        return (params, *(_pick(nn.functional.pad(part, (0, 1)), self.places) for part in following))
+
+
+def _pick(rows: Tensor, columns: Tensor) -> Tensor:
+    """``rows[:, columns]``; onnxruntime gathers whole rows several times faster than single elements."""
+    return rows.t().index_select(0, columns).t()
+
+
+def kept_count(size: int, ratio: float) -> int:
+    """How many of a layer's channels stay: a multiple of 16, or of 8 below 64, as kernels like them; all below 16."""
+    if size < 16 or ratio == 0.0:
+        return size
+    multiple = 16 if size >= 64 else 8
+    return min(size, max(multiple, multiple * round(size * (1.0 - ratio) / multiple)))
+
+
+def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
+    """The ``prune`` method: a ratio in (0, 1), optionally an importance, and ratios by layer."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("prune", choices)
+    importance = next((name for name in _IMPORTANCES if plain[-1:] == (name,)), None)
+    rest = plain if importance is None else plain[:-1]
+    ratio = 0.0
+    if rest or not layers:
+        try:
+            (ratio,) = map(float, rest)
+        except ValueError:
+            ratio = -1.0
+    in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
+    if not in_range or any(share == 1.0 for _, share in layers):
+        raise SchemeError(
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then "
+            f"{', '.join(_IMPORTANCES[:-1])} or {_IMPORTANCES[-1]}; layer=share for single layers"
+        )
+    return Prune(ratio, importance or "residual", layers)
+
+
+def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:
+    recurrent = [group for group in groups if group.recurrent]
+    if len(recurrent) > 1 or (recurrent and inputs != 3):
+        raise UnsupportedLayerError(
+            f"prune takes one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}"
+        )
+    return recurrent[0] if recurrent else None
+
+
+def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArray]]) -> nn.Module:
+    """A copy with smaller parameters, and layers that know their new sizes."""
+    smaller = copy.deepcopy(whole)
+    for name, axes in indices.items():
+        owner_name, _, attribute = name.rpartition(".")
+        owner = smaller.get_submodule(owner_name)
+        tensor = getattr(owner, attribute).detach()
+        for axis, index in axes.items():
+            tensor = tensor.index_select(axis, torch.from_numpy(index))
+        setattr(owner, attribute, nn.Parameter(tensor))
+    for layer in smaller.modules():
+        if isinstance(layer, nn.Linear):
+            layer.out_features, layer.in_features = layer.weight.shape
+        elif isinstance(layer, nn.Conv2d):
+            layer.out_channels, layer.in_channels = (int(size) for size in layer.weight.shape[:2])
+        elif isinstance(layer, nn.LSTM):
+            weights = dict(layer.named_parameters())
+            layer.input_size, layer.hidden_size = (int(weights[f"weight_{w}_l0"].shape[1]) for w in ("ih", "hh"))
+    return smaller

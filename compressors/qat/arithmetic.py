@@ -1,0 +1,154 @@
+"""The arithmetic of onnxruntime's int8 kernels in torch, with straight-through gradients.
+
+Codes are whole numbers in single precision, less their zero point. Products and sums of them are whole too, so that a
+layer computed by torch has the kernel's very sum while that is below 2²⁴, in whatever order it is added up.
+
+    codes of a value:   q = clip(round(x / s), q_min − z, q_max − z);          dq/dx = 1 / s inside the range, else 0
+    codes of a layer:   q = clip(round(a · (s_x s_w / s_y)), …) for the sum a; dq/da = s_x s_w / s_y inside, else 0
+    codes of weights:   q = round(w / s_w);                                    dq/dw = 1 / s_w
+
+Rounding is half to even. Source: MlasRequantizeOutput, MlasQuantizeLinear and MlasQLinearAdd of onnxruntime, on CPUs
+with AVX2; for the gradients Bengio et al. 2013, arXiv:1308.3432.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from compressors.quantisation.affine import BIAS_MARGIN, INT32_STEPS, SMALLEST_SCALE, IntegerType
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """How an activation is coded.
+
+    Attributes:
+        scale: s, a value of single precision.
+        zero: z.
+        least, greatest: codes less the zero point.
+    """
+
+    scale: float
+    zero: int
+    least: int
+    greatest: int
+
+    @classmethod
+    def of(cls, scale: np.float32, zero: int, code_range: tuple[int, int]) -> Scaled:
+        """From a scale, a zero point and the least and greatest code."""
+        return cls(float(scale), zero, code_range[0] - zero, code_range[1] - zero)
+
+
+def quantise(value: Tensor, how: Scaled) -> Tensor:
+    """Codes of a value, less their zero point."""
+    return cast("Tensor", _Quantise.apply(value, how.scale, how.least, how.greatest))  # type: ignore[no-untyped-call]
+
+
+def requantise(total: Tensor, factor: Tensor, how: Scaled) -> Tensor:
+    """Codes of a layer's sums, less their zero point; ``factor`` s_x s_w / s_y is [] or broadcasts over the sums."""
+    return cast("Tensor", _Requantise.apply(total, factor, how.least, how.greatest))  # type: ignore[no-untyped-call]
+
+
+def round_through(value: Tensor) -> Tensor:
+    """The nearest whole numbers; the gradient passes."""
+    return cast("Tensor", _Round.apply(value))  # type: ignore[no-untyped-call]
+
+
+def add(total: Tensor, a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:
+    """Codes of a sum of codes, less their zero point.
+
+    Args:
+        total: the same sum in single precision, through which gradients pass inside the range.
+        a, b: codes less their zero points.
+        of_a, of_b, how: coding of the addends and of the sum.
+    """
+    with torch.no_grad():
+        codes = _sum_codes(a, b, of_a, of_b, how)
+        inside = (total >= how.least * how.scale) & (total <= how.greatest * how.scale)
+    return cast("Tensor", _Substitute.apply(total, codes, inside / how.scale))  # type: ignore[no-untyped-call]
+
+
+def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
+    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero. The formula of
+    ``quantise.scales_of``."""
+    scales = 2.0 * greatest.double() / codes.levels
+    return torch.where(scales < SMALLEST_SCALE, 1.0, scales).float()
+
+
+def widen_for_bias(scales: Tensor, input_scale: float, greatest: Tensor) -> Tensor:
+    """Weight scales, widened where a bias of this magnitude would not fit 32 bits; the formula of
+    ``quantise.scales_for_bias``."""
+    doubled = 2.0 * (greatest if greatest.dim() else greatest.double())  # onnxruntime's precision, see there
+    smallest = (BIAS_MARGIN * doubled).double() / INT32_STEPS
+    candidate = scales.double() * input_scale
+    return torch.where(candidate < smallest, (scales.double() * (smallest / candidate)).float(), scales)
+
+
+def _sum_codes(a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:
+    """As the kernel does with fused multiplications, whose exact products double precision has.
+
+    c = fma(a', r_a, fma(b', r_b, z_c − fma(r_a, z_a, r_b z_b))) with r = s / s_c and a', b' with their zero points.
+    """
+    f32, f64 = np.float32, np.float64
+    ratio_a, ratio_b = f32(of_a.scale) / f32(how.scale), f32(of_b.scale) / f32(how.scale)
+    zeros = f32(f64(ratio_a) * of_a.zero + f64(ratio_b * f32(of_b.zero)))
+    fixed = float(f32(how.zero) - zeros)
+    partial = (b.double() + of_b.zero).mul_(float(ratio_b)).add_(fixed).float()
+    whole = (a.double() + of_a.zero).mul_(float(ratio_a)).add_(partial).float()
+    return whole.round_().sub_(how.zero).clamp_(how.least, how.greatest)
+
+
+class _Quantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor, scale: float, least: int, greatest: int) -> Tensor:
+        # by a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently
+        scaled = value / value.new_full((), scale)
+        ctx.save_for_backward((scaled >= least) & (scaled <= greatest))
+        ctx.scale = scale  # type: ignore[attr-defined]
+        return scaled.clamp_(least, greatest).round_()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return (gradient / ctx.scale) * inside, None, None, None  # type: ignore[attr-defined]
+
+
+class _Requantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, total: Tensor, factor: Tensor, least: int, greatest: int) -> Tensor:
+        scaled = total * factor
+        ctx.save_for_backward((scaled >= least) & (scaled <= greatest), factor)
+        return scaled.clamp_(least, greatest).round_()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inside, factor = ctx.saved_tensors  # type: ignore[attr-defined]
+        return (gradient * factor) * inside, None, None, None
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor) -> Tensor:
+        return value.round()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Substitute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor, result: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return result
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient * slope, None, None

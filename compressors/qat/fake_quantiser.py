@@ -1,0 +1,236 @@
+"""``qat``: int8 whose rounding the learner trains with; its artifact is the ``int8`` graph, its options are ``int8``'s.
+
+Scales and ranges are those of the bound plan, so that the learner computes on the codes that the next refresh writes,
+of weights and of biases, and adds them up as whole numbers, as the kernels do. ``prune(r)+qat`` prunes what is trained:
+removed units are zeros in the learner's own weights and stay so.
+Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compressors.errors import CalibrationError, SchemeError
+from compressors.int8.codes import SumOfCodes
+from compressors.int8.static import Int8, Int8Encoder, make_int8
+from compressors.module_state import load_state, read_state
+from compressors.pipeline import PipelinePlan, Reduction
+from compressors.plan import Plan
+from compressors.qat.arithmetic import Scaled
+from compressors.qat.forward_pass import RoundedLayer, RoundedPass, Rules
+from compressors.qat.supported_layers import check_rules
+from compressors.scheme import Context, MethodText
+
+NAME = "qat"
+_REFUSED = {
+    "lowrank": "the learner's network has no layers for its factors",
+    "distill": "actors get a student, whose rounding the learner does not have",
+}
+
+
+@dataclass(frozen=True)
+class Qat(Int8):
+    """Quantisation-aware training; see ``Int8`` for the attributes."""
+
+    @property
+    def method(self) -> MethodText:
+        """``qat`` with the options of ``int8``."""
+        return MethodText(NAME, super().method.arguments)
+
+    def check_chain(self, reductions: Sequence[Reduction]) -> None:
+        """See ``Format.check_chain``: the learner rounds its own network, pruned or not."""
+        for reduction in reductions:
+            reason = _REFUSED.get(reduction.method.name)
+            if reason is not None:
+                raise SchemeError(
+                    f"{reduction.scheme}+{self.scheme}: {reason}; use {reduction.scheme}+int8, or prune(0.5)+{NAME}"
+                )
+
+
+class FakeQuantiser:
+    """Computes a policy as the int8 graph of a bound plan does, with gradients for the policy's own weights.
+
+    ::
+
+        quantiser = FakeQuantiser(plan)
+        output = quantiser(policy, observations)
+    """
+
+    def __init__(self, plan: Plan, policy: nn.Module) -> None:
+        """Follow a plan, its later calibrations included.
+
+        Args:
+            plan: of a scheme that ends in ``qat`` or ``int8``.
+            policy: the module that it is bound to.
+        Raises:
+            SchemeError: the scheme has another format, or replaces the policy's layers.
+            UnsupportedLayerError: a layer's rounding is not known here; names it and what would work.
+        """
+        encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
+        if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
+            raise SchemeError(f"quantisation-aware training follows int8 plans, not {plan.scheme!r}")
+        if len(plan.reductions) > 1 or any(reduction.whole({}, {}) is None for reduction in plan.reductions):
+            raise SchemeError(
+                f"quantisation-aware training computes with the policy's own layers, which {plan.scheme!r} replaces; "
+                f"use {NAME} alone or behind prune"
+            )
+        self._plan = plan
+        self._encoder = encoder
+        self._prefix = plan.reductions[0].prefix if plan.reductions else ""
+        self._masks: dict[str, Tensor] = {}
+        self._units: dict[str, Tensor] = {}
+        self._kept: dict[str, NDArray[np.int64]] = {}
+        layers = tuple(self._layer(index) for index in range(len(encoder.layers)))
+        sums = tuple(SumOfCodes(self._own(s.module), s.addends, s.made) for s in encoder.sums)
+        self._rules = Rules(layers, sums, self._coding, encoder.weight_codes)
+        check_rules(self._rules, policy, plan.graph.nodes, self._prefix)
+
+    def __call__(
+        self, module: nn.Module, *inputs: Tensor, record: MutableMapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """The module's outputs as the int8 graph computes them.
+
+        Args:
+            module: the acting policy.
+            inputs: [N, *shape], in the order of its forward.
+            record: see ``RoundedPass``.
+        Raises:
+            CalibrationError: the plan has no ranges yet.
+        """
+        result = self.start(dict(module.named_parameters()), record).call("", module, *inputs)
+        return result if isinstance(result, tuple) else (cast("Tensor", result),)
+
+    def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> RoundedPass:
+        """A pass over the policy that has these parameters by name; see ``RoundedPass``. Raises as calling does."""
+        masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
+        return RoundedPass(self._rules, {**tensors, **masked}, self._units, record)
+
+    def prune(self, module: nn.Module) -> None:
+        """Remove from the module itself what the plan has chosen to remove, its correction for that included: zeros
+        from now on, so that choosing again chooses the same. Calibrate the plan then, whose correction has nothing left
+        to make up for. Nothing to do without ``prune``."""
+        if not self._plan.reductions:
+            return
+        reduction = self._plan.reductions[0]
+        state = read_state(module)
+        projected = reduction.project(state)
+        pruned = reduction.whole(projected, state) or {}
+        ones = reduction.whole({name: np.ones_like(array) for name, array in projected.items()}, state) or {}
+        parameters = dict(module.named_parameters())
+        self._masks = {
+            name: torch.from_numpy(np.array(ones[name])).to(parameter)
+            for name, parameter in parameters.items()
+            if name in ones and not ones[name].all()
+        }
+        load_state(module, {name: pruned[name] for name in parameters})
+        self._find_kept()
+
+    def hold(self, module: nn.Module) -> None:
+        """After an optimiser step: zeros again where momentum has moved what is removed."""
+        with torch.no_grad():
+            for name, mask in self._masks.items():
+                module.get_parameter(name).mul_(mask)
+
+    @property
+    def rules(self) -> Rules:
+        """Layers and sums that are rounded."""
+        return self._rules
+
+    @property
+    def kept(self) -> Mapping[str, NDArray[np.int64]]:
+        """Channels that pruning has left, of what has lost some: what a layer reads by its stem, what a layer or sum
+        puts out by activation."""
+        return self._kept
+
+    def _find_kept(self) -> None:
+        for layer in self._rules.layers:
+            masks = [self._masks.get(name) for name in layer.weights]
+            if all(mask is None for mask in masks):
+                continue
+            found = [mask if mask is not None else torch.ones(()) for mask in masks]
+            reads = torch.cat([mask.flatten(2).amax(2) if mask.dim() > 2 else mask for mask in found[:2]], 1).amax(0)
+            self._kept[layer.stem] = _places(reads)
+            if layer.is_lstm:
+                self._units[layer.modules[0]] = found[1].amax(0)
+            elif layer.made is not None:
+                self._kept[layer.made] = _places(found[0].flatten(1).amax(1))
+        for total in self._rules.sums:
+            known = [codes.activation for codes in total.addends if codes.activation in self._kept]
+            if known:
+                self._kept[total.made] = self._kept[known[0]]
+
+    def _layer(self, index: int) -> RoundedLayer:
+        encoder, graph = self._encoder, self._plan.graph
+        layer = encoder.layers[index]
+        sources = graph.sources(layer.weight)
+        weights = tuple(name for name in sources if graph.leaf_ranks[name] > 1)
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
+        return RoundedLayer(
+            stem=layer.stem,
+            modules=tuple(map(self._own, modules)),
+            weights=tuple(map(self._own, weights)),
+            biases=tuple(map(self._own, graph.sources(layer.bias) if layer.bias else ())),
+            activation=layer.activation,
+            made=encoder.coded.get(modules[0]) if len(modules) == 1 else None,
+            per_channel=layer.channel_axis is not None,
+            is_lstm=len(weights) > 1 and len(modules) == 1,
+        )
+
+    def _own(self, name: str) -> str:
+        """A name of the smaller module's as the policy has it."""
+        return name.removeprefix(self._prefix)
+
+    def _coding(self, activation: str) -> Scaled:
+        try:
+            scale, zero = self._encoder.activation(activation)
+        except KeyError:
+            raise CalibrationError("the int8 plan has no ranges yet; calibrate it before training against it") from None
+        return Scaled.of(scale, zero, self._encoder.code_range)
+
+
+class RoundedPolicy(nn.Module):
+    """An acting policy that computes as its int8 graph does; shares the policy's parameters."""
+
+    def __init__(self, quantiser: FakeQuantiser, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self._quantiser = quantiser
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """See ``FakeQuantiser``."""
+        return self._quantiser(self.policy, *inputs)
+
+
+def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
+    """The ``qat`` method; options are those of ``int8``.
+
+    Raises:
+        SchemeError: as for ``int8``, and for layers with 4-bit weights.
+    """
+    options = make_int8(arguments, context, NAME)
+    for layer, choice in options.layers:
+        if choice == "int4":
+            raise SchemeError(
+                f"{NAME}({layer}=int4): {NAME} knows the rounding of int8 layers; use {layer}=float, or int8"
+            )
+    return Qat(**{field.name: getattr(options, field.name) for field in dataclasses.fields(options)})
+
+
+def trains_rounded(scheme: str) -> bool:
+    """Whether the learner rounds as the actors do under this scheme."""
+    from compressors.scheme import parse_scheme
+
+    return parse_scheme(scheme).methods[-1].name == NAME
+
+
+def _places(mask: Tensor) -> NDArray[np.int64]:
+    places: NDArray[np.int64] = np.flatnonzero(mask.cpu().numpy())
+    return places

@@ -1,0 +1,291 @@
+"""One forward pass of a policy in the arithmetic of its int8 graph: codes in, whole-number sums, codes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from compressors.int8.codes import SumOfCodes
+from compressors.qat import arithmetic
+from compressors.qat.arithmetic import Scaled
+from compressors.quantisation.affine import IntegerType
+
+Forward = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class RoundedLayer:
+    """A layer of the int8 graph, by what it is in the policy.
+
+    Attributes:
+        stem: what its weight is called in the graph.
+        modules: those that compute it; several where heads over one input are one layer.
+        weights, biases: parameters, in the graph's order. An LSTM has two of each, whose biases are summed.
+        activation: what it reads.
+        made: what it puts out as codes; None where it puts out floats.
+        per_channel: whether each output has a scale of its own.
+        is_lstm: whether its one module is an LSTM.
+    """
+
+    stem: str
+    modules: tuple[str, ...]
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    activation: str
+    made: str | None
+    per_channel: bool
+    is_lstm: bool
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the passes of one plan have in common.
+
+    Attributes:
+        layers, sums: of the int8 graph.
+        coding: scale and zero point of an activation, as they are now.
+        weight_codes: the codes of weights.
+    """
+
+    layers: tuple[RoundedLayer, ...]
+    sums: tuple[SumOfCodes, ...]
+    coding: Callable[[str], Scaled]
+    weight_codes: IntegerType
+
+
+class RoundedPass:
+    """Weights rounded once, for one forward pass; gradients pass through the rounding.
+
+    Args:
+        rules: of the plan.
+        tensors: the policy's parameters, and its buffers if they are other than the module's own.
+        units: of LSTMs that lack some, by name: [H] 0 for units that are gone, else 1.
+        record: gets the codes that each layer reads, by its stem, and that layers and sums put out, by activation.
+    Attributes:
+        codes: the whole-number codes of weights and biases by name; an LSTM's summed bias has the name of the first.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        tensors: Mapping[str, Tensor],
+        units: Mapping[str, Tensor],
+        record: MutableMapping[str, Tensor] | None = None,
+    ) -> None:
+        self._rules = rules
+        self._units = units
+        self._record = record
+        self._others = dict(tensors)
+        self._made: dict[str, Tensor] = {}
+        self._steps: dict[str, Tensor] = {}
+        self.codes: dict[str, Tensor] = {}
+        for layer in rules.layers:
+            self._round_layer(layer, tensors)
+
+    def call(self, name: str, part: nn.Module, *arguments: object) -> object:
+        """Call a part of the policy by its dotted name, "" for the policy itself."""
+        prefix = f"{name}." if name else ""
+        others = {n.removeprefix(prefix): t for n, t in self._others.items() if n.startswith(prefix)}
+        with self._in_place(part, name):
+            return functional_call(part, others, arguments)
+
+    def rounds(self, module: str) -> bool:
+        """Whether the module of this name computes on codes."""
+        return module in self._steps
+
+    def lstm(
+        self, name: str, x: Tensor, keep: Tensor | None, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run an LSTM of the policy over time; the hidden state is rounded at every step, as actors do.
+
+        Args:
+            name: its module's.
+            x: [T, N, F].
+            keep: [T, N, 1], 0 where the state is forgotten before a row, else 1; None: never.
+            state: h and c before row 0, each [N, H].
+        Returns:
+            h of every row [T, N, H], and (h, c) after the last.
+        """
+        layer = next(layer for layer in self._rules.layers if layer.is_lstm and layer.modules == (name,))
+        how, step = self._rules.coding(layer.activation), self._steps[name]
+        w_input, w_hidden = (self.codes[weight] for weight in layer.weights)
+        x_codes = arithmetic.quantise(x, how)
+        totals = F.linear(x_codes, w_input, self.codes[layer.biases[0]] if layer.biases else None)
+        units = self._units.get(name)
+        hidden, cell = state if units is None else (part * units for part in state)
+        rows = []
+        for t, total in enumerate(totals):
+            if keep is not None:
+                hidden, cell = hidden * keep[t], cell * keep[t]
+            h_codes = arithmetic.quantise(hidden, how)
+            self._note(layer.stem, torch.cat((x_codes[t], h_codes), 1), how)
+            i, f, g, o = ((total + F.linear(h_codes, w_hidden)) * step).chunk(4, 1)
+            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+            hidden = torch.sigmoid(o) * torch.tanh(cell)
+            rows.append(hidden)
+        return torch.stack(rows), (hidden, cell)
+
+    def _round_layer(self, layer: RoundedLayer, tensors: Mapping[str, Tensor]) -> None:
+        weights = [tensors[name] for name in layer.weights]
+        rows = [0] if layer.is_lstm else list(accumulate((len(weight) for weight in weights), initial=0))
+        input_scale = self._rules.coding(layer.activation).scale
+        with torch.no_grad():
+            scales = arithmetic.weight_scales(_greatest(layer, weights), self._rules.weight_codes)
+            if layer.biases:
+                scales = arithmetic.widen_for_bias(scales, input_scale, self._greatest_bias(layer, tensors, scales))
+            steps = scales * input_scale
+        for index, (name, weight) in enumerate(zip(layer.weights, weights, strict=True)):
+            module = name.rpartition(".")[0]
+            own = slice(None) if layer.is_lstm else slice(rows[index], rows[index + 1])
+            scale = scales[own].view(-1, *[1] * (weight.dim() - 1)) if layer.per_channel else scales
+            self._steps[module] = steps[own] if layer.per_channel else steps
+            self.codes[name] = arithmetic.round_through(weight / scale)
+            del self._others[name]
+        self._round_biases(layer, tensors, steps, input_scale)
+
+    def _round_biases(
+        self, layer: RoundedLayer, tensors: Mapping[str, Tensor], steps: Tensor, input_scale: float
+    ) -> None:
+        """To 32-bit codes. What a merged head has beside its linear layers stays a parameter of its module, rounded;
+        its weights are zeros, whose scale is 1 where every output has its own."""
+        if layer.is_lstm and layer.biases:
+            first, second = layer.biases
+            self.codes[first] = _bias_codes(tensors[first] + tensors[second], steps)
+            del self._others[first], self._others[second]
+            return
+        for name in layer.biases:
+            module = name.rpartition(".")[0]
+            if module in layer.modules:
+                self.codes[name] = _bias_codes(tensors[name], self._steps[module])
+                del self._others[name]
+            else:
+                step = torch.full_like(steps.view(-1)[0], input_scale) if layer.per_channel else steps
+                self._others[name] = _bias_codes(tensors[name], step) * step
+
+    def _greatest_bias(self, layer: RoundedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
+        """Magnitudes of the graph's bias: [] or [outputs that have a scale of their own]."""
+        if layer.is_lstm:
+            first, second = layer.biases
+            bias = (tensors[first] + tensors[second]).abs()
+            return bias if layer.per_channel else bias.max()
+        if not layer.per_channel:
+            return torch.stack([torch.linalg.vector_norm(tensors[name], inf) for name in layer.biases]).amax()
+        rows = []
+        for weight in layer.weights:
+            bias_name = f"{weight.rpartition('.')[0]}.bias"
+            given = tensors[bias_name] if bias_name in layer.biases else scales.new_zeros(len(tensors[weight]))
+            rows.append(given.abs())
+        return torch.cat(rows)
+
+    @contextmanager
+    def _in_place(self, part: nn.Module, name: str) -> Iterator[None]:
+        """Within this context the layers of the part of that name compute on codes."""
+        with ExitStack() as stack:
+            for layer in self._rules.layers:
+                for own in layer.modules:
+                    module = _inside(part, name, own)
+                    if module is not None:
+                        stack.enter_context(_computing(module, self._forward(layer, own, module)))
+            for total in self._rules.sums:
+                module = _inside(part, name, total.module)
+                if module is not None:
+                    stack.enter_context(_computing(module, self._sum(total, module.forward)))
+            yield
+
+    def _forward(self, layer: RoundedLayer, name: str, module: nn.Module) -> Forward:
+        if isinstance(module, nn.LSTM):
+            return self._lstm_forward(name, module)
+        how = self._rules.coding(layer.activation)
+        made = None if layer.made is None else self._rules.coding(layer.made)
+        weight, bias, step = self.codes[f"{name}.weight"], self.codes.get(f"{name}.bias"), self._steps[name]
+        factor = step if made is None else step / made.scale
+        if layer.per_channel:
+            factor = factor.view(-1, *[1] * (weight.dim() - 2))
+
+        def forward(x: Tensor) -> Tensor:
+            codes = arithmetic.quantise(x, how)
+            self._note(layer.stem, codes, how)
+            if isinstance(module, nn.Linear):
+                total = F.linear(codes, weight, bias)
+            else:
+                total = module._conv_forward(codes, weight, bias)  # type: ignore[operator, unused-ignore]
+            if made is None or layer.made is None:
+                return total * factor
+            return self._put_out(layer.made, arithmetic.requantise(total, factor, made), made)
+
+        return forward
+
+    def _lstm_forward(self, name: str, module: nn.LSTM) -> Forward:
+        def forward(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            steps = x.transpose(0, 1) if module.batch_first else x
+            rows, (hidden, cell) = self.lstm(name, steps, None, (state[0][0], state[1][0]))
+            return rows.transpose(0, 1) if module.batch_first else rows, (hidden[None], cell[None])
+
+        return forward
+
+    def _sum(self, total: SumOfCodes, original: Forward) -> Forward:
+        """An addend that a layer or a sum has just put out is known; the other is what is left of the whole."""
+        how, of = self._rules.coding(total.made), [self._rules.coding(codes.activation) for codes in total.addends]
+        known = next((i for i, c in enumerate(total.addends) if c.tensor == f"{c.activation}:codes"), None)
+
+        def forward(*arguments: object) -> object:
+            value = original(*arguments)
+            if not isinstance(value, Tensor):
+                return value
+            made = None if known is None else self._made.get(total.addends[known].activation)
+            if known is None or made is None:
+                return self._put_out(total.made, arithmetic.quantise(value, how), how)
+            given = made.detach()
+            other = of[1 - known]
+            rest = ((value.detach() - given * of[known].scale) / other.scale).round()
+            a, b = (given, rest) if known == 0 else (rest, given)
+            return self._put_out(total.made, arithmetic.add(value, a, b, of[0], of[1], how), how)
+
+        return forward
+
+    def _put_out(self, activation: str, codes: Tensor, how: Scaled) -> Tensor:
+        self._made[activation] = codes
+        self._note(activation, codes, how)
+        return codes * how.scale
+
+    def _note(self, name: str, codes: Tensor, how: Scaled) -> None:
+        if self._record is not None:
+            self._record[name] = codes.detach() + how.zero
+
+
+def _inside(part: nn.Module, name: str, wanted: str) -> nn.Module | None:
+    """The module of a name in the policy, if it is in the part of another name or is that part."""
+    if name and wanted != name and not wanted.startswith(f"{name}."):
+        return None
+    return part.get_submodule(wanted.removeprefix(name).removeprefix("."))
+
+
+@contextmanager
+def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """Within this context the module computes so."""
+    setattr(module, "forward", forward)  # noqa: B010 - mypy knows no assignment to a method
+    try:
+        yield
+    finally:
+        delattr(module, "forward")
+
+
+def _greatest(layer: RoundedLayer, weights: list[Tensor]) -> Tensor:
+    """Magnitudes of the weights that share a scale, [] or [outputs]."""
+    if not layer.per_channel:
+        return torch.stack([torch.linalg.vector_norm(weight, inf) for weight in weights]).amax()
+    rows = [torch.linalg.vector_norm(weight.flatten(1), inf, dim=1) for weight in weights]
+    return torch.stack(rows).amax(0) if layer.is_lstm else torch.cat(rows)
+
+
+def _bias_codes(bias: Tensor, step: Tensor) -> Tensor:
+    """Divided in double precision, as codes have 32 bits."""
+    return arithmetic.round_through(bias.double() / step.double()).float()

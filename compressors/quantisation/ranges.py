@@ -1,0 +1,127 @@
+"""Running ranges of activations over recent real inputs: they widen at once and narrow slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from compressors.arrays import Array
+from compressors.artifact import TensorSpec
+from compressors.errors import CalibrationError
+from compressors.graph.execution import Piece
+from compressors.graph.policy_graph import OPSET, PolicyGraph
+
+# Share of the old range that survives a calibration which saw less: about ten calibrations to forget half an outlier.
+KEEP = 0.93
+# An observed value this far outside a range, as a share of the range's width, counts as drift.
+DRIFT_TOLERANCE = 0.05
+_LOWS, _HIGHS = ":lows", ":highs"
+IMAGES_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Range:
+    """Least and greatest value of an activation."""
+
+    low: float
+    high: float
+
+    def after(self, seen: Range, keep: float = KEEP) -> Range:
+        """This range, widened at once to what was seen, else narrowed towards it by the share ``1 - keep``."""
+        return Range(
+            min(seen.low, keep * self.low + (1.0 - keep) * seen.low),
+            max(seen.high, keep * self.high + (1.0 - keep) * seen.high),
+        )
+
+    def covering(self, seen: Range) -> Range:
+        """This range, widened to what was seen, narrowed by nothing."""
+        return Range(min(seen.low, self.low), max(seen.high, self.high))
+
+    def exceeded_by(self, seen: Range, tolerance: float = DRIFT_TOLERANCE) -> bool:
+        """Whether values seen would be clipped by more than the tolerated share of this range's width."""
+        margin = tolerance * (self.high - self.low)
+        return seen.low < self.low - margin or seen.high > self.high + margin
+
+
+class RangeObserver:
+    """Measures the ranges of some of a graph's values on given inputs, in single precision."""
+
+    def __init__(self, graph: PolicyGraph, values: Sequence[str]) -> None:
+        self._graph = graph
+        self._values = tuple(values)
+        self._piece: Piece | None = None
+
+    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Range]:
+        """Name to range.
+
+        Raises:
+            CalibrationError: an input is missing, empty or misshapen, or an activation is not finite.
+        """
+        feeds = check_inputs(self._graph.inputs, inputs)
+        if not self._values:
+            return {}
+        if self._piece is None:
+            self._piece = _measuring_piece(self._graph, self._values)
+        parts = [self._piece({**feed, **parameters}) for feed in _portions(feeds)]
+        lows = np.min([part[_LOWS] for part in parts], axis=0)
+        highs = np.max([part[_HIGHS] for part in parts], axis=0)
+        ranges = {}
+        for name, low, high in zip(self._values, lows, highs, strict=True):
+            if not (np.isfinite(low) and np.isfinite(high)):
+                raise CalibrationError(f"activation {name!r} is not finite on these inputs; check inputs and weights")
+            ranges[name] = Range(float(low), float(high))
+        return ranges
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays for a policy's inputs, checked.
+
+    Raises:
+        CalibrationError: one is missing, empty, misshapen, of another dtype, or they differ in rows.
+    """
+    feeds: dict[str, Array] = {}
+    rows = {len(inputs[spec.name]) for spec in specs if spec.name in inputs and inputs[spec.name].ndim}
+    if len(rows) > 1:
+        raise CalibrationError(f"calibration inputs have different numbers of rows: {sorted(rows)}")
+    for spec in specs:
+        if spec.name not in inputs:
+            raise CalibrationError(f"calibration input {spec.name!r} is missing; give [N, {_sizes(spec.shape)}]")
+        array = inputs[spec.name]
+        if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or len(array) == 0:
+            raise CalibrationError(
+                f"calibration input {spec.name!r} has shape {array.shape}; give [N, {_sizes(spec.shape)}], N ≥ 1"
+            )
+        if array.dtype != np.dtype(spec.dtype):
+            raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")
+        feeds[spec.name] = array
+    return feeds
+
+
+def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """Images a few at a time, as their activations would fill hundreds of megabytes; everything else at once."""
+    rows = len(next(iter(feeds.values())))
+    step = IMAGES_AT_ONCE if any(array.ndim == 4 for array in feeds.values()) else rows
+    for start in range(0, rows, step):
+        yield {name: array[start : start + step] for name, array in feeds.items()}
+
+
+def _measuring_piece(graph: PolicyGraph, values: Sequence[str]) -> Piece:
+    """The graph, returning every least and every greatest value as two vectors."""
+    nodes: list[NodeProto] = []
+    for name in values:
+        for reduce, suffix in (("ReduceMin", "low"), ("ReduceMax", "high")):
+            nodes.append(helper.make_node(reduce, [name], [f"{name}:{suffix}:scalar"], keepdims=0))
+            nodes.append(helper.make_node("Reshape", [f"{name}:{suffix}:scalar", ":one"], [f"{name}:{suffix}"]))
+    nodes.append(helper.make_node("Concat", [f"{name}:low" for name in values], [_LOWS], axis=0))
+    nodes.append(helper.make_node("Concat", [f"{name}:high" for name in values], [_HIGHS], axis=0))
+    inputs = {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in graph.inputs}
+    inputs.update({name: (array.dtype, array.shape) for name, array in graph.parameters.items()})
+    constants = {**graph.constants, ":one": np.asarray([1], dtype=np.int64)}
+    return Piece([*graph.nodes, *nodes], inputs, constants, [_LOWS, _HIGHS], OPSET)
+
+
+def _sizes(shape: Sequence[int | None]) -> str:
+    return ", ".join(str(size) for size in shape[1:])
