@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from accel.config.toml import to_toml
+import tomlkit
+
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.system.atomic import remove_partial_files, write_atomically
 
@@ -133,7 +134,12 @@ class RunDirectory:
 
     def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
         """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""
-        self._write(self.config, to_toml(values, comments).encode())
+        document = tomlkit.document()
+        for key, value in values.items():
+            for line in (comments or {}).get(key, "").splitlines():
+                document.add(tomlkit.comment(line))
+            document.add(key, tomlkit.item(value))
+        self._write(self.config, tomlkit.dumps(document).encode())
 
     def read_config(self) -> dict[str, object]:
         """The values in ``config.toml``. Raises RunDirectoryError when it is damaged."""

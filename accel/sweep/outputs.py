@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tomlkit
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from accel.config.toml import to_toml
 from accel.json_object import Json
 from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, tally
 from accel.sweep.figures import FrontFigure, draw_importances
@@ -89,7 +89,7 @@ def _write_configurations(findings: Findings, directory: Path) -> tuple[Path, ..
         figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.options.objectives)
         comment = f"# Trial {row.number} of a sweep {findings.kind} of {findings.title}: {figures}.\n"
         path = best / f"{place:02d}-trial-{row.number:04d}.toml"
-        write_atomically(path, (comment + to_toml(findings.configurations[row.number])).encode())
+        write_atomically(path, (comment + tomlkit.dumps(findings.configurations[row.number])).encode())
         files.append(path)
     return tuple(files)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomlkit
+
 from accel.config import TrainConfig
-from accel.config.toml import to_toml
 from accel.errors import AccelError, RunDirectoryError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
@@ -136,7 +137,7 @@ class TrainingRun:
         return self.path.parent / f"{self.path.name}.toml"
 
     def _toml(self) -> str:
-        return to_toml(self._config.to_toml_values())
+        return tomlkit.dumps(self._config.to_toml_values())
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._wait_until_free()

@@ -46,6 +46,14 @@ def test_a_new_run_can_be_opened_again(tmp_path: Path) -> None:
         assert (again.policy / "policy-5.accel").read_bytes() == b"bytes"
 
 
+def test_a_config_is_read_back_and_explains_its_options(tmp_path: Path) -> None:
+    values = {"env_arg": ("a=1", 'b="\\\x7f'), "learning_rate": 1e-5, "seed": 3, "pin_cores": True, "name": "ünï\n#[x]"}
+    with make(tmp_path) as run:
+        run.write_config(values, {"seed": "seed of everything\nrandom"})
+        assert run.read_config() == {**values, "env_arg": list(values["env_arg"])}  # type: ignore[arg-type]
+        assert "\n# seed of everything\n# random\nseed = 3\n" in run.config.read_text()
+
+
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with make(Path("results")) as run:
