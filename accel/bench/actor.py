@@ -1,28 +1,30 @@
-"""Microseconds per environment step of the real actor loop, split, beside the limit that the environment sets."""
+"""Microseconds per environment step of the real actor loop by part, beside those of the environment alone."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 
+from accel.acting.actor import ENV, POLICY, Actor
+from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.rules import make_sampler
 from accel.acting.torch_policy import serialise_module
-from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
-from accel.bench.loops import Loop, RandomStepper, Split
-from accel.bench.rows import Notify, Row, number, provenance, spread
-from accel.bench.subject import (
-    FULL_PRECISION,
-    NO_MISMATCH,
-    Subject,
-    environment_spec,
-    make_subject,
-)
+from accel.bench.checks import check_budget, check_counts, check_runtimes, check_schemes, check_source
+from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
+from accel.bench.subject import NO_MISMATCH, Subject, make_subject
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
-from accel.errors import ConfigError
+from accel.envs import make_vector_env
+from accel.envs.base import Actions
+from accel.json_object import Json
+from accel.transport.base import PolicyUpdate
+from accel.transport.local import LocalTransport
 
 RUNTIMES = ("torch", "onnxruntime")
 SCHEMES = ("fp32", "int8", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
@@ -76,22 +78,17 @@ def bench_actor(
         RunDirectoryError, CheckpointError: the run cannot be read.
     """
     check_budget(seconds, repeats)
-    if run is not None and config is not None:
-        raise ConfigError("a run brings its own environment and network: leave out the others")
     schemes, counts = check_schemes(schemes), check_counts(envs_per_actor, "envs-per-actor")
-    unknown = sorted(set(runtimes) - set(RUNTIMES))
-    if unknown or not runtimes:
-        raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(RUNTIMES)}")
-    texts = ("",) if run is not None else check_networks(networks)
+    check_runtimes(runtimes, RUNTIMES)
+    texts = check_source(networks, run, config)
     config = config or TrainConfig.create()
-    spec = environment_spec(config) if run is None else None
     budget_s = seconds / len(texts) / len(counts)
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
             logger.info("compressing %s", text or run)
-            subject = make_subject(text, spec, config, run, config.activation)
-            contest = _Contest(subject, schemes, runtimes, notify)
+            subject = make_subject(text, None, config, run, config.activation)
+            contest = _ActorCells(subject, schemes, runtimes, notify)
             for envs in counts:
                 logger.info("measuring %s, %d environments an actor", subject.network, envs)
                 rows += contest.measure(envs, budget_s, repeats)
@@ -99,7 +96,7 @@ def bench_actor(
     return [row | shared for row in rows]
 
 
-class _Contest:
+class _ActorCells:
     """One network on every runtime and under every scheme that takes it."""
 
     def __init__(self, subject: Subject, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
@@ -121,13 +118,19 @@ class _Contest:
             stack.callback(random.close)
             takers["environment", ""] = _filled(random.unroll)
             for (runtime, scheme), payload in self._payloads.items():
-                actor = Loop(config, runtime, scheme, payload)
+                actor = ActorLoop(config, runtime, scheme, payload)
                 stack.callback(actor.close)
                 takers[runtime, scheme] = _filled(actor.unroll)
             samples, cpu_share = interleave(takers, budget_s, repeats)
         env_only = samples.pop(("environment", ""))
         cells = [self._cell(key, envs, taken, env_only) for key, taken in samples.items()]
-        return [row | _speedups(row, cells) | {"cpu_share": cpu_share} for row in cells]
+        return [
+            row
+            | speedups(row, cells, "us_per_env_step")
+            | speedups(row, cells, "policy_us", "policy_")
+            | {"cpu_share": cpu_share}
+            for row in cells
+        ]
 
     def _cell(self, key: tuple[str, str], envs: int, taken: Sequence[Split], env_only: Sequence[Split]) -> Row:
         runtime, scheme = key
@@ -172,11 +175,119 @@ def _parts(taken: Sequence[Split]) -> tuple[float, float, float]:
     return float(env), float(policy), float(session)
 
 
-def _speedups(row: Row, cells: Sequence[Row]) -> Row:
-    """How many times as fast as torch eager and as onnxruntime's full precision, the actor and its policy."""
-    found: Row = {}
-    for name, runtime in (("speedup_torch", "torch"), ("speedup_fp32", "onnxruntime")):
-        baseline = next((c for c in cells if c["runtime"] == runtime and c["scheme"] == FULL_PRECISION), None)
-        for prefix, column in (("", "us_per_env_step"), ("policy_", "policy_us")):
-            found[f"{prefix}{name}"] = None if baseline is None else number(baseline, column) / number(row, column)
-    return found
+class Split(NamedTuple):
+    """One sample, microseconds per environment step: valid rows only count as steps."""
+
+    total: float
+    env: float
+    policy: float
+    session: float
+
+
+class _MeteredPolicy(SessionPolicy):
+    """Also adds up the seconds that its session takes."""
+
+    session_s = 0.0
+
+    def load(self, update: PolicyUpdate) -> float:
+        """See ``SessionPolicy.load``."""
+        deserialise_s = super().load(update)
+        run = self._run
+
+        def metered() -> None:
+            began = time.perf_counter()
+            run()
+            self.session_s += time.perf_counter() - began
+
+        self._run = metered
+        return deserialise_s
+
+
+class _MeteredActor(Actor):
+    """A real actor whose session is timed by itself."""
+
+    metered: _MeteredPolicy | None = None
+
+    def _make_policy(self) -> ActingPolicy:
+        if self.config["actor_runtime"] == "torch":
+            return super()._make_policy()
+        self.metered = _MeteredPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
+        return self.metered
+
+
+class ActorLoop:
+    """A real actor on a local transport, and a learner's end that takes its unrolls."""
+
+    def __init__(self, config: TrainConfig, runtime: str, scheme: str, payload: bytes) -> None:
+        values: Json = config.to_json() | {"env_kwargs": config.env_kwargs, "schemes": [scheme], "restart": 0}
+        values |= {"actor_runtime": runtime, "compressor": scheme}
+        transport = LocalTransport(1)
+        self._learner = transport.learner
+        self._actor = _MeteredActor(values, transport.actor(0))
+        self._layout = self._actor.layout
+        self._learner.configure(self._layout.nbytes)
+        self._learner.publish(0, {scheme: payload})
+        self._actor.start()
+
+    def unroll(self) -> tuple[Split, int]:
+        """Seconds of one unroll, and its environment steps."""
+        began = time.perf_counter()
+        self._actor.step()
+        elapsed_s = time.perf_counter() - began
+        arrival = self._learner.receive()
+        if arrival is None:
+            raise RuntimeError("the actor's unroll did not arrive on the local transport")
+        unroll = self._layout.view(arrival.buffer)
+        timings, steps = unroll["timings_s"], unroll.valid_steps
+        self._learner.release(arrival)
+        session_s = 0.0
+        if self._actor.metered is not None:
+            session_s, self._actor.metered.session_s = self._actor.metered.session_s, 0.0
+        return Split(elapsed_s, float(timings[ENV]), float(timings[POLICY]), session_s), steps
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._actor.close()
+        self._learner.close()
+
+
+class RandomStepper:
+    """The environment alone, stepped by uniform (Box: standard normal, clipped) actions drawn beforehand."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._environment = make_vector_env(
+            config.env,
+            config.envs_per_actor,
+            backend=config.backend,
+            env_args=config.env_kwargs,
+            wrappers=config.wrapper,
+            seed=config.seed,
+            squash_actions=config.squash_actions,
+        )
+        self._length = config.unroll_length
+        action, envs = self._environment.spec.action, config.envs_per_actor
+        self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.seed))
+        self._params = np.zeros((envs, action.param_size), np.float32)
+        self._actions = np.zeros((self._length, envs, *action.shape), action.dtype)
+        self._same_step = self._environment.spec.autoreset == "same_step"
+        self._resetting = 0
+        self._environment.reset()
+
+    def unroll(self) -> tuple[Split, int]:
+        """Seconds of as many vector steps as an unroll has, and their environment steps."""
+        self._sampler.begin()
+        for t, actions in enumerate(self._actions):
+            self._sampler.sample(self._params, t, actions)
+        env_s, steps = 0.0, 0
+        for actions in self._actions:
+            env_actions = cast(Actions, self._sampler.to_env(actions))
+            began = time.perf_counter()
+            _, _, terminated, truncated = self._environment.step(env_actions)
+            env_s += time.perf_counter() - began
+            steps += len(actions) - self._resetting
+            self._resetting = 0 if self._same_step else int(np.count_nonzero(terminated | truncated))
+        return Split(env_s, env_s, 0.0, 0.0), steps
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._environment.close()

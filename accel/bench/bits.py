@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accel.bench.checks import check_counts, check_networks
+from accel.bench.checks import check_counts, check_source
 from accel.bench.rows import Row, provenance
-from accel.bench.subject import Subject, environment_spec, make_subject
+from accel.bench.subject import Subject, make_subject
 from accel.bench.timing import torch_threads
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -65,15 +65,11 @@ def bench_bits(
     bits = check_counts(bits, "width")
     for width in bits:
         check_width(width)
-    if run is not None and (config is not None or spec is not None):
-        raise ConfigError("a run brings its own environment and network: leave out the others")
+    texts = check_source(networks, run, config, spec)
     if episodes and run is None and config is None:
         raise ConfigError("episodes need an environment: give a run (--run) or an environment (--env)")
     if episodes and episodes < _LEAST_EPISODES:
         raise ConfigError(f"episodes = {episodes}: an interval needs at least {_LEAST_EPISODES}, or give 0 for none")
-    texts = ("",) if run is not None else check_networks(networks)
-    if config is not None and spec is None:
-        spec = environment_spec(config)
     rows: list[Row] = []
     with torch_threads():
         for text in texts:

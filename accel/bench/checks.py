@@ -1,12 +1,28 @@
-"""Arguments that benchmarks share, checked before any work. Imports no torch by itself."""
+"""Checks of the arguments that benchmarks share, made before any work. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from accel.errors import ConfigError
 from accel.networks import parse_network
 from compressors.scheme import make_compressor, parse_scheme
+
+SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
+
+
+def check_source(networks: Sequence[str], run: Path | None, *others: object) -> tuple[str, ...]:
+    """Canonical network texts; one empty text for a run, which has its own network.
+
+    Raises:
+        ConfigError: an unknown network, an empty list, or a run together with another environment or layout.
+    """
+    if run is None:
+        return check_networks(networks)
+    if any(other is not None for other in others):
+        raise ConfigError("a run brings its own environment and network: leave out the others")
+    return ("",)
 
 
 def check_networks(networks: Sequence[str]) -> tuple[str, ...]:
@@ -21,6 +37,13 @@ def check_schemes(schemes: Sequence[str]) -> tuple[str, ...]:
     for scheme in schemes:
         make_compressor(scheme)
     return tuple(dict.fromkeys(str(parse_scheme(scheme)) for scheme in schemes))
+
+
+def check_runtimes(runtimes: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ConfigError for an unknown one, and for an empty list."""
+    unknown = sorted(set(runtimes) - set(known))
+    if unknown or not runtimes:
+        raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(known)}")
 
 
 def check_counts(counts: Sequence[int], name: str) -> tuple[int, ...]:

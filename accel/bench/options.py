@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from accel.bench.checks import SCHEMES
 from accel.config import TrainConfig
 from accel.config.files import load_preset
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -33,7 +34,6 @@ PolicyRuntimes = Annotated[
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; all cells take turns")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
-_SCHEMES = "fp32,fp16,int8,int8(per_channel),int8-dynamic,prune(0.5),prune(0.5)+int8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class PolicyOptions(LayoutOptions, BudgetOptions):
 
     network: Networks | None = None
     batch: Annotated[str, tyro.conf.arg(help="rows a call, separated by commas")] = "1,8,32"
-    schemes: Schemes = _SCHEMES
+    schemes: Schemes = ",".join(SCHEMES)
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
 
 
@@ -145,7 +145,7 @@ class RefreshOptions(LayoutOptions, BudgetOptions):
     """
 
     network: Networks | None = None
-    schemes: Schemes = _SCHEMES
+    schemes: Schemes = ",".join(SCHEMES)
     envs: Annotated[int, tyro.conf.arg(help="environments that the actor steps together")] = 8
     send: Send = "none"
 

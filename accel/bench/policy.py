@@ -1,34 +1,34 @@
-"""Microseconds, bytes and mismatch of a policy's call on every runtime and under every scheme."""
+"""Time, size and mismatch of a policy call, numpy observations to numpy parameters, by runtime and scheme."""
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import nn
 
 from accel.acting.torch_policy import serialise_module
-from accel.bench.calls import CHANNELS_LAST, Call, compiled_call, eager_modules, session_call, torch_call
-from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
-from accel.bench.rows import Notify, Row, number, provenance, spread
-from accel.bench.subject import (
-    FULL_PRECISION,
-    NO_MISMATCH,
-    Inputs,
-    Subject,
-    environment_spec,
-    make_subject,
-)
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
+from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
+from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
-from accel.errors import ConfigError
+from accel.runs.loading import TrainedRun
 from compressors.artifact import CompressedPolicy
+from compressors.runtime import PolicySession
+
+Call = Callable[[], npt.NDArray[np.generic]]
 
 RUNTIMES = ("torch", "torch.compile", "onnxruntime")
-SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 logger = logging.getLogger("accel")
 
@@ -78,12 +78,8 @@ def bench_policy(
     """
     check_budget(seconds, repeats)
     batches, schemes = check_counts(batches, "batch"), check_schemes(schemes)
-    _check_runtimes(runtimes)
-    if run is not None and (config is not None or spec is not None):
-        raise ConfigError("a run brings its own environment and network: leave out the others")
-    texts = ("",) if run is not None else check_networks(networks)
-    if config is not None and spec is None:
-        spec = environment_spec(config)
+    check_runtimes(runtimes, RUNTIMES)
+    texts = check_source(networks, run, config, spec)
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
@@ -92,12 +88,6 @@ def bench_policy(
             rows += _measure(subject, batches, schemes, runtimes, budget_s, repeats, notify)
     shared = provenance()
     return [row | shared for row in rows]
-
-
-def _check_runtimes(runtimes: Sequence[str]) -> None:
-    unknown = sorted(set(runtimes) - set(RUNTIMES))
-    if unknown or not runtimes:
-        raise ConfigError(f"unknown runtimes {unknown}: choose from {', '.join(RUNTIMES)}")
 
 
 def _measure(
@@ -116,70 +106,118 @@ def _measure(
     rows: list[Row] = []
     for batch in batches:
         inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in subject.held_out.items()}
-        contest = _Contest(subject, inputs, runtimes, artifacts, notify)
+        calls, compile_s = _calls(subject, inputs, runtimes, artifacts, notify)
         logger.info("measuring %s, batch %d", subject.network, batch)
         with torch.inference_mode():
-            takers = {key: timed_calls(call) for key, call in contest.calls.items()}
+            takers = {key: timed_calls(call) for key, call in calls.items()}
             samples, cpu_share = interleave(takers, budget_s, repeats)
         cells: list[Row] = []
-        for (runtime, scheme), (detail, times_us) in contest.best(samples).items():
+        for (runtime, scheme), (detail, times_us) in _faster_formats(samples).items():
             size = torch_bytes if runtime != "onnxruntime" else len(artifacts[scheme].to_bytes())
             cell: Row = {"network": subject.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
             cell |= mismatches.get(scheme, NO_MISMATCH) if runtime == "onnxruntime" else NO_MISMATCH
-            cell |= {"memory_format": detail, "compile_s": contest.compile_s if runtime == "torch.compile" else None}
+            cell |= {"memory_format": detail, "compile_s": compile_s if runtime == "torch.compile" else None}
             cells.append(cell)
-        rows += [row | _speedups(row, cells) for row in cells]
+        rows += [row | speedups(row, cells, "us") for row in cells]
     shared: Row = {"weights": subject.weights, "inputs": subject.source, "torch_threads": 1, "onnxruntime_threads": 1}
     return [row | shared for row in rows]
 
 
-class _Contest:
-    """Everything that is called in turns for one batch; keys are runtime, scheme and memory format."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        inputs: Inputs,
-        runtimes: Sequence[str],
-        artifacts: dict[str, CompressedPolicy],
-        notify: Notify,
-    ) -> None:
-        self.calls: dict[tuple[str, str, str | None], Call] = {}
-        self.compile_s = 0.0
-        eager = eager_modules(subject.run)
+def _calls(
+    subject: Subject,
+    inputs: Inputs,
+    runtimes: Sequence[str],
+    artifacts: dict[str, CompressedPolicy],
+    notify: Notify,
+) -> tuple[dict[tuple[str, str, str | None], Call], float]:
+    """Calls by runtime, scheme and memory format for one batch, and the seconds that ``torch.compile`` took."""
+    calls: dict[tuple[str, str, str | None], Call] = {}
+    compile_s = 0.0
+    eager = eager_modules(subject.run)
+    if "torch" in runtimes:
         with torch.inference_mode():
-            if "torch" in runtimes:
-                for layout, module in eager.items():
-                    self.calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
-        if "torch.compile" in runtimes:
-            layout = CHANNELS_LAST if CHANNELS_LAST in eager else next(iter(eager))
-            logger.info("compiling %s by torch.compile", subject.network)
-            try:
-                call, self.compile_s = compiled_call(eager[layout], inputs, layout)
-                self.calls["torch.compile", FULL_PRECISION, layout] = call
-            except (RuntimeError, ImportError, OSError) as error:
-                first_line = str(error).strip().partition("\n")[0]
-                notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
-        for scheme, artifact in artifacts.items():
-            self.calls["onnxruntime", scheme, None] = session_call(artifact, inputs)
-
-    @staticmethod
-    def best(
-        samples: dict[tuple[str, str, str | None], list[float]],
-    ) -> dict[tuple[str, str], tuple[str | None, list[float]]]:
-        """Of the memory formats the one with the lower median."""
-        chosen: dict[tuple[str, str], tuple[str | None, list[float]]] = {}
-        for (runtime, scheme, layout), times_us in sorted(samples.items(), key=lambda item: float(np.median(item[1]))):
-            chosen.setdefault((runtime, scheme), (layout, times_us))
-        order = [(runtime, scheme) for runtime, scheme, _ in samples]
-        return {key: chosen[key] for key in dict.fromkeys(order)}
+            for layout, module in eager.items():
+                calls["torch", FULL_PRECISION, layout] = torch_call(module, inputs, layout)
+    if "torch.compile" in runtimes:
+        layout = CHANNELS_LAST if CHANNELS_LAST in eager else CONTIGUOUS
+        logger.info("compiling %s with torch.compile", subject.network)
+        try:
+            calls["torch.compile", FULL_PRECISION, layout], compile_s = compiled_call(eager[layout], inputs, layout)
+        except (RuntimeError, ImportError, OSError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
+    for scheme, artifact in artifacts.items():
+        calls["onnxruntime", scheme, None] = session_call(artifact, inputs)
+    return calls, compile_s
 
 
-def _speedups(row: Row, cells: Sequence[Row]) -> Row:
-    """How many times as fast as torch eager and as onnxruntime's full precision at the same batch."""
-    found: Row = {}
-    for name, runtime in (("speedup_torch", "torch"), ("speedup_fp32", "onnxruntime")):
-        baseline = [c for c in cells if c["runtime"] == runtime and c["scheme"] == FULL_PRECISION]
-        found[name] = number(baseline[0], "us") / number(row, "us") if baseline else None
-    return found
+def _faster_formats(
+    samples: dict[tuple[str, str, str | None], list[float]],
+) -> dict[tuple[str, str], tuple[str | None, list[float]]]:
+    """For each runtime and scheme, the memory format with the lower median, and its samples."""
+    chosen: dict[tuple[str, str], tuple[str | None, list[float]]] = {}
+    for (runtime, scheme, layout), times_us in sorted(samples.items(), key=lambda item: float(np.median(item[1]))):
+        chosen.setdefault((runtime, scheme), (layout, times_us))
+    return {(runtime, scheme): chosen[runtime, scheme] for runtime, scheme, _ in samples}
+
+
+def session_call(artifact: CompressedPolicy, inputs: Inputs) -> Call:
+    """As an actor calls a session: copy observations in, run, carry the recurrent state over. Raises ArtifactError."""
+    observations = np.ascontiguousarray(inputs["observations"])
+    session = PolicySession(artifact, batch=len(observations))
+    for name, array in session.inputs.items():
+        array[...] = inputs[name]
+    target, *states = session.inputs.values()
+    params, *following = session.outputs.values()
+    carried = list(zip(states, following, strict=True))
+    run = session.run
+
+    def call() -> npt.NDArray[np.generic]:
+        target[...] = observations
+        run()
+        for state, next_state in carried:
+            state[...] = next_state
+        return params
+
+    return call
+
+
+def torch_call(module: Callable[..., tuple[torch.Tensor, ...]], inputs: Inputs, memory_format: str) -> Call:
+    """An eager module or a compiled one; call it within ``torch.inference_mode``."""
+    observations, *states = (np.ascontiguousarray(array) for array in inputs.values())
+    carried = [torch.from_numpy(state) for state in states]
+    channels_last = memory_format == CHANNELS_LAST
+
+    def call() -> npt.NDArray[np.generic]:
+        tensor = torch.from_numpy(observations)
+        if channels_last:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        params, *carried[:] = module(tensor, *carried)
+        array: npt.NDArray[np.generic] = params.numpy()
+        return array
+
+    return call
+
+
+def eager_modules(run: TrainedRun) -> dict[str, nn.Module]:
+    """The policy by memory format: convolutions may be faster with channels last."""
+    modules: dict[str, nn.Module] = {CONTIGUOUS: run.policy}
+    if run.spec.is_image and any(isinstance(part, nn.Conv2d) for part in run.policy.modules()):
+        modules[CHANNELS_LAST] = copy.deepcopy(run.policy).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return modules
+
+
+def compiled_call(module: nn.Module, inputs: Inputs, memory_format: str) -> tuple[Call, float]:
+    """The policy compiled for exactly this batch, and the seconds that compiling took.
+
+    Raises:
+        RuntimeError, ImportError, OSError: it cannot be compiled here, for example without a C++ compiler.
+    """
+    torch.compiler.reset()
+    began = time.perf_counter()
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        call = torch_call(torch.compile(module, dynamic=False), inputs, memory_format)
+        call()
+    return call, time.perf_counter() - began

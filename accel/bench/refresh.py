@@ -1,10 +1,13 @@
-"""Milliseconds from new weights to a loaded policy, and how seldom a policy must change for a scheme to pay."""
+"""Milliseconds from new weights to a loaded policy, upkeep between refreshes, and the break-even refresh interval."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -12,37 +15,37 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accel.bench.calls import session_call
-from accel.bench.checks import check_budget, check_counts, check_networks, check_schemes
-from accel.bench.rows import Notify, Row, is_faster, number, provenance, spread
-from accel.bench.subject import (
-    FULL_PRECISION,
-    Subject,
-    environment_spec,
-    make_subject,
-    refusal,
-)
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes, check_source
+from accel.bench.policy import session_call
+from accel.bench.rows import FULL_PRECISION, Notify, Row, is_faster, number, provenance, spread
+from accel.bench.subject import Inputs, Subject, make_subject, refusal
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.bench.transport import bench_transport
-from accel.bench.upkeep import upkeep_row
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.publishing.check import IMAGES, ROWS
+from accel.publishing.distillation import PolicyDivergence
+from accel.publishing.level import DRIFT_ROWS, FOLLOW_STEPS, LESSON_IMAGES, LESSON_ROWS
+from accel.publishing.upkeep import Task, Twin, carry_out
 from compressors.artifact import CompressedPolicy
-from compressors.errors import CompressorError
 from compressors.plan import Plan
+from compressors.errors import CompressorError
+from compressors.qat.fake_quantiser import trains_rounded
 from compressors.runtime import PolicySession
+from compressors.scheme import parse_scheme
+from compressors.checks.verify import verify_artifact
 
-SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
 CARRIERS = ("none", "local", "mpi")
 _BINDS, _BINDING_S = 3, 1.0
+_UPKEEP_TIMES = 3
 _STEP = 1e-3
 _LEARNERS = ("requantise_ms", "serialise_ms", "schedule_ms", "upkeep_ms")
 
 logger = logging.getLogger("accel")
 
 
-class Times(NamedTuple):
+class RefreshTimes(NamedTuple):
     """Seconds of one refresh."""
 
     requantise: float
@@ -103,23 +106,19 @@ def bench_refresh(
     schemes = check_schemes(schemes)
     if send not in CARRIERS:
         raise ConfigError(f"unknown carrier {send!r}: choose from {', '.join(CARRIERS)}")
-    if run is not None and (config is not None or spec is not None):
-        raise ConfigError("a run brings its own environment and network: leave out the others")
-    texts = ("",) if run is not None else check_networks(networks)
-    if config is not None and spec is None:
-        spec = environment_spec(config)
+    texts = check_source(networks, run, config, spec)
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
             subject = make_subject(text, spec, config, run, activation)
-            rows += _Contest(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
+            rows += _Refreshes(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
     _send(rows, send)
     rows = [row | _break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
-class _Contest:
+class _Refreshes:
     """One network under every scheme that takes it, refreshed in turns from weights that change every time."""
 
     def __init__(self, subject: Subject, envs: int, schemes: Sequence[str], notify: Notify) -> None:
@@ -165,10 +164,10 @@ class _Contest:
             rows.append(row | spread("us", calls_us[scheme]))
         return rows
 
-    def _taker(self, plan: Plan) -> Callable[[], Times]:
+    def _taker(self, plan: Plan) -> Callable[[], RefreshTimes]:
         policy, envs = self._subject.run.policy, self._envs
 
-        def take() -> Times:
+        def take() -> RefreshTimes:
             next(self._weights_change)
             began = time.perf_counter()
             artifact = plan.refresh(policy, 1)
@@ -176,7 +175,7 @@ class _Contest:
             payload = artifact.to_bytes()
             serialised = time.perf_counter()
             PolicySession(CompressedPolicy.from_bytes(payload), batch=envs)
-            return Times(requantised - began, serialised - requantised, time.perf_counter() - serialised)
+            return RefreshTimes(requantised - began, serialised - requantised, time.perf_counter() - serialised)
 
         return take
 
@@ -240,3 +239,95 @@ def _break_even(row: Row, rows: Sequence[Row]) -> Row:
 
 def _sum(row: Row, names: Sequence[str]) -> float:
     return sum(number(row, name) for name in names if row[name] is not None)
+
+
+@dataclass(frozen=True)
+class UpkeepCost:
+    """The cost of one kind of upkeep.
+
+    Attributes:
+        interval_updates: learner updates between two of them in a long run; the first ones follow more closely.
+        worker_s: seconds in the background thread.
+        learner_s: seconds in the learner's thread.
+    """
+
+    interval_updates: int
+    worker_s: float
+    learner_s: float
+
+
+def upkeep_row(subject: Subject, scheme: str, plan: Plan) -> Row:
+    """``schedule_ms`` and ``upkeep_ms``: the cost per publication of the work that runs at its own intervals.
+
+    ``schedule_ms`` is spent in a background thread of lower priority (in the learner's where ``actors`` = 0):
+    distillation steps, choices of channels and bases, calibration, drift detection. ``upkeep_ms`` is spent in the
+    learner's thread, where an update waits for it: copying the policy for that work, adopting its results,
+    least-squares compensation for pruned channels, and checks of artifacts. Each is the fastest of three; intervals are
+    those of the subject's configuration.
+    """
+    costs = measure_upkeep(subject, scheme, plan)
+    config = subject.run.config
+    found = {"schedule_ms": 0.0, "upkeep_ms": 0.0}
+    for cost in costs.values():
+        share = 1e3 * config.publish_interval_updates / cost.interval_updates
+        found["schedule_ms"] += share * cost.worker_s
+        found["upkeep_ms"] += share * cost.learner_s
+    return dict(found)
+
+
+def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, UpkeepCost]:
+    """The cost of each kind of upkeep that ``accel.publishing.level`` does for the scheme, by name."""
+    run, config, every = subject.run, subject.run.config, subject.calibration
+    names = {method.name for method in parse_scheme(scheme).methods}
+    rounds = trains_rounded(scheme)
+    reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
+    steps = config.passes * config.minibatches if reduces else 1
+    tasks: dict[str, tuple[int, Task]] = {}
+    if scheme != FULL_PRECISION:
+        tasks["calibration"] = config.calibration_interval_updates, Task(calibration=every)
+        if plan.statistics.calibrations:
+            tasks["drift"] = config.drift_interval_updates, Task(recent=_first(every, DRIFT_ROWS))
+        if reduces:
+            interval = max(1, config.reselect_interval_updates // steps)
+            tasks["choice"] = interval, Task(chooses=True, calibration=every)
+        if "distill" in names:
+            rows = _first(every, LESSON_IMAGES if run.spec.is_image else LESSON_ROWS)
+            lesson = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
+            tasks["distill"] = config.distill_interval_updates, Task(lessons=[lesson])
+    costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
+    if reduces and "prune" in names:
+        follow_s = _fastest(lambda: plan.follow(run.policy, every))
+        costs["follow"] = UpkeepCost(max(1, FOLLOW_STEPS // steps), 0.0, follow_s)
+    checked, measure = _first(every, IMAGES if run.spec.is_image else ROWS), PolicyDivergence(run.spec.action).of_arrays
+    artifact = plan.refresh(run.policy, 0)
+    check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
+    costs["check"] = UpkeepCost(max(1, config.check_interval_updates // steps), 0.0, check_s)
+    return costs
+
+
+def _task_cost(interval_updates: int, task: Task, subject: Subject, plan: Plan) -> UpkeepCost:
+    twin, stopping = Twin(subject.run.policy), threading.Event()
+    module = twin.take(gradients=task.chooses)
+    worker_s, learner_s = [], []
+    for _ in range(_UPKEEP_TIMES):
+        learner_s.append(_seconds(lambda: twin.take(gradients=task.chooses)))
+        began = time.perf_counter()
+        outcome = carry_out(task, plan, module, stopping)
+        worker_s.append(time.perf_counter() - began)
+        if outcome is not None:
+            learner_s[-1] += _seconds(partial(plan.adopt, outcome.revision))
+    return UpkeepCost(interval_updates, min(worker_s), min(learner_s))
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    return min(_seconds(run) for _ in range(_UPKEEP_TIMES))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _first(inputs: Inputs, rows: int) -> Inputs:
+    return {name: values[:rows] for name, values in inputs.items()}

@@ -1,4 +1,4 @@
-"""What every benchmark's rows share: flat values, a spread, and the machine and versions they were measured with."""
+"""Rows, which every benchmark returns: flat values, spreads, speed-ups, and the machine and versions behind them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from accel.system.machine import read_machine, read_source, read_versions
 
+FULL_PRECISION = "fp32"
 LEAST_CPU_SHARE = 0.9
-"""With a smaller part of a core than this, figures are of the machine's other work as much as of ours."""
+"""Below this share of a core, results depend on the machine's other processes as much as on what is measured."""
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]
@@ -18,7 +19,7 @@ Notify = Callable[[str], None]
 
 LOW, HIGH = 10, 90
 LEAST_GAIN = 0.02
-"""A gain over full precision that is smaller than this share of its time is no gain: machines differ by more."""
+"""The smallest relative gain over full precision that counts: machines differ by more than that."""
 
 
 def spread(name: str, samples: Sequence[float]) -> Row:
@@ -41,8 +42,17 @@ def is_faster(row: Row, baseline: Row, column: str) -> bool:
     return time < (1.0 - LEAST_GAIN) * number(baseline, column) and time < number(baseline, f"{column}_low")
 
 
+def speedups(row: Row, cells: Rows, column: str, prefix: str = "") -> Row:
+    """``speedup_torch`` and ``speedup_fp32``: over torch eager and over onnxruntime's fp32; None without a baseline."""
+    found: Row = {}
+    for name, runtime in (("speedup_torch", "torch"), ("speedup_fp32", "onnxruntime")):
+        baseline = next((c for c in cells if c["runtime"] == runtime and c["scheme"] == FULL_PRECISION), None)
+        found[prefix + name] = None if baseline is None else number(baseline, column) / number(row, column)
+    return found
+
+
 def provenance() -> Row:
-    """The columns that say where rows come from: processor, cores, versions, commit."""
+    """Processor, cores, versions and commit that rows were measured with."""
     machine, versions, source = read_machine(), read_versions(), read_source()
     return {
         "host": machine.host,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from accel.algorithms.distributions import make_distribution
-from accel.bench.rows import Notify, Row
+from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -29,7 +29,6 @@ from monitor.divergence import divergences
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
-FULL_PRECISION = "fp32"
 NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
 """Of torch, which is what mismatch is measured from."""
 
@@ -206,8 +205,8 @@ def make_subject(
     """
     if run is not None:
         return trained_subject(run)
-    if config is not None and spec is not None:
-        return environment_subject(config.replace(network=network), spec)
+    if config is not None:
+        return environment_subject(config.replace(network=network), spec or environment_spec(config))
     layout = spec or default_spec(network)
     try:
         return random_subject(network, layout, activation=activation)

@@ -74,10 +74,10 @@ def main(arguments: Sequence[str]) -> int:
         command = shlex.join(["accel", "bench", *arguments])
         write_atomically(options.json, _encode([row | {"command": command} for row in result.rows]))
     if options.plot is not None:
-        from accel.bench import figures
+        from accel.bench import plots
 
-        panels = figures.PANELS[result.kind](result.rows)
-        figures.draw(panels, options.plot, title=f"{result.title}\n{conditions}", unit=result.unit)
+        panels = plots.PANELS[result.kind](result.rows)
+        plots.draw(panels, options.plot, title=f"{result.title}\n{conditions}", unit=result.unit)
     return 0
 
 
@@ -259,7 +259,7 @@ def _check_outputs(options: OutputOptions) -> None:
         if not os.access(directory, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
             raise ConfigError(f"cannot write {path}: permission denied")
     if options.plot is not None:
-        from accel.bench.figures import require_matplotlib
+        from accel.bench.plots import require_matplotlib
 
         require_matplotlib()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.bench.figures import actor_panels, draw
+from accel.bench.plots import actor_panels, draw
 from monitor.divergence import GREEDY_TOLERANCE
 from monitor.statistics import Interval, mean_interval
 

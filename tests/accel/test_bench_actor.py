@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from accel.bench import bench_actor
-from accel.bench.actor import _parts
-from accel.bench.loops import RandomStepper, Split
+from accel.bench.actor import RandomStepper, Split, _parts
 from accel.bench.rows import number
 from accel.config import TrainConfig
 from accel.errors import ConfigError, EnvError

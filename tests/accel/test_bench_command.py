@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh, advise_transport
-from accel.bench.figures import PANELS, Panel, _draw_panel, draw
 from accel.bench.options import LayoutOptions, integers, texts
+from accel.bench.plots import PANELS, Panel, _draw_panel, draw
 from accel.bench.rows import Row
 from accel.bench.tables import Column, fitting, plain_table
 from accel.cli import main

@@ -12,7 +12,7 @@ import torch
 
 import accel
 from accel.bench import bench_policy, timing
-from accel.bench.calls import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
+from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session_call, torch_call
 from accel.bench.rows import number
 from accel.bench.subject import default_spec, random_subject
 from accel.bench.timing import interleave, timed_calls

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from accel.bench import bench_refresh
-from accel.bench.refresh import _break_even, _changing
+from accel.bench.refresh import _break_even, _changing, measure_upkeep
 from accel.bench.rows import Row, number
 from accel.bench.subject import default_spec, random_subject
-from accel.bench.upkeep import measure_duties
 from accel.errors import ConfigError
 from accel.publishing.level import FOLLOW_STEPS
 from compressors.errors import SchemeError
@@ -65,32 +64,32 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     assert _break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
 
 
-DUTIES = {
+UPKEEP = {
     "fp32": {"check"},
     "int8": {"check", "calibration", "drift"},
     "lowrank(0.25)": {"check", "calibration", "choice"},
     "prune(0.5)+int8": {"check", "calibration", "drift", "choice", "follow"},
-    "distill(8x1)": {"check", "calibration", "lesson"},
+    "distill(8x1)": {"check", "calibration", "distill"},
     "qat": {"check", "calibration", "drift"},
 }
 
 
-@pytest.mark.parametrize("scheme", DUTIES)
+@pytest.mark.parametrize("scheme", UPKEEP)
 def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     subject = random_subject("mlp:32x2", default_spec("mlp:32x2"))
     plan = subject.bind(scheme)
-    duties = measure_duties(subject, scheme, plan)
-    assert set(duties) == DUTIES[scheme]
+    costs = measure_upkeep(subject, scheme, plan)
+    assert set(costs) == UPKEEP[scheme]
     config = subject.run.config
     intervals = {
         "check": config.check_interval_updates, "calibration": config.calibration_interval_updates,
         "drift": config.drift_interval_updates, "choice": config.reselect_interval_updates,
-        "lesson": config.distill_interval_updates, "follow": FOLLOW_STEPS,
+        "distill": config.distill_interval_updates, "follow": FOLLOW_STEPS,
     }  # fmt: skip
-    assert {name: duty.interval_updates for name, duty in duties.items()} == {name: intervals[name] for name in duties}
-    for name, duty in duties.items():
-        assert (duty.beside_s > 0) == (name not in {"check", "follow"})
-        assert duty.critical_s > 0
+    assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}
+    for name, cost in costs.items():
+        assert (cost.worker_s > 0) == (name not in {"check", "follow"})
+        assert cost.learner_s > 0
 
 
 def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
