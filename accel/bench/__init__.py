@@ -1,4 +1,4 @@
-"""Benchmarks behind ``accel bench``: each measures one budget on this machine and returns flat rows.
+"""Benchmarks behind ``accel bench``: each measures one part of training on this machine and returns flat rows.
 
     from accel.bench import bench_policy
 

@@ -45,31 +45,30 @@ def bench_actor(
     repeats: int = 50,
     notify: Notify = logger.info,
 ) -> list[Row]:
-    """Time the loop that actors run, on one thread: environments, policy, sampling, unrolls and their hand-over.
+    """Time the actor loop on one thread: environments, policy, sampling, filling and sending unrolls.
 
         rows = bench_actor(TrainConfig.create(env="CartPole-v1"), networks=["mlp:64x2"], envs_per_actor=[8])
 
-    Actors of every runtime and scheme take turns with each other and with environments stepped by random actions alone.
-    Policies stay the same; ``bench_refresh`` measures what loading costs.
+    Actors of each runtime and scheme run in turns with environments that random actions step alone. Policies do not
+    change; ``bench_refresh`` measures loading.
 
     Args:
         config: environment, its options, unroll length and network options; None: the defaults, CartPole-v1.
-        networks: network texts, in the place of the config's; weights are random.
-        run: a run's directory: its environment, network and trained weights; ``config`` and ``networks`` are left out.
+        networks: network texts, instead of the config's; weights are random.
+        run: a run's directory: its environment, network and trained weights; excludes ``config`` and ``networks``.
         envs_per_actor: environments that one actor steps together.
-        schemes: compression schemes, on onnxruntime. Full precision is always measured beside them.
+        schemes: compression schemes, on onnxruntime. Full precision is always measured too.
         runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``.
-        seconds: measuring time in all; making environments and compressing come on top.
+        seconds: total measuring time, without making environments and compressing.
         repeats: samples of each cell at most, each of whole unrolls over 20 ms or more.
-        notify: told in a line what is refused.
+        notify: called with a message about each refused scheme.
     Returns:
         Flat rows: ``env``, ``network``, ``runtime``, ``scheme``, ``envs``; ``us_per_env_step`` with ``_low`` and
-        ``_high`` (median, 10th and 90th percentile, µs), of which ``env_us`` in the environment, ``policy_us`` in the
-        policy, sampling included, and ``overhead_us`` in all the rest (the median's parts, which add up to it);
-        ``env_only_us``, environments alone; ``env_share`` = env_only_us / us_per_env_step;
-        ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the whole actor,
+        ``_high`` (median, 10th and 90th percentile, µs), the sum of ``env_us`` (environment), ``policy_us`` (policy
+        and sampling) and ``overhead_us`` (the rest); ``env_only_us``, environments alone; ``env_share``, its ratio to
+        ``us_per_env_step``; ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the actor,
         ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy; ``session_us``, the session's part of
-        policy_us, and ``python_us_per_vector_step``, everything but environment and session (both None on torch);
+        ``policy_us``, and ``python_us_per_vector_step``, all but environment and session (both None on torch);
         ``bytes``; ``weights``, and ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``cpu_share``;
         threads, machine and versions.
     Raises:
@@ -90,14 +89,14 @@ def bench_actor(
             subject = make_subject(text, None, config, run, config.activation)
             contest = _ActorCells(subject, schemes, runtimes, notify)
             for envs in counts:
-                logger.info("measuring %s, %d environments an actor", subject.network, envs)
+                logger.info("measuring %s, environments per actor: %d", subject.network, envs)
                 rows += contest.measure(envs, budget_s, repeats)
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
 
 class _ActorCells:
-    """One network on every runtime and under every scheme that takes it."""
+    """One network on each runtime and under each scheme that supports it."""
 
     def __init__(self, subject: Subject, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
         self._subject = subject
@@ -151,8 +150,8 @@ class _ActorCells:
 
 
 def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
-    """A contestant for ``interleave`` whose samples are of whole unrolls, enough of them to fill ``SAMPLE_S``; where
-    that takes several, after one that is not measured."""
+    """A contestant for ``interleave``: a sample is as many whole unrolls as fill ``SAMPLE_S``; where these are several,
+    after one that is not measured."""
     once = max(unroll()[0].total, 1e-6)
     count = max(1, min(200, round(SAMPLE_S / once)))
 
@@ -166,7 +165,7 @@ def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
 
 
 def _parts(taken: Sequence[Split]) -> tuple[float, float, float]:
-    """Environment, policy and session within the median total: their shares of the middle half of samples."""
+    """Environment, policy and session of the median total, by their shares of the middle half of samples."""
     ordered = sorted(taken)
     quarter = len(ordered) // 4
     middle = np.asarray(ordered[quarter : len(ordered) - quarter])
@@ -176,7 +175,7 @@ def _parts(taken: Sequence[Split]) -> tuple[float, float, float]:
 
 
 class Split(NamedTuple):
-    """One sample, microseconds per environment step: valid rows only count as steps."""
+    """One sample in microseconds per environment step; only valid rows count as steps."""
 
     total: float
     env: float
@@ -185,7 +184,7 @@ class Split(NamedTuple):
 
 
 class _MeteredPolicy(SessionPolicy):
-    """Also adds up the seconds that its session takes."""
+    """Adds up the seconds that its session takes."""
 
     session_s = 0.0
 
@@ -204,7 +203,7 @@ class _MeteredPolicy(SessionPolicy):
 
 
 class _MeteredActor(Actor):
-    """A real actor whose session is timed by itself."""
+    """A real actor whose session is timed separately."""
 
     metered: _MeteredPolicy | None = None
 
@@ -216,7 +215,7 @@ class _MeteredActor(Actor):
 
 
 class ActorLoop:
-    """A real actor on a local transport, and a learner's end that takes its unrolls."""
+    """A real actor on a local transport, whose learner's end receives its unrolls."""
 
     def __init__(self, config: TrainConfig, runtime: str, scheme: str, payload: bytes) -> None:
         values: Json = config.to_json() | {"env_kwargs": config.env_kwargs, "schemes": [scheme], "restart": 0}
@@ -252,7 +251,7 @@ class ActorLoop:
 
 
 class RandomStepper:
-    """The environment alone, stepped by uniform (Box: standard normal, clipped) actions drawn beforehand."""
+    """The environment alone, stepped by uniform (Box: clipped standard normal) actions drawn in advance."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._environment = make_vector_env(
@@ -274,7 +273,7 @@ class RandomStepper:
         self._environment.reset()
 
     def unroll(self) -> tuple[Split, int]:
-        """Seconds of as many vector steps as an unroll has, and their environment steps."""
+        """Seconds of an unroll's vector steps, and their environment steps."""
         self._sampler.begin()
         for t, actions in enumerate(self._actions):
             self._sampler.sample(self._params, t, actions)

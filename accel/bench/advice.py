@@ -1,4 +1,4 @@
-"""The lines that close a benchmark: which scheme to take, or none, and the figures that say so."""
+"""Recommendations that close a benchmark: which scheme to use, if any, and the measurements behind it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accel.bench.rows import Row, is_faster, number
 
 HIGHEST_KL = 0.1
 LOWEST_ESS = 0.3
-"""Alarm levels of mismatch: a scheme beyond them is not recommended for a trained policy."""
+"""Alarm levels of mismatch: a trained policy's scheme beyond them is not recommended."""
 
 _REDUCTIONS = ("prune", "lowrank", "distill")
 _HALVES = "fp16"
@@ -17,22 +17,22 @@ _STUDENT = "distill"
 
 
 def advise_policy(rows: Sequence[Row]) -> list[str]:
-    """One line for every network and batch, and what holds for all of them."""
-    return [*(_policy_line(cells) for cells in _groups(rows, ("network", "batch"))), *_of_all(rows)]
+    """One line per network and batch, and remarks on all of them."""
+    return [*(_policy_line(cells) for cells in _groups(rows, ("network", "batch"))), *_remarks(rows)]
 
 
 def advise_actor(rows: Sequence[Row]) -> list[str]:
-    """One line for every network and number of environments, and what holds for all of them."""
-    return [*(_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))), *_of_all(rows)]
+    """One line per network and number of environments, and remarks on all of them."""
+    return [*(_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))), *_remarks(rows)]
 
 
 def advise_refresh(rows: Sequence[Row]) -> list[str]:
-    """One line for every network, and what holds for all of them."""
-    return [*(_refresh_line(cells) for cells in _groups(rows, ("network",))), *_of_all(rows)]
+    """One line per network, and remarks on all of them."""
+    return [*(_refresh_line(cells) for cells in _groups(rows, ("network",))), *_remarks(rows)]
 
 
 def advise_bits(rows: Sequence[Row]) -> list[str]:
-    """The fewest bits of a trained policy within the alarm levels, and which widths really run."""
+    """The smallest width of a trained policy within the alarm levels, and which widths have integer kernels."""
     lines = []
     for cells in _groups([row for row in rows if row["weights"] == "trained"], ("network", "rounded")):
         fit = [row for row in cells if number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS]
@@ -41,7 +41,7 @@ def advise_bits(rows: Sequence[Row]) -> list[str]:
         lines.append(f"{cells[0]['network']}, {cells[0]['rounded']}: {found} within KL {HIGHEST_KL}, ESS {LOWEST_ESS}")
     return [
         *lines,
-        "simulated: of all widths 8 bits run as int8, and 4-bit weights as int4 with a scale for each block",
+        "simulated: only 8 bits run as int8, and 4-bit weights as int4 with a scale for each block",
     ]
 
 
@@ -55,7 +55,7 @@ def advise_correctors(rows: Sequence[Row]) -> list[str]:
 
 
 def advise_learner(rows: Sequence[Row]) -> list[str]:
-    """One line for every training: what its learner allows in each precision, and whether bf16 pays."""
+    """One line per training configuration: the learner's limit in each precision, and whether bf16 pays."""
     lines = []
     for cells in _groups(rows, ("network", "T", "B", "objective", "passes", "minibatches")):
         by_precision = {str(row["precision"]): row for row in cells}
@@ -63,10 +63,7 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
             f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {'single precision' if name == 'none' else name}"
             for name, row in by_precision.items()
         ]
-        line = (
-            f"{cells[0]['network']}: actors that are together faster than the learner gain nothing by compression; it "
-            f"takes at most {', '.join(limits)}"
-        )
+        line = f"{cells[0]['network']}: the learner processes at most {', '.join(limits)}"
         if {"none", "bf16"} <= by_precision.keys():
             single, half = by_precision["none"], by_precision["bf16"]
             pays = is_faster(half, single, "us_per_env_step")
@@ -76,7 +73,7 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
 
 
 def advise_transport(rows: Sequence[Row]) -> list[str]:
-    """One line for every carrier, about the largest size."""
+    """One line per carrier, about the largest size."""
     lines: list[str] = []
     for cells in _groups([row for row in rows if row["direction"] in ("policy", "unroll stream")], ("carrier",)):
         largest = max(number(row, "bytes") for row in cells)
@@ -85,8 +82,8 @@ def advise_transport(rows: Sequence[Row]) -> list[str]:
         copies = cells[0]["mb_per_s"] is not None
         speed = f" ({largest / stream:,.0f} MB/s)" if copies else ", as nothing is copied"
         lines.append(
-            f"{cells[0]['carrier']}: a policy of {largest:,.0f} bytes is with the actor after {policy:.0f} µs, and an "
-            f"unroll of that size can follow every {stream:.0f} µs{speed}"
+            f"{cells[0]['carrier']}: a policy of {largest:,.0f} bytes reaches the actor in {policy:.0f} µs, and "
+            f"unrolls of that size arrive every {stream:.0f} µs{speed}"
         )
     return lines
 
@@ -98,15 +95,15 @@ def _policy_line(cells: Sequence[Row]) -> str:
         return f"{head}: nothing to recommend, as onnxruntime was not measured"
     torch = "" if compared.torch is None else f", {_us(number(compared.torch, 'us'))} on torch eager"
     if compared.best is None:
-        return f"{head}: no compression. {compared.why_none('a call')}{torch}"
+        return f"{head}: no compression. {compared.why_none('per call')}{torch}"
     best = compared.best
-    size = f"{number(best, 'bytes'):,.0f} bytes for {number(compared.baseline, 'bytes'):,.0f}"
-    return f"{head}: {compared.why_best('a call')}{torch}; {size}{_known(best)}"
+    size = f"{number(best, 'bytes'):,.0f} bytes instead of {number(compared.baseline, 'bytes'):,.0f}"
+    return f"{head}: {compared.why_best('per call')}{torch}; {size}{_known(best)}"
 
 
 def _actor_line(cells: Sequence[Row]) -> str:
     count = number(cells[0], "envs")
-    head = f"{cells[0]['env']}, {cells[0]['network']}, {count:.0f} environment{'s' if count > 1 else ''} an actor"
+    head = f"{cells[0]['env']}, {cells[0]['network']}, {count:.0f} environment{'s' if count > 1 else ''} per actor"
     compared = _Comparison(cells, "us_per_env_step")
     if compared.baseline is None:
         return f"{head}: nothing to recommend, as onnxruntime was not measured"
@@ -114,52 +111,54 @@ def _actor_line(cells: Sequence[Row]) -> str:
     chosen = compared.best or compared.baseline
     if compared.torch is not None:
         ratio = number(compared.torch, "us_per_env_step") / number(chosen, "us_per_env_step")
-        torch = f", {_us(number(compared.torch, 'us_per_env_step'))} on torch eager ({ratio:.2f} times as much)"
+        torch = f", {_us(number(compared.torch, 'us_per_env_step'))} on torch eager ({ratio:.2f} times as long)"
     limit = (
-        f"; the environment alone takes {_us(number(chosen, 'env_only_us'))}, which is "
-        f"{number(chosen, 'env_share'):.0%} of the actor's time"
+        f"; the environment alone takes {_us(number(chosen, 'env_only_us'))}, {number(chosen, 'env_share'):.0%} of the "
+        "actor's time"
     )
-    step = "an environment step"
+    step = "per environment step"
     if compared.best is None:
         return f"{head}: no compression. {compared.why_none(step)}{torch}{limit}"
     return f"{head}: {compared.why_best(step)}{torch}{limit}{_known(compared.best)}"
 
 
 def _refresh_line(cells: Sequence[Row]) -> str:
-    head = f"{cells[0]['network']}, {cells[0]['envs']} environments an actor"
+    head = f"{cells[0]['network']}, {cells[0]['envs']} environments per actor"
     compared = _Comparison(cells, "us")
     if compared.best is None or compared.baseline is None:
-        return f"{head}: no compression. {compared.why_none('a call')}"
+        return f"{head}: no compression. {compared.why_none('per call')}"
     best = compared.best
     steps, shared = number(best, "break_even_env_steps"), number(best, "break_even_shared_env_steps")
-    saving = f"{best['scheme']} saves {_us(number(best, 'saving_us_per_env_step'))} an environment step"
+    saving = f"{best['scheme']} saves {_us(number(best, 'saving_us_per_env_step'))} per environment step"
     load = f"loads in {number(best, 'load_ms'):.2f} ms against {number(compared.baseline, 'load_ms'):.2f} ms in fp32"
     return (
-        f"{head}: {saving} and {load}: it pays for an actor {_period(steps)}, and with the learner's part on the same "
-        f"core {_period(shared)}{_known(best)}"
+        f"{head}: {saving} and {load}. It pays for an actor {_period(steps)}; where the learner shares the actor's "
+        f"core, {_period(shared)}{_known(best)}"
     )
 
 
 def _period(steps: float) -> str:
     if steps < 1.0:
-        return "however often the policy is refreshed"
-    return f"from {steps:,.0f} environment steps between two refreshes on"
+        return "at any refresh interval"
+    return f"from {steps:,.0f} environment steps per refresh"
 
 
 def _known(best: Row) -> str:
-    """What is known of the mismatch of a scheme that is recommended."""
+    """The mismatch of a recommended scheme, where weights are trained."""
     if best["weights"] == "random":
-        return "; by speed alone, the weights being random: --run also looks at a trained policy's mismatch"
+        return ""
     return f"; KL {number(best, 'kl'):.2g} nats, ESS {number(best, 'ess'):.2f}"
 
 
-def _of_all(rows: Sequence[Row]) -> list[str]:
-    """What a speed cannot say of schemes that were measured."""
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Caveats about the schemes and weights that were measured."""
     lines = []
+    if any(row["weights"] == "random" for row in rows):
+        lines.append("weights are random: schemes are recommended by speed alone; --run also measures mismatch")
     if any(_HALVES in str(row["scheme"]) for row in rows):
         lines.append("fp16: half the bytes, not faster on a CPU")
     if any(_is_untrained(row) for row in rows):
-        lines.append("distill: its student is untrained here, so that it is timed and never recommended")
+        lines.append("distill: the student is untrained here, so it is timed but never recommended")
     return lines
 
 
@@ -180,7 +179,7 @@ class _Comparison:
         self.best = next((row for row in self._others if self._is_worth_it(row)), None)
 
     def why_best(self, what: str) -> str:
-        """The best scheme, its time, and what else there is."""
+        """The best scheme, its time, and the best one that keeps the whole network."""
         if self.best is None or self.baseline is None:
             raise ValueError("there is no best scheme")
         ratio = self._time(self.baseline) / self._time(self.best)
@@ -221,7 +220,7 @@ class _Comparison:
 
 
 def _may_be_faster(scheme: str) -> bool:
-    """Half precision is computed in single precision on a CPU: whatever a clock says, it is as fast as without."""
+    """A CPU computes half precision in single precision, so any measured difference is noise."""
     return scheme != "fp32" and _HALVES not in scheme
 
 
@@ -230,7 +229,7 @@ def _is_untrained(row: Row) -> bool:
 
 
 def _alarms(row: Row) -> bool:
-    """Whether a trained policy's mismatch is beyond the alarm levels, or no number."""
+    """Whether a trained policy's mismatch is beyond the alarm levels, or NaN."""
     if row["weights"] != "trained":
         return False
     return not (number(row, "kl") <= HIGHEST_KL and number(row, "ess") >= LOWEST_ESS)

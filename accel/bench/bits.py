@@ -1,4 +1,4 @@
-"""What 2 to 8 bits would cost a policy: mismatch, bytes and return at each width, simulated in floating point."""
+"""Mismatch, bytes and return of a policy quantised to 2 to 8 bits, simulated in floating point."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def bench_bits(
             print(row["bits"], row["rounded"], row["kl"], row["return"])
 
     Args:
-        networks: network texts; with ``run`` its own network is studied and these are not looked at.
+        networks: network texts; ignored with ``run``, which has its own network.
         bits: widths, each from 2 to 16.
-        per_channel: a scale for each output of a layer instead of one for its weight.
+        per_channel: one scale per output channel instead of one per weight.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment gives layout and real inputs; inputs are random numbers without.
-        run: a run's directory: its trained weights, on inputs that it meets.
+        config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
+        run: a run's directory: its trained weights, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
-        episodes: played greedily at each width and in full precision, from the same seeds; 0: none, else at least 2.
+        episodes: greedy episodes at each width and in full precision, on the same seeds; 0 for none, else at least 2.
         seed: of the episodes.
     Returns:
         Flat rows: ``network``, ``bits``, ``rounded`` (``weights``, or ``weights and activations``), ``per_channel``;
-        ``arithmetic`` and ``simulated``, which say that nothing ran in integer kernels; ``kl`` (fp32‖rounded, nats),
-        ``ess``, ``greedy_agreement`` on held-out inputs; ``bytes`` that the numbers would take; ``return``,
+        ``arithmetic`` and ``simulated``, as nothing runs in integer kernels; ``kl`` (fp32‖rounded, nats),
+        ``ess``, ``greedy_agreement`` on held-out inputs; ``bytes`` of the quantised numbers; ``return``,
         ``return_low``, ``return_high`` (mean and its 95 % interval), ``return_fp32`` and ``episodes``, None without
         any; ``weights`` and ``inputs``; machine and versions.
     Raises:
@@ -82,17 +82,23 @@ def bench_bits(
 def _study(subject: Subject, bits: Sequence[int], per_channel: bool, episodes: int, seed: int) -> Iterator[Row]:
     run = subject.run
     simulation = Simulation(run.policy, subject.calibration, per_channel=per_channel)
-    whole: float | None = None
+    fp32_return: float | None = None
     if episodes:
         logger.info("playing %d episodes in full precision", episodes)
-        whole = float(play(run.policy, run, episodes=episodes, seed=seed).returns.mean())
+        fp32_return = float(play(run.policy, run, episodes=episodes, seed=seed).returns.mean())
     for rounded, activations in (("weights", False), ("weights and activations", True)):
         for width in bits:
             policy = simulation.policy(width, activations=activations)
             row: Row = {"network": subject.network, "bits": width, "rounded": rounded, "per_channel": per_channel}
             row |= {"arithmetic": ARITHMETIC, "simulated": True}
             row |= subject.mismatch(subject.outputs(policy)) | {"bytes": simulation.size_bytes(width)}
-            row |= {"return": None, "return_low": None, "return_high": None, "return_fp32": whole, "episodes": episodes}
+            row |= {
+                "return": None,
+                "return_low": None,
+                "return_high": None,
+                "return_fp32": fp32_return,
+                "episodes": episodes,
+            }
             if episodes:
                 logger.info("playing %d episodes with %d bits, %s rounded", episodes, width, rounded)
                 returns = play(policy, run, episodes=episodes, seed=seed).returns

@@ -1,8 +1,8 @@
-"""How much of a learner's update the correctors' recursion through time takes, on one device.
+"""Time of the correctors' recursion through time, and its share of a learner's update, on one device.
 
-Every call of a corrector is timed right behind a small learner's timed forward and backward pass over the same T × B
-rows: a slow moment of the machine falls on both, and the caches are as cold as in training (on a CPU that doubles the
-time). CUDA is timed with events, a CPU with the monotonic clock.
+Each corrector call is timed right after a small network's forward and backward pass over the same T × B rows: slow
+moments of the machine affect both, and the caches are as cold as in training (which doubles the time on a CPU). CUDA is
+timed with events, a CPU with the monotonic clock.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def bench_correctors(
     repeats: int = 30,
     threads: int = 1,
 ) -> list[Row]:
-    """Time every corrector at every unroll length and batch size, float32, with junk rows and truncations.
+    """Time every corrector at every unroll length and batch size, float32, with invalid rows and truncations.
 
     Args:
         lengths: unroll lengths T.
         batches: numbers of environments B.
         device: a torch device, such as ``cpu`` or ``cuda``.
-        repeats: timed repetitions of each cell, after three that are not timed.
-        threads: of torch, on the CPU.
+        repeats: timed repetitions of each cell, after three of warm-up.
+        threads: torch threads on the CPU.
     Returns:
-        One flat row a corrector, T and B: ``corrector``, ``T``, ``B``, ``device``; ``us``, ``us_low``, ``us_high``
+        One flat row per corrector, T and B: ``corrector``, ``T``, ``B``, ``device``; ``us``, ``us_low``, ``us_high``
         (median, 10th and 90th percentile of a call, microseconds); ``learner_us`` (median of forward and backward of a
         64×2 MLP with 17 inputs on the same rows) and ``share`` = us / (us + learner_us), in [0, 1]; ``cpu_share``;
         torch's threads, machine and versions.
     Raises:
-        ConfigError: an empty list, a number that is not positive, a device that torch does not have.
+        ConfigError: an empty list, a number that is not positive, an unknown device.
     """
     lengths, batches = check_counts(lengths, "length"), check_counts(batches, "batch")
     check_counts((repeats,), "repeats")
@@ -81,7 +81,7 @@ def _device(name: str) -> torch.device:
 
 
 def _runs(length: int, batch: int, device: torch.device) -> Mapping[str, Run]:
-    """Everything that a repetition times, by name, on fixed random rows."""
+    """The timed functions by name, on fixed random rows."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -120,8 +120,8 @@ def _learner(observations: Tensor) -> Run:
 
 
 def _sample(runs: Mapping[str, Run], device: torch.device, repeats: int) -> tuple[dict[str, list[float]], float]:
-    """Microseconds of every run in every repetition, the learner's before each corrector's; and the share of a core
-    that this thread had meanwhile, which is busy even where it waits for others."""
+    """Microseconds of each function per repetition, the learner's before each corrector's, and this thread's share of a
+    core."""
     timed = _timed_cuda if device.type == "cuda" else _timed_host
     samples: dict[str, list[float]] = {name: [] for name in runs}
     correctors = [name for name in runs if name != "learner"]

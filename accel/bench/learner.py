@@ -1,4 +1,4 @@
-"""What the learner's update takes for each environment step, by phase and precision: the limit of a run's speed."""
+"""Time of the learner's update per environment step, by phase and precision: the upper limit of a run's speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRECISIONS = ("none", "bf16")
 TRAINING = ("network", "device", "T", "B", "objective", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
 _SHARE_OF_ENDS = 0.01
-# Whatever random rewards teach in some hundred updates, the policy stays as it is.
+# Small enough that hundreds of updates on random rewards leave the policy unchanged.
 _LEARNING_RATE = 1e-7
 
 logger = logging.getLogger("accel")
@@ -56,27 +56,25 @@ def bench_learner(
         config = TrainConfig.create(network="nature-cnn", objective="clipped-surrogate", passes=3, minibatches=4)
         rows = bench_learner([config], default_spec("nature-cnn"))
 
-    Nothing is published meanwhile, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience is
-    that of the learner's own policy. On a GPU every phase is waited for, so that the sum is a little more than a run's
-    update takes.
+    Nothing is published, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience comes from the
+    learner's own policy. On a GPU each phase is synchronised, so the sum is slightly more than a run's update takes.
 
     Args:
-        configs: what would be trained: network, objective, passes, minibatches, unroll length, environments; all on the
-            first one's device, with its ``learner_threads`` (0: as many as this machine has for a learner beside the
-            actors).
+        configs: network, objective, passes, minibatches, unroll length, environments; all run on the first one's
+            device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
         seconds: measuring time in all.
         repeats: updates of each cell at most.
-        notify: told in a line which precision is refused.
+        notify: called with a message about each refused precision.
     Returns:
         Flat rows: ``network``, ``precision``, ``device``, ``T``, ``B`` (environments in a batch), ``objective``,
         ``passes``, ``minibatches``; ``us_per_env_step`` (median, with ``_low`` and ``_high``), of it ``batch_us``,
-        ``forward_us``, ``correct_us`` and ``backward_us`` (medians); ``env_steps_per_s``, which the learner allows;
+        ``forward_us``, ``correct_us`` and ``backward_us`` (medians); ``env_steps_per_s``, the learner's limit;
         ``speedup_none`` over single precision (None where that was not measured); ``samples``, ``cpu_share``; threads,
         machine and versions.
     Raises:
-        ConfigError: an unknown precision, none that this device takes, a device that is not there, a number that is not
+        ConfigError: an unknown precision, none that this device supports, a missing device, a number that is not
             positive, a network that does not take the observations, no configuration.
     """
     check_budget(seconds, repeats)
@@ -102,12 +100,12 @@ def _cells(
     refusals: list[str] = []
     for precision in dict.fromkeys(precisions):
         try:
-            # whatever actors would run is nothing to the learner, and qat refuses bf16
+            # the actors' scheme does not affect the update, and qat refuses bf16
             changed = [config.replace(mixed_precision=precision, compressor="fp32") for config in configs]
             for config in changed:
                 choose_precision(config, device)
         except ConfigError:
-            refusals.append(f"refused: {precision}, which this CPU has no instructions for: it would be slower")
+            refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
         cells += [_Cell(config, spec, device) for config in changed]
     if not cells:
@@ -133,7 +131,7 @@ class _Cell:
 
     @torch.no_grad()
     def _act(self, unroll: Unroll) -> None:
-        """Fill in what the learner's policy would have done."""
+        """Fill in the actions and probabilities of the learner's policy."""
         batch = self._batcher.build([unroll])
         params = self._learner.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
         distribution = make_distribution(self._learner.spec.action, params)
@@ -161,7 +159,7 @@ class _Cell:
         return Times(**spent)
 
     def row(self, samples: Sequence[Times]) -> Row:
-        """Microseconds for each environment step."""
+        """Microseconds per environment step."""
         config, scale = self._config, 1e6 / self._valid_steps
         row: Row = {
             "network": config.network,
@@ -179,7 +177,7 @@ class _Cell:
 
 
 def _experience(layout: UnrollLayout, seed: int) -> Unroll:
-    """Random observations and rewards, with an episode's end now and then."""
+    """Random observations and rewards, with occasional episode ends."""
     rng = np.random.default_rng(seed)
     unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
     for name in ("frames", "observations", "final_observations"):
@@ -194,7 +192,7 @@ def _experience(layout: UnrollLayout, seed: int) -> Unroll:
     if layout.spec.autoreset == "same_step":
         unroll["first"][1:] = ends
     else:
-        valid[1:] = ~ends  # the row behind an end is the reset
+        valid[1:] = ~ends  # the row after an end is the reset
         unroll["first"][1:] = ~valid[:-1].view(np.bool_)
         ends = ends & valid[:-1].view(np.bool_)
     unroll["terminated"][...] = ends

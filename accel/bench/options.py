@@ -1,4 +1,4 @@
-"""The command line's options of every benchmark; their texts are what ``--help`` prints."""
+"""The command line options of every benchmark."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from accel.config.files import load_preset
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 
+_SCHEMES = ",".join(SCHEMES)
 _COMMA = re.compile(r",(?![^()]*\))")
 
 Networks = Annotated[str, tyro.conf.arg(help="network texts, separated by commas")]
-Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is its int8 graph")]
+Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
 Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
-RunPath = Annotated[Path | None, tyro.conf.arg(help="a run's directory: its network and trained weights")]
+RunPath = Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")]
 Env = Annotated[str | None, tyro.conf.arg(help="gymnasium id, or module:id to import the module first")]
 Shape = Annotated[str | None, tyro.conf.arg(help="such as 17, or 4,84,84 for uint8 images")]
-Actions = Annotated[str | None, tyro.conf.arg(help="6: one choice of six; 3,2: several choices; box:6: continuous")]
-Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v passed to the environment's constructor; may be repeated")]
+Actions = Annotated[str | None, tyro.conf.arg(help="6: one of six choices; 3,2: several choices; box:6: continuous")]
+Pairs = Annotated[tuple[str, ...], tyro.conf.arg(help="k=v for the environment's constructor; may be repeated")]
 Wrappers = Annotated[tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")]
-Backend = Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="what steps the environments")]
-Send = Annotated[Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the journey to an actor here")]
+Backend = Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps the environments")]
+Send = Annotated[
+    Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the transfer to an actor on this machine")
+]
 PolicyRuntimes = Annotated[
     str, tyro.conf.arg(help="any of torch, torch.compile and onnxruntime; compiling takes seconds to minutes")
 ]
-Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; all cells take turns")]
+Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
 _ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions", "normalise_observations", "activation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where results go beside the screen."""
+    """Files for the results."""
 
     json: Annotated[Path | None, tyro.conf.arg(help="write the rows to this file, a JSON list of flat objects")] = None
     plot: Annotated[Path | None, tyro.conf.arg(help="draw the rows to this PNG file")] = None
@@ -46,15 +49,15 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions(OutputOptions):
-    """How long measuring may take."""
+    """Limits of measuring time."""
 
-    seconds: Annotated[float, tyro.conf.arg(help="measuring time in all; setting up comes on top")] = 20.0
+    seconds: Annotated[float, tyro.conf.arg(help="total measuring time, without set-up")] = 20.0
     repeats: Repeats = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOptions(OutputOptions):
-    """A trained run, or an environment as a run would be given it."""
+    """A trained run, or an environment with its options."""
 
     run: RunPath = None
     env: Env = None
@@ -62,17 +65,17 @@ class EnvironmentOptions(OutputOptions):
     wrapper: Wrappers = ()
     backend: Backend = "gymnasium"
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
-    normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise inside the exported graph")] = False
+    normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
     activation: Activation = "tanh"
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
-        """The configuration that ``env`` and what belongs to it describe; None without an environment.
+        """The configuration of ``env`` and its options; None without an environment.
 
         Args:
-            default: the environment where neither it nor a run is given.
-            options: others of the configuration.
+            default: the environment if neither one nor a run is given.
+            options: further options of the configuration.
         Raises:
-            ConfigError: an option goes with neither a run nor no environment, or is not valid.
+            ConfigError: an option is invalid, contradicts ``run`` or needs an environment.
         """
         given = {name: getattr(self, name) for name in _ENVIRONMENT}
         said = [name for name, value in given.items() if value != getattr(EnvironmentOptions, name)]
@@ -83,20 +86,20 @@ class EnvironmentOptions(OutputOptions):
         env = default if self.env is None else self.env
         if env is None:
             if needing := [name for name in said if name != "activation"]:
-                raise ConfigError(f"{_flags(needing)}: these go with an environment, give --env too")
+                raise ConfigError(f"{_flags(needing)}: these need an environment, give --env too")
             return None
         return TrainConfig.create(**{**given, "env": env}, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(EnvironmentOptions):
-    """What a policy reads and returns."""
+    """A policy's observations and actions."""
 
     observation_shape: Shape = None
     actions: Actions = None
 
     def spec(self) -> EnvSpec | None:
-        """The layout that shape and actions describe, None without them. Raises ConfigError."""
+        """The layout of the given shape and actions, None without them. Raises ConfigError."""
         if self.observation_shape is None and self.actions is None:
             return None
         if self.observation_shape is None or self.actions is None:
@@ -109,91 +112,93 @@ class LayoutOptions(EnvironmentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(LayoutOptions, BudgetOptions):
-    """Microseconds, bytes and mismatch of one call of a policy: torch, torch.compile, every scheme on onnxruntime.
+    """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime.
 
-    Observations and actions are those of --run, of --env, or --observation-shape and --actions. Without any of them:
-    4x84x84 frames and 6 choices for a CNN, 17 numbers and 6 continuous actions for anything else.
+    Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
+    choices for a CNN, 17 numbers and 6 continuous actions otherwise.
     """
 
     network: Networks | None = None
-    batch: Annotated[str, tyro.conf.arg(help="rows a call, separated by commas")] = "1,8,32"
-    schemes: Schemes = ",".join(SCHEMES)
+    batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,32"
+    schemes: Schemes = _SCHEMES
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorOptions(EnvironmentOptions, BudgetOptions):
-    """Microseconds per environment step of the real actor loop: environment, policy and own work, for every scheme.
+    """Microseconds per environment step of the actor loop: environment, policy and overhead, for each scheme.
 
-    Beside it the limit that the environment sets, stepped by random actions alone, and how close actors come. Without
-    --run and --env: CartPole-v1.
+    The environment alone, stepped by random actions, is measured as the lower limit. Without --run and --env:
+    CartPole-v1.
     """
 
     network: Networks | None = None
     envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8"
     schemes: Schemes = "fp32,int8,int8-dynamic,prune(0.5),prune(0.5)+int8"
     runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager) and onnxruntime")] = "torch,onnxruntime"
-    unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per unroll; 20, or the run's own")] = None
+    unroll_length: Annotated[
+        int | None, tyro.conf.arg(help="T, vector steps per unroll; default: 20, or the run's")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshOptions(LayoutOptions, BudgetOptions):
-    """Milliseconds to bring new weights to an actor: bind, requantise, serialise, send, load; and when a scheme pays.
+    """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, send, load; and the break-even.
 
-    Break-even is the number of environment steps between two refreshes from which on an actor gains by the scheme
-    against onnxruntime's fp32.
+    Break-even: the environment steps per refresh from which on an actor is faster than with onnxruntime's fp32.
     """
 
     network: Networks | None = None
-    schemes: Schemes = ",".join(SCHEMES)
-    envs: Annotated[int, tyro.conf.arg(help="environments that the actor steps together")] = 8
+    schemes: Schemes = _SCHEMES
+    envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
     send: Send = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitsOptions(LayoutOptions):
-    """What 2 to 8 bits would cost a policy, simulated in floating point: mismatch, bytes and, on request, return.
+    """Mismatch, bytes and, on request, return of a policy quantised to 2 to 8 bits, simulated in floating point.
 
-    Each width twice, with weights alone and with weights and activations rounded. Of these widths 8 bits run as int8,
-    and 4-bit weights as int4, which has a scale for each block; nothing here is a speed.
+    Each width is measured twice: with weights quantised, and with weights and activations quantised. Only 8 bits run as
+    int8, and 4-bit weights as int4, with a scale for each block. Speed is not measured.
     """
 
     network: Networks | None = None
     bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
-    per_channel: Annotated[bool, tyro.conf.arg(help="a scale for each output of a layer, not one for its weight")] = (
-        False
-    )
-    episodes: Annotated[
-        int, tyro.conf.arg(help="also play so many seeded episodes at each width; needs --run or --env")
-    ] = 0
-    seed: Annotated[int, tyro.conf.arg(help="of the episodes; all widths play the same ones")] = 0
+    per_channel: Annotated[bool, tyro.conf.arg(help="one scale per output channel instead of one per weight")] = False
+    episodes: Annotated[int, tyro.conf.arg(help="seeded episodes to play at each width; needs --run or --env")] = 0
+    seed: Annotated[int, tyro.conf.arg(help="seed of the episodes, the same ones at each width")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerOptions(LayoutOptions, BudgetOptions):
     """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16.
 
-    What the learner takes limits a run: actors that are together faster than it gain nothing by compression. Experience
-    is random, of the layout of --run, --preset, --env, or --observation-shape and --actions; the first two bring their
-    training's options too.
+    The learner limits a run: compression gains nothing where the actors together are faster. Experience is random, with
+    the layout of --run, --preset, --env, or --observation-shape and --actions; --run and --preset also set the training
+    options.
     """
 
     network: Networks | None = None
-    preset: Annotated[str | None, tyro.conf.arg(help="a preset of accel train: its environment and its learner")] = None
-    envs: Annotated[int | None, tyro.conf.arg(help="environments in a batch, B")] = None
-    unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps of each in a batch")] = None
-    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one is clipped-surrogate")] = None
-    minibatches: Annotated[int | None, tyro.conf.arg(help="in a pass; more than one is clipped-surrogate")] = None
+    preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None
+    envs: Annotated[int | None, tyro.conf.arg(help="B, environments in a batch")] = None
+    unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per environment in a batch")] = None
+    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one needs clipped-surrogate")] = (
+        None
+    )
+    minibatches: Annotated[
+        int | None, tyro.conf.arg(help="minibatches per pass; more than one needs clipped-surrogate")
+    ] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="where the learner computes; the training's, or auto")
+        Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")
     ] = None
     threads: Annotated[
-        int | None, tyro.conf.arg(help="of torch, on the CPU; the training's, or the cores that actors leave free")
+        int | None,
+        tyro.conf.arg(help="torch threads on the CPU; default: the training's, or the cores that actors leave free"),
     ] = None
 
     def training(self) -> TrainConfig | None:
-        """The preset's; None without one. Raises ConfigError: something goes with neither."""
+        """The preset's configuration, None without one. Raises ConfigError: an option contradicts the preset."""
         if self.preset is None:
             return None
         names = ("run", *_ENVIRONMENT, "observation_shape", "actions")
@@ -202,7 +207,7 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         return TrainConfig.create(**load_preset(self.preset))
 
     def changed(self, config: TrainConfig) -> TrainConfig:
-        """The training with the options that were given. Raises ConfigError."""
+        """The training configuration with the given options. Raises ConfigError."""
         names = ("unroll_length", "passes", "minibatches", "device")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.threads is not None:
@@ -212,8 +217,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         if max(self.passes or 1, self.minibatches or 1) > 1:
             if config.corrector == "retrace":
                 raise ConfigError(
-                    "--passes and --minibatches above 1 need the clipped surrogate, which the training's corrector "
-                    "(retrace) does not go with: leave them out"
+                    "--passes and --minibatches above 1 need the clipped surrogate, which does not support the "
+                    "training's corrector (retrace): leave them out"
                 )
             given["objective"] = "clipped-surrogate"
         return config.replace(**given)
@@ -221,18 +226,18 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectorOptions(OutputOptions):
-    """Microseconds of every corrector's recursion through time, and its share of corrector + forward + backward."""
+    """Microseconds of each corrector's recursion through time, and its share of corrector + forward + backward."""
 
     lengths: Annotated[str, tyro.conf.arg(help="unroll lengths T, separated by commas")] = "20,80"
     batches: Annotated[str, tyro.conf.arg(help="numbers of environments B, separated by commas")] = "32,256"
-    device: Annotated[str, tyro.conf.arg(help="a torch device, such as cpu or cuda")] = "cpu"
+    device: Annotated[str, tyro.conf.arg(help="torch device, such as cpu or cuda")] = "cpu"
     threads: Annotated[int, tyro.conf.arg(help="torch threads")] = 1
     repeats: Repeats = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransportOptions(OutputOptions):
-    """Microseconds that unrolls and policies travel between one actor and the learner, both on this machine."""
+class TransportBenchOptions(OutputOptions):
+    """Microseconds of unrolls and policies between one actor and the learner, both on this machine."""
 
     sizes: Annotated[str, tyro.conf.arg(help="bytes, separated by commas")] = "65536,1048576"
     carriers: Annotated[str, tyro.conf.arg(help="any of local (threads) and mpi (ranks)")] = "local,mpi"
@@ -246,7 +251,7 @@ Options = (
     | Annotated[BitsOptions, tyro.conf.subcommand("bits")]
     | Annotated[LearnerOptions, tyro.conf.subcommand("learner")]
     | Annotated[CorrectorOptions, tyro.conf.subcommand("correctors")]
-    | Annotated[TransportOptions, tyro.conf.subcommand("transport")]
+    | Annotated[TransportBenchOptions, tyro.conf.subcommand("transport")]
 )
 
 

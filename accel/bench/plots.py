@@ -25,13 +25,13 @@ _PANEL_INCHES, _BAR_INCHES, _LETTERS_PER_INCH, _COLUMNS = 4.8, 0.26, 13, 3
 
 @dataclass(frozen=True)
 class Panel:
-    """Horizontal bars, one a label, of stacked parts.
+    """Horizontal stacked bars, one per label.
 
     Attributes:
-        parts: legend to one value for each label.
+        parts: by legend, one value per label.
         spread: (low, high) of each whole bar.
-        limit: legend and place of a line across.
-        notes: a text behind each bar.
+        limit: legend and position of a vertical line.
+        notes: an annotation after each bar.
     """
 
     title: str
@@ -49,20 +49,20 @@ def require_matplotlib() -> None:
 
 
 def policy_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every network and batch."""
+    """One panel per network and batch."""
     panels = []
     for title, cells in _cells(rows, ("network", "batch"), "{}, batch {}"):
         fp32 = [number(row, "us") for row in cells if (row["runtime"], row["scheme"]) == ("onnxruntime", "fp32")]
         limit = ("onnxruntime fp32", fp32[0]) if fp32 else None
         labels = [_label(row) for row in cells]
         panels.append(
-            Panel(title, labels, {"µs a call": _values(cells, "us")}, _spread(cells, "us"), limit, _ratios(cells))
+            Panel(title, labels, {"µs per call": _values(cells, "us")}, _spread(cells, "us"), limit, _ratios(cells))
         )
     return panels
 
 
 def actor_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every environment, network and number of environments."""
+    """One panel per environment, network and number of environments."""
     panels = []
     for title, cells in _cells(rows, ("env", "network", "envs"), "{}, {}, envs per actor: {}"):
         parts = {name: _values(cells, f"{name}_us") for name in ("env", "policy", "overhead")}
@@ -73,7 +73,7 @@ def actor_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every network."""
+    """One panel per network."""
     panels = []
     for title, cells in _cells(rows, ("network",), "{}"):
         names = [name for name in ("requantise", "serialise", "send", "load") if cells[0][f"{name}_ms"] is not None]
@@ -83,7 +83,7 @@ def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def bits_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every network and for what is rounded."""
+    """One panel per network and rounding."""
     panels = []
     for title, cells in _cells(rows, ("network", "rounded"), "{}, {}, simulated"):
         notes = ["" if row["return"] is None else f"return {number(row, 'return'):.4g}" for row in cells]
@@ -92,7 +92,7 @@ def bits_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def learner_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every network."""
+    """One panel per network."""
     panels = []
     for title, cells in _cells(rows, ("network", "T", "B"), "{}, T = {}, B = {}"):
         parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
@@ -102,7 +102,7 @@ def learner_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every unroll length and batch."""
+    """One panel per unroll length and batch."""
     panels = []
     for title, cells in _cells(rows, ("T", "B"), "T = {}, B = {}"):
         notes = [f"{number(row, 'share'):.1%} of the update" for row in cells]
@@ -112,7 +112,7 @@ def corrector_panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def transport_panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for every carrier."""
+    """One panel per carrier."""
     panels = []
     for title, cells in _cells(rows, ("carrier",), "{}"):
         cells = [row for row in cells if row["bytes"]]
@@ -138,10 +138,10 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str, unit: str) -> None:
     """Write one PNG.
 
     Args:
-        panels: what to draw, in reading order.
+        panels: in reading order.
         path: the file; replaced if it exists.
-        title: above everything.
-        unit: under every axis.
+        title: of the whole plot.
+        unit: of every axis.
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
@@ -190,8 +190,8 @@ def _draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
 
 
 def _draw_spread(spread: Sequence[tuple[float, float]], axes: Axes, furthest: float) -> list[float]:
-    """A line for every bar, as a few slow samples shall not flatten the bars no longer than this, and with an arrowhead
-    where it is cut; returns where the lines end."""
+    """Draw each bar's spread up to ``furthest``, so that a few slow samples do not flatten the bars, with an arrowhead
+    where it is cut; returns the ends of the lines."""
     places, ends = range(len(spread)), [min(high, furthest) for _, high in spread]
     axes.hlines(places, [min(low, furthest) for low, _ in spread], ends, color=_SPREAD, linewidth=1.2)
     cut = [place for place in places if spread[place][1] > furthest]
@@ -200,7 +200,7 @@ def _draw_spread(spread: Sequence[tuple[float, float]], axes: Axes, furthest: fl
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[str], title: str) -> list[tuple[str, list[Row]]]:
-    """Rows by the title that their columns make, in order of appearance."""
+    """Rows grouped by the title that their columns make, in order of appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(title.format(*(row[column] for column in columns)), []).append(row)
@@ -221,5 +221,5 @@ def _spread(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
 
 
 def _ratios(rows: Sequence[Row]) -> list[str]:
-    """How many times as fast as torch eager, where that was measured."""
+    """Speed-up over torch eager, where that was measured."""
     return ["" if row["speedup_torch"] is None else f"{number(row, 'speedup_torch'):.2f}×" for row in rows]

@@ -47,26 +47,26 @@ def bench_policy(
     repeats: int = 50,
     notify: Notify = logger.info,
 ) -> list[Row]:
-    """Time one call of a policy on one thread, runtimes and schemes in turns, and measure what compression changes.
+    """Time one call of a policy on one thread, runtimes and schemes in turns, and measure the schemes' mismatch.
 
         rows = bench_policy(["mlp:256x2"], batches=[8], schemes=["fp32", "int8"], runtimes=["torch", "onnxruntime"])
 
     Args:
-        networks: network texts; with ``run`` its own network is measured and these are not looked at.
+        networks: network texts; ignored with ``run``, which has its own network.
         batches: rows per call: environments that one actor steps together.
-        schemes: compression schemes, on onnxruntime. Full precision is always measured beside them.
+        schemes: compression schemes, on onnxruntime. Full precision is always measured too.
         runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``torch.compile`` (compiled for
             each batch, seconds to minutes) and ``onnxruntime``.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment gives layout and real inputs; inputs are random numbers without.
-        run: a run's directory: its trained weights, on inputs that it meets.
+        config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
+        run: a run's directory: its trained weights, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
-        seconds: measuring time in all; exporting, compressing and compiling come on top.
+        seconds: total measuring time, without exporting, compressing and compiling.
         repeats: samples of each cell at most, each 2 ms or one call.
-        notify: told in a line what is refused or does not work here.
+        notify: called with a message about each scheme or runtime that does not work here.
     Returns:
         Flat rows: ``network``, ``batch``, ``runtime``, ``scheme``; ``us``, ``us_low``, ``us_high`` (median, 10th and
-        90th percentile of a call, µs); ``bytes`` of the policy as it travels; ``speedup_torch``, ``speedup_fp32``
+        90th percentile of a call, µs); ``bytes`` of the serialised policy; ``speedup_torch``, ``speedup_fp32``
         (against torch eager, and against onnxruntime's fp32; None where that was not measured); ``kl``, ``ess``,
         ``greedy_agreement`` against torch on held-out inputs (KL(fp32‖scheme) in nats; None on torch); ``weights``
         (``random`` ones say little about mismatch) and ``inputs``; ``memory_format``, ``compile_s``; threads, machine

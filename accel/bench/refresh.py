@@ -67,35 +67,34 @@ def bench_refresh(
     repeats: int = 50,
     notify: Notify = logger.info,
 ) -> list[Row]:
-    """Time every part of bringing new weights to an actor, schemes in turns, on one thread.
+    """Time each part of a refresh, from new weights to a loaded policy, schemes in turns, on one thread.
 
         rows = bench_refresh(["mlp:512x3"], schemes=["fp32", "int8"], envs=8)
 
-    The weights change before every refresh, so that nothing is saved by their being the same.
+    The weights change before each refresh, so that no cached result is reused.
 
     Args:
-        networks: network texts; with ``run`` its own network is measured and these are not looked at.
+        networks: network texts; ignored with ``run``, which has its own network.
         envs: environments that the actor steps together: the batch of the session that is loaded and called.
-        schemes: compression schemes. Full precision is always measured beside them.
-        send: also time the journey to an actor on this machine: ``local`` or ``mpi``; ``none`` leaves it out.
+        schemes: compression schemes. Full precision is always measured too.
+        send: also time the transfer to an actor on this machine: ``local`` or ``mpi``; ``none`` omits it.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
-        config: a configuration whose environment gives layout and real inputs; inputs are random numbers without.
-        run: a run's directory: its trained weights and its intervals, on inputs that it meets.
+        config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
+        run: a run's directory: its trained weights and intervals, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
-        seconds: measuring time in all; binding and sending come on top.
+        seconds: total measuring time, without binding and sending.
         repeats: refreshes of each scheme at most.
-        notify: told in a line what is refused.
+        notify: called with a message about each refused scheme.
     Returns:
         Flat rows: ``network``, ``scheme``, ``envs``, ``parameters``; ``bind_ms``, once per architecture;
-        ``requantise_ms``, ``serialise_ms`` on the learner, ``send_ms`` (None where not asked for), ``load_ms`` on the
-        actor (medians; each with ``_low`` and ``_high``, but for bind and send); ``refresh_ms_per_million_parameters``,
-        the learner's part; ``schedule_ms`` and ``upkeep_ms``, a publication's share of what is not done for each one,
-        beside the learner and in its thread (``accel.bench.upkeep``); ``bytes``; ``us`` per call of the loaded policy;
+        ``requantise_ms``, ``serialise_ms`` on the learner, ``send_ms`` (None if not requested), ``load_ms`` on the
+        actor (medians; all but bind and send with ``_low`` and ``_high``); ``refresh_ms_per_million_parameters``,
+        the learner's part; ``schedule_ms`` and ``upkeep_ms``, the cost per publication of periodic work, see
+        ``upkeep_row``; ``bytes``; ``us`` per call of the loaded policy;
         ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
-        fp32; ``break_even_env_steps``: an actor that steps more than so often between two refreshes gains by the scheme
-        against onnxruntime's fp32 (0: always, None: never, as its call is no faster);
-        ``break_even_shared_env_steps``, the same where one core does everything else as well: the learner's part,
-        upkeep and schedule; threads, machine and versions.
+        fp32; ``break_even_env_steps``, the fewest environment steps per refresh at which an actor is faster than with
+        onnxruntime's fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
+        where the learner's part, upkeep and schedule share the actor's core; threads, machine and versions.
     Raises:
         ConfigError: an empty list, an unknown network or carrier, a count that is not positive, a run beside a config.
         SchemeError: an unknown scheme. EnvError, MissingExtraError: the environment cannot be made.
@@ -119,7 +118,7 @@ def bench_refresh(
 
 
 class _Refreshes:
-    """One network under every scheme that takes it, refreshed in turns from weights that change every time."""
+    """One network under each scheme that supports it, refreshed in turns from changing weights."""
 
     def __init__(self, subject: Subject, envs: int, schemes: Sequence[str], notify: Notify) -> None:
         self._subject, self._envs = subject, envs
@@ -128,7 +127,7 @@ class _Refreshes:
         self._mismatches: dict[str, Row] = {}
         self._weights_change = _changing(subject.run.policy)
         logger.info("binding %s", subject.network)
-        subject.bind(FULL_PRECISION)  # imports of the exporter are nobody's time
+        subject.bind(FULL_PRECISION)  # the first export imports the exporter
         for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
             try:
                 plan, self._bind_ms[scheme] = _timed_bind(subject, scheme)
@@ -142,7 +141,7 @@ class _Refreshes:
                 notify(refusal(scheme, subject.network, error))
 
     def measure(self, budget_s: float, repeats: int) -> list[Row]:
-        """Rows without what is sent."""
+        """Rows without ``send_ms``."""
         logger.info("refreshing %s", self._subject.network)
         takers = {scheme: self._taker(plan) for scheme, plan in self._plans.items()}
         samples, cpu_share = interleave(takers, 0.8 * budget_s, repeats)
@@ -200,7 +199,7 @@ def _timed_bind(subject: Subject, scheme: str) -> tuple[Plan, float]:
 
 
 def _changing(policy: torch.nn.Module) -> Iterator[None]:
-    """Every ``next`` moves the weights a little, to and fro."""
+    """Each ``next`` moves the weights a little, alternating in sign."""
     generator = torch.Generator().manual_seed(0)
     weights: list[torch.Tensor] = list(policy.parameters())
     moves = [_STEP * torch.randn(weight.shape, generator=generator) for weight in weights]
@@ -211,20 +210,22 @@ def _changing(policy: torch.nn.Module) -> Iterator[None]:
 
 
 def _send(rows: list[Row], carrier: str) -> None:
-    """Add ``send_ms``: the median journey of as many bytes, from publish() to the actor's hands."""
-    journeys: dict[int, float] = {}
+    """Add ``send_ms``: the median time of as many bytes from publish() until the actor has them."""
+    transfers_ms: dict[int, float] = {}
     if carrier != "none":
         sizes = sorted({int(number(row, "bytes")) for row in rows})
         logger.info("sending over %s", carrier)
         found = bench_transport(sizes=sizes, repeats=20, carriers=(carrier,))
-        journeys = {int(number(row, "bytes")): number(row, "us") / 1e3 for row in found if row["direction"] == "policy"}
+        transfers_ms = {
+            int(number(row, "bytes")): number(row, "us") / 1e3 for row in found if row["direction"] == "policy"
+        }
     for row in rows:
-        row["send_ms"] = journeys.get(int(number(row, "bytes")))
+        row["send_ms"] = transfers_ms.get(int(number(row, "bytes")))
         row["carrier"] = carrier
 
 
 def _break_even(row: Row, rows: Sequence[Row]) -> Row:
-    """From how many environment steps per refresh on the faster call makes up for the slower refresh."""
+    """The environment steps per refresh at which the faster call makes up for the slower refresh."""
     baseline = next(r for r in rows if r["network"] == row["network"] and r["scheme"] == FULL_PRECISION)
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")
     pays = is_faster(row, baseline, "us")

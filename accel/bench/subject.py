@@ -1,4 +1,4 @@
-"""What is measured: a policy with its weights and real or random inputs, and its plans under compression schemes."""
+"""The policy under measurement: weights, real or random inputs, and its plans under compression schemes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from monitor.divergence import divergences
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 
 NO_MISMATCH: Row = {"kl": None, "ess": None, "greedy_agreement": None}
-"""Of torch, which is what mismatch is measured from."""
+"""Torch's own rows: mismatch is measured against torch."""
 
 _SEED = 0
 _COLLECTING_STEPS = 256
@@ -41,14 +41,14 @@ _IMAGES = EnvSpec((4, 84, 84), "uint8", ActionSpec("categorical", (6,)))
 
 @dataclass(frozen=True)
 class Subject:
-    """One policy to be measured.
+    """One policy under measurement.
 
     Attributes:
-        run: network, configuration and layout; of a random policy a run that never was.
+        run: network, configuration and layout; for random weights, a run without a directory.
         weights: ``random`` or ``trained``.
-        source: where inputs come from: ``environment`` or ``random numbers``.
+        source: of the inputs: ``environment`` or ``random numbers``.
         calibration: inputs for activation ranges, [N, *shape] by name.
-        held_out: others, for measuring mismatch.
+        held_out: other inputs, for measuring mismatch.
     """
 
     run: TrainedRun
@@ -76,7 +76,7 @@ class Subject:
         return self.compressor(scheme).bind(
             run.policy,
             run.example_inputs,
-            None if teaches else self.calibration,  # ranges are those of the student that was taught
+            None if teaches else self.calibration,  # the student is calibrated after distillation
             output_names=run.policy.output_names,
             metadata=run.metadata,
         )
@@ -109,12 +109,12 @@ class Subject:
         return self.mismatch(session.outputs["params"].astype(np.float32))
 
     def _leave_gradients(self) -> None:
-        """Leave in the parameters what importance by Taylor expansion reads there.
+        """Set the gradients that Taylor-expansion importance reads from the parameters.
 
-        Without a learner there is no loss. Its surrogate is mean log π(a|s) over the calibration inputs, each action
-        sampled with a fixed seed: a policy gradient whose advantages are all 1, of expectation 0, and as large in each
-        parameter as the Fisher information there. Entropy and greedy actions would not do: a gaussian's mean has no
-        gradient of either.
+        Without a learner there is no loss, so the surrogate is the mean of log π(a|s) over the calibration inputs, with
+        actions sampled from a fixed seed: a policy gradient with all advantages 1, whose expectation is 0 and whose
+        magnitude in each parameter is its Fisher information. Entropy and greedy actions are no substitute: a
+        Gaussian's mean has no gradient of either.
         """
         parameters = list(self.run.policy.parameters())
         for parameter in parameters:
@@ -130,7 +130,7 @@ class Subject:
             parameter.grad = gradient
 
     def teach(self, plan: Plan) -> None:
-        """Train a distilled student a little, where there is one and a policy worth learning from."""
+        """Distil into the plan's student, if it has one and the policy is trained."""
         if self.weights == "random":
             return
         rng = np.random.default_rng(_SEED)
@@ -164,12 +164,12 @@ class Subject:
 
 
 def refusal(scheme: str, network: str, error: CompressorError) -> str:
-    """The line that stands for the rows of a scheme that a network cannot take."""
+    """The message about a scheme that a network cannot take."""
     return f"refused: {scheme} for {network}: {error}"
 
 
 def default_spec(network: str) -> EnvSpec:
-    """Observations and actions for a network alone: four 84×84 frames, 6 choices; or 17 numbers, 6 Box actions."""
+    """The default layout for a network: four 84×84 frames and 6 choices, or 17 numbers and 6 Box actions."""
     return _IMAGES if parse_network(network).is_cnn else _FLAT
 
 
@@ -197,7 +197,7 @@ def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> 
 def make_subject(
     network: str, spec: EnvSpec | None, config: TrainConfig | None, run: Path | None, activation: str
 ) -> Subject:
-    """A run's policy, or else one with random weights: on an environment's inputs, or on random ones.
+    """A run's policy, or one with random weights on an environment's inputs or random ones.
 
     Raises:
         CheckpointError, RunDirectoryError, EnvError: see ``trained_subject`` and ``environment_subject``.
@@ -231,12 +231,12 @@ def environment_spec(config: TrainConfig) -> EnvSpec:
 
 
 def environment_subject(config: TrainConfig, spec: EnvSpec) -> Subject:
-    """A policy with random weights on inputs that it meets in an environment. Raises EnvError."""
+    """A policy with random weights, on inputs from playing an environment. Raises EnvError."""
     return _played(_untrained(config, spec), "random")
 
 
 def trained_subject(path: Path) -> Subject:
-    """A run's newest policy on inputs that it meets. Raises CheckpointError, RunDirectoryError, EnvError."""
+    """A run's newest policy, on inputs from playing it. Raises CheckpointError, RunDirectoryError, EnvError."""
     return _played(load_run(path), "trained")
 
 
@@ -258,5 +258,5 @@ def _played(run: TrainedRun, weights: str) -> Subject:
 
 
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:
-    """Rows for calibration and for mismatch: images show much at once, and take memory."""
+    """Rows for calibration and for mismatch; fewer for images, which take memory."""
     return (128, 128) if spec.is_image else (512, 512)

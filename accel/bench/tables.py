@@ -1,19 +1,20 @@
-"""Benchmark rows as a table: drawn by rich on a terminal, plain aligned text elsewhere."""
+"""Benchmark rows as aligned text that fits a given width."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.bench.rows import Row, Value
 
+_GAP = "  "
+
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, the key of the rows, and how to write the value, as ``_write`` knows it.
+    """One column: its heading, the key in the rows, and the number format, as ``_write`` knows it.
 
-    A terminal that is too narrow does without the ``extra`` ones.
+    ``extra`` columns are the first to go where the table is too wide.
     """
 
     heading: str
@@ -27,7 +28,7 @@ POLICY = (
     Column("batch", "batch", "count"),
     Column("runtime", "runtime"),
     Column("scheme", "scheme"),
-    Column("µs", "us", "us"),
+    Column("µs", "us", "number"),
     Column("10–90 %", "us", "spread", True),
     Column("× torch", "speedup_torch", "ratio"),
     Column("× fp32", "speedup_fp32", "ratio"),
@@ -40,34 +41,34 @@ ACTOR = (
     Column("envs", "envs", "count"),
     Column("runtime", "runtime"),
     Column("scheme", "scheme"),
-    Column("µs/step", "us_per_env_step", "us"),
+    Column("µs/step", "us_per_env_step", "number"),
     Column("10–90 %", "us_per_env_step", "spread", True),
-    Column("env", "env_us", "us"),
-    Column("policy", "policy_us", "us"),
-    Column("overhead", "overhead_us", "us", True),
-    Column("env only", "env_only_us", "us", True),
-    Column("÷ actor", "env_share", "share"),
+    Column("env", "env_us", "number"),
+    Column("policy", "policy_us", "number"),
+    Column("overhead", "overhead_us", "number", True),
+    Column("env only", "env_only_us", "number", True),
+    Column("env share", "env_share", "share"),
     Column("× torch", "speedup_torch", "ratio"),
     Column("× fp32", "speedup_fp32", "ratio"),
-    Column("Python µs/vector step", "python_us_per_vector_step", "us", True),
+    Column("Python", "python_us_per_vector_step", "number", True),
     Column("KL", "kl", "small", True),
 )
 REFRESH = (
     Column("network", "network"),
     Column("scheme", "scheme"),
-    Column("bind ms", "bind_ms", "us", True),
-    Column("requantise ms", "requantise_ms", "us"),
-    Column("serialise ms", "serialise_ms", "us", True),
-    Column("ms/million parameters", "refresh_ms_per_million_parameters", "us"),
-    Column("schedule ms", "schedule_ms", "us"),
-    Column("upkeep ms", "upkeep_ms", "us"),
-    Column("send ms", "send_ms", "us"),
-    Column("load ms", "load_ms", "us"),
+    Column("bind", "bind_ms", "number", True),
+    Column("requantise", "requantise_ms", "number"),
+    Column("serialise", "serialise_ms", "number", True),
+    Column("per M", "refresh_ms_per_million_parameters", "number"),
+    Column("schedule", "schedule_ms", "number"),
+    Column("upkeep", "upkeep_ms", "number"),
+    Column("send", "send_ms", "number"),
+    Column("load", "load_ms", "number"),
     Column("10–90 %", "load_ms", "spread", True),
     Column("bytes", "bytes", "count", True),
     Column("KL", "kl", "small", True),
-    Column("call µs", "us", "us"),
-    Column("pays from steps", "break_even_env_steps", "steps"),
+    Column("call µs", "us", "number"),
+    Column("break-even", "break_even_env_steps", "steps"),
     Column("on one core", "break_even_shared_env_steps", "steps", True),
 )
 BITS = (
@@ -79,19 +80,19 @@ BITS = (
     Column("ESS", "ess", "share", True),
     Column("greedy", "greedy_agreement", "share"),
     Column("bytes", "bytes", "count"),
-    Column("return", "return", "us"),
+    Column("return", "return", "number"),
     Column("95 %", "return", "spread"),
-    Column("fp32", "return_fp32", "us"),
+    Column("fp32", "return_fp32", "number"),
 )
 LEARNER = (
     Column("network", "network"),
     Column("precision", "precision"),
-    Column("µs/step", "us_per_env_step", "us"),
+    Column("µs/step", "us_per_env_step", "number"),
     Column("10–90 %", "us_per_env_step", "spread", True),
-    Column("batch", "batch_us", "us", True),
-    Column("forward", "forward_us", "us"),
-    Column("correct", "correct_us", "us", True),
-    Column("backward", "backward_us", "us"),
+    Column("batch", "batch_us", "number", True),
+    Column("forward", "forward_us", "number"),
+    Column("correct", "correct_us", "number", True),
+    Column("backward", "backward_us", "number"),
     Column("steps/s at most", "env_steps_per_s", "count"),
     Column("× none", "speedup_none", "ratio"),
 )
@@ -100,91 +101,83 @@ CORRECTORS = (
     Column("T", "T", "count"),
     Column("B", "B", "count"),
     Column("device", "device", "text", True),
-    Column("µs", "us", "us"),
+    Column("µs", "us", "number"),
     Column("10–90 %", "us", "spread", True),
-    Column("forward + backward µs", "learner_us", "us"),
+    Column("network µs", "learner_us", "number"),
     Column("share", "share", "share"),
 )
 TRANSPORT = (
     Column("carrier", "carrier"),
     Column("direction", "direction"),
     Column("bytes", "bytes", "count", True),
-    Column("µs", "us", "us"),
+    Column("µs", "us", "number"),
     Column("10–90 %", "us", "spread", True),
-    Column("MB/s", "mb_per_s", "us"),
+    Column("MB/s", "mb_per_s", "number"),
 )
 
 
-def print_table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
-    """Print rows on standard output, under a line that says what they are."""
-    if not sys.stdout.isatty():
-        print(plain_table([column.heading for column in columns], _cells(rows, columns), title))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    shown = fitting(rows, columns, console.width)
-    table = Table(title=title, title_justify="left")
-    for column in shown:
-        table.add_column(column.heading, justify="left" if column.style == "text" else "right", no_wrap=True)
-    for line in _cells(rows, shown):
-        table.add_row(*line)
-    console.print(table)
-    if len(shown) < len(columns):
-        missing = ", ".join(column.heading for column in columns if column not in shown)
-        print(f"A wider terminal also shows {missing}; --json has everything.")
+def table_text(rows: Sequence[Row], columns: Sequence[Column], title: str, width: int) -> str:
+    """The title, the rows under their headings, and a line that names the columns that do not fit."""
+    shown = fitting(rows, columns, width)
+    text = aligned([column.heading for column in shown], _cells(rows, shown))
+    missing = [column.heading for column in columns if column not in shown and not _is_empty(rows, column)]
+    hint = [f"not shown: {', '.join(missing)}; --json writes every column"] if missing else []
+    return "\n".join([title, text, *hint])
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit a terminal: the extra ones go first, from the right, then those of one value."""
-    shown = list(columns)
-    extra = [column for column in reversed(columns) if column.extra]
-    constant = [c for c in columns if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
+    """The columns that fit: empty ones go first, then extra ones from the right, then those of one value."""
+    shown = [column for column in columns if not _is_empty(rows, column)]
+    extra = [column for column in reversed(shown) if column.extra]
+    constant = [c for c in shown if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
     for candidate in [*extra, *constant]:
         lines = [[column.heading for column in shown], *_cells(rows, shown)]
-        if sum(max(len(line[i]) for line in lines) + 3 for i in range(len(shown))) < width:
+        if sum(max(map(len, cells)) + len(_GAP) for cells in zip(*lines, strict=True)) - len(_GAP) <= width:
             break
         shown.remove(candidate)
     return shown
+
+
+def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, texts to the left and numbers to the right."""
+    lines = [list(headings), *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    is_number = [all(_reads_as_number(line[i]) for line in cells) for i in range(len(headings))]
+    return "\n".join(
+        _GAP.join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, is_number, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
     return [[_write(row, column) for column in columns] for row in rows]
 
 
-def plain_table(headings: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> str:
-    """Aligned columns, texts to the left and numbers to the right."""
-    lines = [list(headings), *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    is_number = [all(_reads_as_number(line[i]) for line in cells) for i in range(len(headings))]
-    text = [
-        "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, is_number, strict=True)).rstrip()
-        for line in lines
-    ]
-    return "\n".join([title, *text])
+def _is_empty(rows: Sequence[Row], column: Column) -> bool:
+    return all(_write(row, column) in ("-", "-–-") for row in rows)
 
 
 def _reads_as_number(text: str) -> bool:
-    return text[:1].isdigit() or text in ("-", "never")
+    return text.lstrip("-")[:1].isdigit() or text in ("-", "never")
 
 
 def _write(row: Row, column: Column) -> str:
     value = row.get(column.key)
     if column.style == "spread":
-        return f"{_figure(row.get(f'{column.key}_low'))}–{_figure(row.get(f'{column.key}_high'))}"
+        low, high = (_number(row.get(f"{column.key}_{end}")) for end in ("low", "high"))
+        return f"{low} to {high}" if low.startswith("-") and low != "-" else f"{low}–{high}"
     if column.style == "steps" and value is None:
         return "-" if row.get("scheme") == "fp32" else "never"
     if value is None:
         return "-"
     if column.style == "text" or not isinstance(value, int | float):
         return str(value)
-    formats = {"us": _figure(value), "ratio": f"{value:.2f}", "share": f"{value:.1%}", "small": f"{value:.1e}"}
+    formats = {"number": _number(value), "ratio": f"{value:.2f}", "share": f"{value:.1%}", "small": f"{value:.1e}"}
     return formats.get(column.style, f"{value:,.0f}")
 
 
-def _figure(value: Value) -> str:
+def _number(value: Value) -> str:
     """About three digits."""
     if not isinstance(value, int | float):
         return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

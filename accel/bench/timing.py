@@ -1,9 +1,7 @@
-"""Interleaved measurement, so that a slow moment of the machine, and whatever a neighbour leaves behind in the caches,
-falls on everything alike.
+"""Interleaved measurement: slow moments of the machine and cache contents left by a predecessor affect all alike.
 
-Every round has another order, so that in a full cycle everything follows everything else equally often: those of a
-Latin square that is balanced for carry-over. With one fixed order, whatever comes behind the slowest was always slowest
-among equals.
+Rounds follow the rows of a Latin square that is balanced for carry-over: in a full cycle each contestant follows each
+other one equally often. In a fixed order, the one behind the slowest would always look slower than its equals.
 
 Source: Williams 1949, Australian Journal of Scientific Research A 2, 149–168. Deviations: none.
 """
@@ -30,11 +28,11 @@ Sample = TypeVar("Sample")
 
 
 class Rounds(NamedTuple, Generic[Key, Sample]):
-    """What ``interleave`` took.
+    """The samples of ``interleave``.
 
     Attributes:
-        samples: one list for each contestant, a sample a round.
-        cpu_share: processor time of this process over wall-clock time, 1 where nothing else wanted the processor.
+        samples: by contestant, one sample per round.
+        cpu_share: processor time of this process over wall-clock time, 1 where nothing else used the processor.
     """
 
     samples: dict[Key, list[Sample]]
@@ -42,12 +40,12 @@ class Rounds(NamedTuple, Generic[Key, Sample]):
 
 
 def interleave(contestants: Mapping[Key, Callable[[], Sample]], seconds: float, repeats: int) -> Rounds[Key, Sample]:
-    """Samples of every contestant, one of each in every round, each round in another order.
+    """One sample of each contestant per round, in balanced orders.
 
     Args:
-        contestants: name to what takes one sample.
-        seconds: no new round begins after so long, but three are always kept.
-        repeats: rounds kept at most, after two that are not.
+        contestants: by name, a function that takes one sample.
+        seconds: no new round begins after this time, but three are always kept.
+        repeats: rounds kept at most, after two of warm-up.
     """
     samples: dict[Key, list[Sample]] = {name: [] for name in contestants}
     names, orders = list(contestants), cycle(balanced_orders(len(contestants)))
@@ -65,15 +63,15 @@ def interleave(contestants: Mapping[Key, Callable[[], Sample]], seconds: float, 
 
 
 def balanced_orders(count: int) -> list[list[int]]:
-    """Orders of ``range(count)`` in which each is at every place, and right behind every other, equally often."""
+    """Orders of ``range(count)`` in which each is at every place, and right after every other, equally often."""
     zigzag = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
     orders = [[(place + shift) % count for place in zigzag] for shift in range(count)]
     return orders if count % 2 == 0 else [turned for order in orders for turned in (order, order[::-1])]
 
 
 def timed_calls(run: Callable[[], object], sample_s: float = SAMPLE_S) -> Callable[[], float]:
-    """A contestant for ``interleave``: microseconds of one call, averaged over as many as fill ``sample_s``, after some
-    that are not measured and bring back what a neighbour drove out of the caches."""
+    """A contestant for ``interleave``: microseconds per call, averaged over as many calls as fill ``sample_s``, after
+    some that are not measured and refill the caches."""
     run()
     began = time.perf_counter()
     run()
@@ -93,14 +91,14 @@ def timed_calls(run: Callable[[], object], sample_s: float = SAMPLE_S) -> Callab
 
 
 class CoreShare:
-    """The share of a core that this process gets when it asks for one, now and then between measurements that wait.
+    """The share of a core that this process gets, probed between measurements that mostly wait.
 
-    A clock of processor time says nothing of those: whoever waits uses little of it, on the quietest machine too.
+    Processor time over wall-clock time does not show interference there: a waiting process uses little of it anyway.
 
     Args:
-        cores: how many the measurement uses at once; as many threads ask, outside of the interpreter's lock.
+        cores: how many the measurement uses at once; as many threads probe, outside the interpreter lock.
     Attributes:
-        least: the lowest share that any probe got, in [0, 1].
+        least: the lowest share of any probe, in [0, 1].
     """
 
     def __init__(self, cores: int) -> None:
@@ -108,7 +106,7 @@ class CoreShare:
         self.least = 1.0
 
     def probe(self) -> None:
-        """Compute for some milliseconds on every core asked for."""
+        """Compute for some milliseconds on every core."""
         with ThreadPoolExecutor(self._cores) as threads:
             shares = list(threads.map(_share_of_thread, range(self._cores)))
         self.least = min(self.least, *shares)
@@ -123,7 +121,7 @@ def _share_of_thread(_: int) -> float:
 
 @contextmanager
 def torch_threads(count: int = 1) -> Iterator[None]:
-    """Torch computes on so many threads, by default on one as actors do; afterwards on as many as before."""
+    """Torch's thread count within this context, by default one as in actors; restored afterwards."""
     import torch
 
     before = torch.get_num_threads()

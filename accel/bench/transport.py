@@ -1,7 +1,7 @@
-"""How long unrolls and policies travel between one actor and the learner, and how fast they can follow one another.
+"""Latency and throughput of unrolls and policies between one actor and the learner.
 
-Both ends are on one machine, so one monotonic clock stamps both ends of a journey; nothing is halved. Over MPI they are
-two ranks, started with mpirun unless the caller is a rank already; locally they are two threads.
+Both ends are on one machine, so one monotonic clock stamps sending and receiving, and no round trip is halved. Over MPI
+they are two ranks, started with mpirun unless the caller is a rank already; locally they are two threads.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _CORES = 2
 def bench_transport(
     sizes: Sequence[int] = (65536, 1 << 20), repeats: int = 50, carriers: Sequence[str] = ("local", "mpi")
 ) -> list[Row]:
-    """Times journeys of several sizes over several carriers, one actor and one learner on this machine.
+    """Time transfers of several sizes over several carriers, between one actor and one learner on this machine.
 
     Args:
         sizes: bytes of an unroll and of a policy, each at least 16.
-        repeats: journeys timed for each size, after five that are not.
-        carriers: ``local`` (threads of this process) and ``mpi`` (ranks). Within a launch of two ranks every rank calls
-            this, for ``mpi`` alone; the learner gets the rows, the actor none.
+        repeats: timed transfers of each size, after five of warm-up.
+        carriers: ``local`` (threads of this process) and ``mpi`` (ranks). Within a launch of two ranks both call this,
+            with ``mpi`` only; the learner gets the rows, the actor none.
     Returns:
         Flat rows: ``carrier``, ``direction``, ``bytes``; ``us``, ``us_low``, ``us_high`` (median, 10th and 90th
         percentile, microseconds) and ``mb_per_s`` (bytes / median; None on ``local``, which copies nothing);
-        ``cpu_share``, the least that this process got of each of two cores before and after each carrier. Directions:
-        ``policy`` from publish() to the actor's hands, ``unroll`` from push() to the learner's, ``round trip`` both,
+        ``cpu_share``, this process's lowest share of two cores before and after each carrier. Directions: ``policy``
+        from publish() until the actor has it, ``unroll`` from push() until the learner has it, ``round trip`` both,
         ``unroll stream`` between two arrivals when the actor only pushes, ``idle receive`` and ``idle pump`` one call
         with nothing pending (0 bytes).
     Raises:
@@ -71,26 +71,26 @@ def bench_transport(
         raise ConfigError("no carrier is given: name at least one")
     if min(sizes) < _STAMPS.size:
         raise TransportError(f"sizes must be at least {_STAMPS.size} bytes, got {min(sizes)}")
-    plays: dict[str, Callable[[Sequence[int], int], list[Row]]] = {"local": _play_local, "mpi": _play_mpi}
-    unknown = sorted(set(carriers) - set(plays))
+    benches: dict[str, Callable[[Sequence[int], int], list[Row]]] = {"local": _bench_local, "mpi": _bench_mpi}
+    unknown = sorted(set(carriers) - set(benches))
     if unknown:
-        raise TransportError(f"unknown carriers {unknown}; there are {sorted(plays)}")
+        raise TransportError(f"unknown carriers {unknown}; there are {sorted(benches)}")
     rows: list[Row] = []
     share = CoreShare(1 if detect_launch().is_launched else _CORES)
     share.probe()
     for carrier in carriers:
-        rows += [_of_carrier(carrier, row) for row in plays[carrier](sizes, repeats)]
+        rows += [_of_carrier(carrier, row) for row in benches[carrier](sizes, repeats)]
         share.probe()
     shared: Row = provenance() if rows else {}
     return [row | shared | {"cpu_share": share.least} for row in rows]
 
 
 def _of_carrier(carrier: str, row: Row) -> Row:
-    """A row of one carrier; bytes that nobody copies have no speed."""
-    return {"carrier": carrier, **row} | ({"mb_per_s": None} if carrier == "local" else {})
+    """A row of one carrier; bytes that are not copied have no speed."""
+    return {"carrier": carrier, **row} | ({"mb_per_s": None} if carrier == "local" or not row["bytes"] else {})
 
 
-def _play_local(sizes: Sequence[int], repeats: int) -> list[Row]:
+def _bench_local(sizes: Sequence[int], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for size in sizes:
         transport = LocalTransport(1, threaded=True)
@@ -104,9 +104,9 @@ def _play_local(sizes: Sequence[int], repeats: int) -> list[Row]:
     return rows
 
 
-def _play_mpi(sizes: Sequence[int], repeats: int) -> list[Row]:
+def _bench_mpi(sizes: Sequence[int], repeats: int) -> list[Row]:
     if detect_launch().is_launched:
-        return _play_rank(sizes, repeats)
+        return _bench_rank(sizes, repeats)
     program = [sys.executable, "-m", "accel.bench.transport", json.dumps({"sizes": list(sizes), "repeats": repeats})]
     try:
         done = subprocess.run(
@@ -124,7 +124,7 @@ def _play_mpi(sizes: Sequence[int], repeats: int) -> list[Row]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def _play_rank(sizes: Sequence[int], repeats: int) -> list[Row]:
+def _bench_rank(sizes: Sequence[int], repeats: int) -> list[Row]:
     endpoint = join_world(detect_launch())
     topology = Topology.single_learner(endpoint.size)
     if endpoint.size != 2:
@@ -143,8 +143,8 @@ def _play_rank(sizes: Sequence[int], repeats: int) -> list[Row]:
 
 
 def _learn(transport: LearnerTransport, size: int, repeats: int) -> list[Row]:
-    """The learner's side: idle calls, then journeys there and back, then a stream of unrolls."""
-    transport.welcome({"bytes": size, "journeys": repeats + _WARM_UP})
+    """The learner's side: idle calls, then round trips, then a stream of unrolls."""
+    transport.welcome({"bytes": size, "round_trips": repeats + _WARM_UP})
     deadline_s = time.monotonic() + _TIMEOUT_S
     while not transport.messages():
         time.sleep(1e-3)
@@ -155,18 +155,18 @@ def _learn(transport: LearnerTransport, size: int, repeats: int) -> list[Row]:
     samples: Samples = {
         "idle receive": _time_calls(transport.receive),
         "idle pump": _time_calls(transport.pump),
-        **_journeys(transport, size, repeats),
+        **_round_trips(transport, size, repeats),
         "unroll stream": _stream(transport, repeats),
     }
     transport.stop()
     return [_row(direction, 0 if "idle" in direction else size, times_us) for direction, times_us in samples.items()]
 
 
-def _journeys(transport: LearnerTransport, size: int, repeats: int) -> Samples:
+def _round_trips(transport: LearnerTransport, size: int, repeats: int) -> Samples:
     samples: Samples = {"policy": [], "unroll": [], "round trip": []}
     payload = bytearray(size)
     for number in range(-_WARM_UP, repeats):
-        _STAMPS.pack_into(payload, 0, number, 0)  # Never twice the same: that would send a notice only.
+        _STAMPS.pack_into(payload, 0, number, 0)  # Unique: an unchanged payload would not be sent.
         encoded = bytes(payload)
         published_ns = time.monotonic_ns()
         transport.publish(number + _WARM_UP, {"fp32": encoded})
@@ -184,14 +184,14 @@ def _journeys(transport: LearnerTransport, size: int, repeats: int) -> Samples:
 
 
 def _stream(transport: LearnerTransport, repeats: int) -> list[float]:
-    """Microseconds an unroll, averaged over a few at a time."""
+    """Microseconds per unroll, averaged over a few at a time."""
     times_us: list[float] = []
     for number in range(-1, repeats):
         began_ns = time.monotonic_ns()
         for _ in range(_STREAMED):
             arrival = transport.receive(_TIMEOUT_S)
             if arrival is None:
-                raise TransportError(f"the stream of unrolls dried up for {_TIMEOUT_S:g} s")
+                raise TransportError(f"no unroll of the stream arrived within {_TIMEOUT_S:g} s")
             transport.release(arrival)
         if number >= 0:
             times_us.append((time.monotonic_ns() - began_ns) / 1e3 / _STREAMED)
@@ -199,12 +199,12 @@ def _stream(transport: LearnerTransport, repeats: int) -> list[float]:
 
 
 def _act(transport: ActorTransport) -> None:
-    """The actor's side: an unroll back for every policy, then unrolls until told to stop."""
+    """The actor's side: one unroll in reply to each policy, then unrolls until the learner stops."""
     config = transport.welcome(_TIMEOUT_S)
     transport.hello({})
     transport.configure(int(str(config["bytes"])))
     try:
-        for _ in range(int(str(config["journeys"]))):
+        for _ in range(int(str(config["round_trips"]))):
             buffer = transport.acquire()
             transport.wait_policy(_TIMEOUT_S)
             got_policy_ns = time.monotonic_ns()
@@ -235,9 +235,9 @@ def _row(direction: str, size: int, times_us: Sequence[float]) -> Row:
 
 
 def _main() -> None:
-    """A rank of the job that ``bench_transport`` starts: rows as lines of JSON."""
+    """One rank of the job that ``bench_transport`` starts; prints rows as lines of JSON."""
     options = json.loads(sys.argv[1])
-    for row in _play_rank(options["sizes"], options["repeats"]):
+    for row in _bench_rank(options["sizes"], options["repeats"]):
         sys.stdout.write(json.dumps(row) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""``accel bench``: policies, actors, refreshes, widths, learners, correctors, transport, measured on this machine."""
+"""``accel bench``: measure policies, actors, refreshes, bit widths, learners, correctors or transport here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shlex
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +25,7 @@ from accel.bench.options import (
     OutputOptions,
     PolicyOptions,
     RefreshOptions,
-    TransportOptions,
+    TransportBenchOptions,
     integers,
     texts,
 )
@@ -34,15 +36,16 @@ from accel.system.atomic import write_atomically
 
 _POLICY_NETWORKS = "mlp:64x2"
 _ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
+_WIDTH = 100  # of a file or pipe
 _REFRESH_NETWORKS = "mlp:64x2,mlp:256x2,mlp:512x3"
 
 
 @dataclass(frozen=True)
-class Result:
+class Measured:
     """Rows and how to show them.
 
     Attributes:
-        lines: what closes the benchmark.
+        lines: recommendations.
         kind: names the plot's panels. unit: under its axes.
     """
 
@@ -59,17 +62,18 @@ def main(arguments: Sequence[str]) -> int:
     options: OutputOptions = tyro.cli(
         Options,
         prog="accel bench",
-        description="Measure on this machine. What is compared takes turns, A B C A B C; medians with their spread.",
+        description="Measure on this machine. Alternatives are measured in turns (A B C A B C); medians and spread.",
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction, tyro.conf.OmitSubcommandPrefixes),
     )
     _check_outputs(options)
     refused: list[str] = []
     result = _measure(options, refused.append)
-    tables.print_table(result.rows, result.columns, result.title)
+    width = shutil.get_terminal_size((_WIDTH, 0)).columns
+    print(tables.table_text(result.rows, result.columns, result.title, width))
     conditions = _conditions(result.rows[0])
-    for line in [*refused, conditions, *_interference(result.rows), *result.lines]:
-        print(line)
+    for line in [*refused, *conditions, *_interference(result.rows), *result.lines]:
+        print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     if options.json is not None:
         command = shlex.join(["accel", "bench", *arguments])
         write_atomically(options.json, _encode([row | {"command": command} for row in result.rows]))
@@ -77,11 +81,11 @@ def main(arguments: Sequence[str]) -> int:
         from accel.bench import plots
 
         panels = plots.PANELS[result.kind](result.rows)
-        plots.draw(panels, options.plot, title=f"{result.title}\n{conditions}", unit=result.unit)
+        plots.draw(panels, options.plot, title="\n".join([result.title, "; ".join(conditions)]), unit=result.unit)
     return 0
 
 
-def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Result:
+def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Measured:
     if isinstance(options, PolicyOptions):
         return _policy(options, refuse)
     if isinstance(options, ActorOptions):
@@ -98,18 +102,18 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Result:
         rows = bench_correctors(
             integers(options.lengths), integers(options.batches), options.device, options.repeats, options.threads
         )
-        title = "Correctors: one call over T x B rows, beside a small network's forward and backward pass"
-        return Result(rows, title, tables.CORRECTORS, advice.advise_correctors(rows), "correctors", "µs a call")
-    if isinstance(options, TransportOptions):
+        title = "Correctors: µs per call on T x B rows, beside a small network's forward and backward pass"
+        return Measured(rows, title, tables.CORRECTORS, advice.advise_correctors(rows), "correctors", "µs per call")
+    if isinstance(options, TransportBenchOptions):
         from accel.bench.transport import bench_transport
 
         rows = bench_transport(integers(options.sizes), options.repeats, texts(options.carriers))
         title = "Transport: one actor and the learner on this machine"
-        return Result(rows, title, tables.TRANSPORT, advice.advise_transport(rows), "transport", "µs")
+        return Measured(rows, title, tables.TRANSPORT, advice.advise_transport(rows), "transport", "µs")
     raise TypeError(f"unknown options {options!r}")
 
 
-def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Result:
+def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.policy import bench_policy
 
     rows = bench_policy(
@@ -125,13 +129,12 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Result:
         repeats=options.repeats,
         notify=refuse,
     )
-    weights, inputs = rows[0]["weights"], rows[0]["inputs"]
-    hint = "" if weights == "trained" else " (mismatch says little: --run measures a trained policy)"
-    title = f"Policy: one call, observations in, parameters out; inputs from {inputs}; {weights} weights{hint}"
-    return Result(rows, title, tables.POLICY, advice.advise_policy(rows), "policy", "µs a call (behind: × torch eager)")
+    title = f"Policy: µs per call; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
+    unit = "µs per call (annotated: × torch eager)"
+    return Measured(rows, title, tables.POLICY, advice.advise_policy(rows), "policy", unit)
 
 
-def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Result:
+def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.actor import bench_actor
 
     if options.run is not None and options.unroll_length is not None:
@@ -154,11 +157,11 @@ def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Result:
         f"Actor: µs per environment step of {first['env']}, unrolls of {first['unroll_length']}, {first['weights']} "
         "weights"
     )
-    unit = "µs per environment step (behind: × torch eager)"
-    return Result(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
+    unit = "µs per environment step (annotated: × torch eager)"
+    return Measured(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
 
 
-def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Result:
+def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.refresh import bench_refresh
 
     rows = bench_refresh(
@@ -175,13 +178,17 @@ def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Result:
         notify=refuse,
     )
     title = (
-        f"Refresh: from new weights to a loaded policy, {options.envs} environments an actor, {rows[0]['weights']} "
-        "weights; schedule ms beside the learner and upkeep ms in its thread, a publication's share"
+        f"Refresh: ms from new weights to a loaded policy; environments: {options.envs}; {rows[0]['weights']} weights"
     )
-    return Result(rows, title, tables.REFRESH, advice.advise_refresh(rows), "refresh", "ms a refresh")
+    lines = [
+        "per M: requantise and serialise per million parameters; schedule, upkeep: periodic work per publication, in a "
+        "background thread and in the learner's",
+        *advice.advise_refresh(rows),
+    ]
+    return Measured(rows, title, tables.REFRESH, lines, "refresh", "ms per refresh")
 
 
-def _bits(options: BitsOptions) -> Result:
+def _bits(options: BitsOptions) -> Measured:
     from accel.bench.bits import bench_bits
 
     rows = bench_bits(
@@ -195,14 +202,11 @@ def _bits(options: BitsOptions) -> Result:
         episodes=options.episodes,
         seed=options.seed,
     )
-    hint = "" if rows[0]["weights"] == "trained" else " (say little: --run studies a trained policy)"
-    title = (
-        f"Bits, simulated in floating point: mismatch from fp32 on {rows[0]['inputs']}; {rows[0]['weights']} weights"
-    )
-    return Result(rows, title + hint, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
+    title = f"Bits, simulated in floating point; inputs: {rows[0]['inputs']}; {rows[0]['weights']} weights"
+    return Measured(rows, title, tables.BITS, advice.advise_bits(rows), "bits", "KL from fp32 in nats, simulated")
 
 
-def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
+def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.learner import bench_learner
     from accel.bench.subject import default_spec, environment_spec
 
@@ -234,10 +238,14 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Result:
     )
     first = rows[0]
     title = (
-        f"Learner: µs per environment step of an update; batches of {first['T']} x {first['B']} random steps, "
-        f"{first['objective']}, {first['passes']} passes, {first['minibatches']} minibatches, on {first['device']}"
+        f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['objective']}, "
+        f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
     )
-    return Result(rows, title, tables.LEARNER, advice.advise_learner(rows), "learner", "µs per environment step")
+    lines = [
+        *advice.advise_learner(rows),
+        "compression gains nothing where the actors together are faster than the learner",
+    ]
+    return Measured(rows, title, tables.LEARNER, lines, "learner", "µs per environment step")
 
 
 def _networks(options: EnvironmentOptions, given: str | None, default: str) -> list[str]:
@@ -247,7 +255,7 @@ def _networks(options: EnvironmentOptions, given: str | None, default: str) -> l
 
 
 def _check_outputs(options: OutputOptions) -> None:
-    """Before any work: both files can be written. Raises ConfigError, MissingExtraError."""
+    """Check before any work that both files can be written. Raises ConfigError, MissingExtraError."""
     for path in (options.json, options.plot):
         if path is None:
             continue
@@ -264,8 +272,8 @@ def _check_outputs(options: OutputOptions) -> None:
         require_matplotlib()
 
 
-def _conditions(row: Row) -> str:
-    """The machine, the versions and the threads behind every number."""
+def _conditions(row: Row) -> list[str]:
+    """Machine, versions and threads."""
     torch, runtime = f"torch {row['torch']}", f"onnxruntime {row['onnxruntime']}"
     if "torch_threads" in row:
         torch += f" ({_threads(row['torch_threads'])})"
@@ -273,15 +281,15 @@ def _conditions(row: Row) -> str:
         runtime += f" ({_threads(row['onnxruntime_threads'])}, no spinning)"
     commit = f"commit {str(row['commit'])[:10]}{' with changes' if row['dirty'] else ''}"
     flags = f" with {row['int8_flags']}" if row["int8_flags"] else ""
-    return f"{row['cpu']}, {row['cores']} cores{flags}; {torch}, {runtime}; {commit}"
+    return [f"{row['cpu']}, {row['cores']} cores{flags}", f"{torch}, {runtime}; {commit}"]
 
 
 def _interference(rows: Sequence[Row]) -> list[str]:
-    """A warning where other processes had much of the processor."""
+    """A warning where other processes took much of the processor."""
     least = min((number(row, "cpu_share") for row in rows if "cpu_share" in row), default=1.0)
     if least > LEAST_CPU_SHARE:
         return []
-    return [f"warning: other processes left this one {least:.0%} of a core at worst: measure again on a quiet machine"]
+    return [f"warning: this process got only {least:.0%} of a core at times; measure again on an idle machine"]
 
 
 def _threads(count: object) -> str:
@@ -289,6 +297,6 @@ def _threads(count: object) -> str:
 
 
 def _encode(rows: Sequence[Row]) -> bytes:
-    """A JSON list; a figure that is not finite becomes null, as JSON has no word for it."""
+    """A JSON list, with null for values that are not finite, which JSON cannot express."""
     finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
     return (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()

@@ -12,7 +12,7 @@ from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.plots import PANELS, Panel, _draw_panel, draw
 from accel.bench.rows import Row
-from accel.bench.tables import Column, fitting, plain_table
+from accel.bench.tables import Column, aligned, fitting, table_text
 from accel.cli import main
 from accel.cli.bench import _encode, _interference
 from accel.errors import ConfigError
@@ -64,10 +64,12 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
     printed = capsys.readouterr().out.splitlines()
     title, headings = printed[:2]
     assert (title and "µs" in headings) or "ms" in headings or kind == "bits"
-    assert any("onnxruntime" in line and "cores" in line for line in printed[2 + len(rows) :]), "versions and threads"
+    closing = " ".join(printed[2 + len(rows) :])
+    assert "onnxruntime" in closing and " cores" in closing, "machine and versions"
     assert len(printed) >= len(rows) + 4, "a closing line"
     if kind == "refresh":
-        assert {"ms/million parameters", "schedule ms", "upkeep ms"} <= set(re.split("  +", headings))
+        assert {"per M", "schedule", "upkeep"} <= set(re.split("  +", headings))
+    assert max(map(len, printed)) <= 100
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["policy", "--observation-shape", "4", "--actions", "2", "--env", "CartPole-v1"], "no two of them"),
         (["policy", "--observation-shape", "4", "--actions", "0"], "positive"),
         (["policy", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
-        (["policy", "--env-arg", "a=1"], "--env-arg: these go with an environment"),
+        (["policy", "--env-arg", "a=1"], "--env-arg: these need an environment"),
         (["refresh", "--normalise-observations"], "give --env too"),
         (["refresh", "--run", "{dir}", "--activation", "relu"], "leave out --activation"),
         (["actor", "--run", "{dir}", "--env", "X-v0", "--wrapper", "a:b"], "leave out --env, --wrapper"),
@@ -106,7 +108,7 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["learner", "--preset", "png"], "unknown preset 'png'"),
         (["learner", "--preset", "pong", "--env", "CartPole-v1", "--run", "{dir}"], "leave out --run, --env"),
         (["learner", "--preset", "pong", "--squash-actions"], "leave out --squash-actions"),
-        (["learner", "--preset", "quickstart", "--passes", "2"], "corrector (retrace) does not go with"),
+        (["learner", "--preset", "quickstart", "--passes", "2"], "does not support the training's corrector (retrace)"),
         (["learner", "--network", "mlp:8x1,nature-cnn"], "observations of different shapes"),
         (["learner", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
         (["learner", "--envs", "0"], "envs_per_actor"),
@@ -184,8 +186,8 @@ def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
     ]
     (line,) = advise_policy(rows)
     assert line == (
-        "mlp:64x2, batch 8: prune(0.5)+int8 takes 10 µs a call against 40 µs in fp32, 4.00 times as fast "
-        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; 1,000 bytes for 4,000; KL 0.001 "
+        "mlp:64x2, batch 8: prune(0.5)+int8 takes 10 µs per call against 40 µs in fp32, 4.00 times as fast "
+        "(int8, which keeps the whole network, 20 µs), 100 µs on torch eager; 1,000 bytes instead of 4,000; KL 0.001 "
         "nats, ESS 0.99"
     )
     rows[2]["kl"] = 0.2
@@ -193,7 +195,7 @@ def test_advice_names_the_fastest_scheme_and_its_figures() -> None:
     rows[3]["ess"] = 0.1
     assert "no compression" in advise_policy(rows)[0] and "alarm level" in advise_policy(rows)[0]
     rows[2]["weights"] = "random"
-    assert "by speed alone" in advise_policy(rows)[0]
+    assert "by speed alone" in advise_policy(rows)[1]
 
 
 @pytest.mark.parametrize("us", [41.0, 39.0])
@@ -203,7 +205,7 @@ def test_advice_is_no_compression_where_nothing_is_clearly_faster(us: float) -> 
     spread = " (within the spread)" if us < 40.0 else ""
     assert (
         line
-        == f"mlp:64x2, batch 8: no compression. fp32 takes 40 µs a call, the fastest scheme, int8, {us:g} µs{spread}"
+        == f"mlp:64x2, batch 8: no compression. fp32 takes 40 µs per call, the fastest scheme, int8, {us:g} µs{spread}"
     )
     assert "nothing to recommend" in advise_policy([policy_row("torch", "fp32", 40.0)])[0]
 
@@ -218,13 +220,13 @@ def test_advice_on_actors_says_how_near_the_limit_is() -> None:
     ]
     (line,) = advise_actor(rows)
     assert line == (
-        "X-v0, mlp:64x2, 8 environments an actor: int8 takes 25 µs an environment step against 30 µs in fp32, 1.20 "
-        "times as fast, 50 µs on torch eager (2.00 times as much); the environment alone takes 20 µs, which is 80% of "
-        "the actor's time; KL 0.01 nats, ESS 0.90"
+        "X-v0, mlp:64x2, 8 environments per actor: int8 takes 25 µs per environment step against 30 µs in fp32, 1.20 "
+        "times as fast, 50 µs on torch eager (2.00 times as long); the environment alone takes 20 µs, 80% of the "
+        "actor's time; KL 0.01 nats, ESS 0.90"
     )
     rows[2]["kl"] = 0.2
     assert "no compression" in advise_actor(rows)[0] and "alarm level" in advise_actor(rows)[0]
-    assert "by speed alone" in advise_actor([row | {"weights": "random"} for row in rows])[0]
+    assert "by speed alone" in advise_actor([row | {"weights": "random"} for row in rows])[1]
 
 
 def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
@@ -233,10 +235,10 @@ def test_advice_on_refreshes_says_from_when_on_a_scheme_pays() -> None:
     fp32 = shared | {"scheme": "fp32", "us": 40.0, "us_low": 39.0}
     int8 = shared | {"scheme": "int8", "us": 20.0, "break_even_env_steps": 0.0, "break_even_shared_env_steps": 1200.0}
     (line,) = advise_refresh([fp32, int8])
-    assert "int8 saves 2.5 µs an environment step" in line
-    assert "however often the policy is refreshed, and with the learner's part on the same core from 1,200" in line
+    assert "int8 saves 2.5 µs per environment step" in line
+    assert "at any refresh interval; where the learner shares the actor's core, from 1,200 environment steps" in line
     assert line.endswith("; KL 0.01 nats, ESS 0.90")
-    assert "by speed alone" in advise_refresh([row | {"weights": "random"} for row in (fp32, int8)])[0]
+    assert "by speed alone" in advise_refresh([row | {"weights": "random"} for row in (fp32, int8)])[1]
     assert "alarm level" in advise_refresh([fp32, int8 | {"ess": 0.2}])[0]
     assert "alarm level" in advise_refresh([fp32, int8 | {"kl": float("nan")}])[0]
 
@@ -255,25 +257,34 @@ def test_an_untrained_student_is_never_recommended() -> None:
     rows = [policy_row("onnxruntime", "fp32", 40.0), policy_row("onnxruntime", "distill(8x1)+int8", 20.0)]
     assert "distill(8x1)+int8 takes 20 µs" in advise_policy(rows)[0], "a student that was taught"
     untrained = [row | {"weights": "random"} for row in rows]
-    line, student = advise_policy(untrained)
+    line, random, student = advise_policy(untrained)
     assert "no compression" in line and "its student is untrained" in line
-    assert student.startswith("distill: ")
+    assert random.startswith("weights are random") and student.startswith("distill: ")
     rows = [*untrained, policy_row("onnxruntime", "int8", 30.0, weights="random")]
     assert "int8 takes 30 µs" in advise_policy(rows)[0] and "distill" not in advise_policy(rows)[0]
 
 
 def test_plain_tables_are_aligned() -> None:
-    table = plain_table(["scheme", "µs"], [["fp32", "10"], ["int8", "9.5"], ["x", "-"]], "title")
-    assert table.splitlines() == ["title", "scheme   µs", "fp32     10", "int8    9.5", "x         -"]
+    table = aligned(["scheme", "µs"], [["fp32", "10"], ["int8", "9.5"], ["x", "-"]])
+    assert table.splitlines() == ["scheme   µs", "fp32     10", "int8    9.5", "x         -"]
 
 
 def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
     columns = [Column("a", "a"), Column("bb", "b", "text", True), Column("c", "c"), Column("d", "d", "text", True)]
     rows: list[Row] = [{"a": "12345", "b": "1", "c": "1", "d": "1234567"}]
-    shown = {width: "".join(column.key for column in fitting(rows, columns, width)) for width in (80, 28, 27, 18, 5)}
-    assert shown == {80: "abcd", 28: "abcd", 27: "abc", 18: "abc", 5: "ac"}
+    shown = {
+        width: "".join(column.key for column in fitting(rows, columns, width)) for width in (80, 21, 20, 12, 11, 5)
+    }
+    assert shown == {80: "abcd", 21: "abcd", 20: "abc", 12: "abc", 11: "ac", 5: "ac"}
     same = [rows[0], rows[0] | {"c": "2"}]
-    assert [column.key for column in fitting(same, columns, 5)] == ["c"], "what every row has goes next"
+    assert [column.key for column in fitting(same, columns, 5)] == ["c"], "columns of one value go next"
+    assert table_text(same, columns, "title", 5).splitlines() == [
+        "title",
+        "c",
+        "1",
+        "2",
+        "not shown: a, bb, d; --json writes every column",
+    ]
 
 
 def test_figures_that_are_not_finite_become_null() -> None:
