@@ -29,12 +29,12 @@ from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import DRIFT_ROWS, FOLLOW_STEPS, LESSON_IMAGES, LESSON_ROWS
 from accel.publishing.upkeep import Task, Twin, carry_out
 from compressors.artifact import CompressedPolicy
-from compressors.plan import Plan
+from compressors.checks.verify import verify_artifact
 from compressors.errors import CompressorError
+from compressors.plan import Plan
 from compressors.qat.fake_quantiser import trains_rounded
 from compressors.runtime import PolicySession
 from compressors.scheme import parse_scheme
-from compressors.checks.verify import verify_artifact
 
 CARRIERS = ("none", "local", "mpi")
 _BINDS, _BINDING_S = 3, 1.0
