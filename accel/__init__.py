@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
     from accel.cli.launch import train
     from accel.config import TrainConfig
-    from accel.display.watching import watch
+    from accel.display.watch import watch
     from accel.errors import AccelError
     from accel.exporting.build import Bundle, export
     from accel.exporting.verify import Verification, verify
@@ -53,7 +53,7 @@ _HOMES = {
     "sweep_training": "sweep",
     "train": "cli.launch",
     "verify": "exporting.verify",
-    "watch": "display.watching",
+    "watch": "display.watch",
 }
 
 __all__ = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from accel.display.play_progress import showing
+from accel.display.progress import open_progress
 from accel.errors import ConfigError
 from accel.runs.evaluation import evaluate
 from monitor.plain_text import without_controls
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     if options.sample and options.greedy:
         raise ConfigError("give --greedy or --sample, not both")
-    with showing(sys.stderr) as progress:
+    with closing(open_progress(sys.stderr)) as progress:
         result = evaluate(
             options.run,
             scheme=options.scheme,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from accel.display.play_progress import showing
+from accel.display.progress import open_progress
 from accel.exporting.build import export
 
 # what --cpu means to compressors.cpu
@@ -48,7 +49,7 @@ class ExportOptions:
 def main(arguments: Sequence[str]) -> int:
     """Parse, export, print."""
     options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    with showing(sys.stderr) as progress:
+    with closing(open_progress(sys.stderr)) as progress:
         bundle = export(
             options.run,
             options.out,

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from accel.display.watching import watch
+from accel.display.watch import watch
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Follow a run until it ends; waits for one that has not started yet. Ctrl-C ends watching, not the run."""
+    """Follow a run until it ends. Ctrl-C ends watching, not the run."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="the run's directory")]
     once: Annotated[bool, tyro.conf.arg(help="print how the run stands now, and exit")] = False

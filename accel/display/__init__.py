@@ -1,1 +1,1 @@
-"""Progress of training and playing on a terminal."""
+"""How a run progresses, on a terminal or in a log."""

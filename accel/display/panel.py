@@ -1,4 +1,4 @@
-"""The live progress display's lines. Imports rich; loaded with the first snapshot that is drawn."""
+"""The panels of the live display. Imports rich, so it is loaded with the first drawing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, Group
 from rich.text import Text
 
-from accel.display.snapshot import ProgressSnapshot
+from accel.display.progress import PlayingStatus, TrainingStatus, playing_counts
 from accel.display.text import CURVE_POINTS, count, curve, duration, format_return, lag_number, printable
 
 _LABEL_WIDTH = 9
@@ -22,24 +22,44 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
-def progress_panel(title: str, snapshot: ProgressSnapshot, returns: Sequence[float], console: Console) -> Group:
-    """The live display's lines, each cut to the console's width.
+def training_panel(title: str, status: TrainingStatus, returns: Sequence[float], console: Console) -> Group:
+    """Six lines about training, each cut to the console's width.
 
     Args:
         title: what is trained.
-        snapshot: how the run stands.
+        status: how far it is.
         returns: the course of the mean return, oldest first.
         console: tells width and encoding.
     """
-    width, plain = console.width, not console.encoding.lower().startswith("utf")
+    width, plain = console.width, _is_plain(console)
     lines = [
-        _headline(title, snapshot, width),
-        _return_line(snapshot, returns, width, plain),
-        _steps_line(snapshot, width, plain),
-        _lag_line(snapshot),
-        _shares_line("learner", snapshot.learner_shares, width),
-        _shares_line("actors", snapshot.actor_shares, width),
+        _headline(title, status, width),
+        _return_line(status, returns, width, plain),
+        _steps_line(status, width, plain),
+        _lag_line(status),
+        _shares_line("learner", status.learner_shares, width),
+        _shares_line("actors", status.actor_shares, width),
     ]
+    return _cut(lines, plain)
+
+
+def playing_panel(stage: str, status: PlayingStatus | None, elapsed_s: float, console: Console) -> Group:
+    """One line about a stage: its name and, once it has a status, a bar over episodes, counts and elapsed time."""
+    plain = _is_plain(console)
+    line = Text(stage)
+    if status is not None:
+        if status.total_episodes > 1:
+            line.append("  ")
+            _append_bar(line, status.episodes / status.total_episodes, _BAR_WIDTH, plain)
+        line.append("  ").append(", ".join(playing_counts(status)), "bold").append(f"  {duration(elapsed_s)}", "dim")
+    return _cut([line], plain)
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def _cut(lines: Sequence[Text], plain: bool) -> Group:
     for line in lines:
         if plain:
             line.plain = printable(line.plain, "ascii")
@@ -48,55 +68,58 @@ def progress_panel(title: str, snapshot: ProgressSnapshot, returns: Sequence[flo
     return Group(*lines)
 
 
-def _headline(title: str, snapshot: ProgressSnapshot, width: int) -> Text:
-    actors = f"{snapshot.actors_alive} of {snapshot.actors} actors"
+def _append_bar(line: Text, share: float, width: int, plain: bool) -> None:
+    filled = int(min(max(share, 0.0), 1.0) * width)
+    full, empty = ("=", "-") if plain else ("━", "─")
+    line.append(full * filled, "cyan").append(empty * (width - filled), "dim")
+
+
+def _headline(title: str, status: TrainingStatus, width: int) -> Text:
+    actors = f"{status.actors_alive} of {status.actors} actors"
     left = Text.assemble(
-        (title, "bold"), f"  {snapshot.scheme}  ", (actors, "" if snapshot.actors_alive == snapshot.actors else "red")
+        (title, "bold"), f"  {status.scheme}  ", (actors, "" if status.actors_alive == status.actors else "red")
     )
-    at_most = "" if snapshot.return_target is None else "at most "
-    right = f"{duration(snapshot.elapsed_s)} elapsed, {at_most}{duration(snapshot.remaining_s)} left"
+    at_most = "" if status.return_target is None else "at most "
+    right = f"{duration(status.elapsed_s)} elapsed, {at_most}{duration(status.remaining_s)} left"
     gap = width - left.cell_len - len(right)
     if gap >= 2:
         return left.append(" " * gap).append(right, "dim")
-    return left.append(f"  {duration(snapshot.elapsed_s)}", "dim")
+    return left.append(f"  {duration(status.elapsed_s)}", "dim")
 
 
-def _return_line(snapshot: ProgressSnapshot, returns: Sequence[float], width: int, plain: bool) -> Text:
+def _return_line(status: TrainingStatus, returns: Sequence[float], width: int, plain: bool) -> Text:
     line = _label("return")
-    if snapshot.return_mean is None:
+    if status.return_mean is None:
         return line.append("no episode finished yet", "dim")
-    line.append(format_return(snapshot.return_mean), "bold green")
-    if snapshot.return_target is not None:
-        line.append(f" of {format_return(snapshot.return_target)}")
-    episodes = f"  {snapshot.episodes:,} episodes"
+    line.append(format_return(status.return_mean), "bold green")
+    if status.return_target is not None:
+        line.append(f" of {format_return(status.return_target)}")
+    episodes = f"  {status.episodes:,} episodes"
     if not plain:
         line.append("  ").append(curve(returns, min(CURVE_POINTS, width - line.cell_len - len(episodes))), "green")
     return line.append(episodes, "dim")
 
 
-def _steps_line(snapshot: ProgressSnapshot, width: int, plain: bool) -> Text:
-    line = _label("steps").append(count(snapshot.env_steps), "bold").append(f" of {count(snapshot.total_env_steps)}")
-    rate = f"  {count(snapshot.env_steps_per_s)} steps/s"
+def _steps_line(status: TrainingStatus, width: int, plain: bool) -> Text:
+    line = _label("steps").append(count(status.env_steps), "bold").append(f" of {count(status.total_env_steps)}")
+    rate = f"  {count(status.env_steps_per_s)} steps/s"
     bar_width = min(_BAR_WIDTH, width - line.cell_len - len(rate) - 2)
     if bar_width >= 8:
-        share = min(max(snapshot.env_steps / max(snapshot.total_env_steps, 1), 0.0), 1.0)
-        filled = int(share * bar_width)
-        full, empty = ("=", "-") if plain else ("━", "─")
-        line.append("  ").append(full * filled, "cyan").append(empty * (bar_width - filled), "dim")
+        _append_bar(line.append("  "), status.env_steps / max(status.total_env_steps, 1), bar_width, plain)
     return line.append(rate, "bold cyan")
 
 
-def _lag_line(snapshot: ProgressSnapshot) -> Text:
+def _lag_line(status: TrainingStatus) -> Text:
     line = _label("lag")
-    if snapshot.lag_mean is None:
+    if status.lag_mean is None:
         line.append("no unroll yet", "dim")
     else:
-        line.append(f"min {lag_number(snapshot.lag_min)}, ")
-        line.append(f"mean {lag_number(snapshot.lag_mean)}", "bold")
-        line.append(f", max {lag_number(snapshot.lag_max)} versions")
-    line.append(f"  version {snapshot.policy_version:,}", "dim")
-    if snapshot.dropped_unrolls:
-        line.append(f"  {snapshot.dropped_unrolls:,} unrolls dropped", "yellow")
+        line.append(f"min {lag_number(status.lag_min)}, ")
+        line.append(f"mean {lag_number(status.lag_mean)}", "bold")
+        line.append(f", max {lag_number(status.lag_max)} versions")
+    line.append(f"  version {status.policy_version:,}", "dim")
+    if status.dropped_unrolls:
+        line.append(f"  {status.dropped_unrolls:,} unrolls dropped", "yellow")
     return line
 
 

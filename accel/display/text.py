@@ -1,42 +1,13 @@
-"""The words of the progress display: plain lines, numbers and a curve of blocks. No rich."""
+"""Durations, counts, returns and curves as short text. No rich."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from accel.display.snapshot import ProgressSnapshot
 
 CURVE_POINTS = 48
 _BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def progress_line(title: str, snapshot: ProgressSnapshot) -> str:
-    """One plain line with everything."""
-    mean = "no episode finished yet"
-    if snapshot.return_mean is not None:
-        mean = f"return {format_return(snapshot.return_mean)} ({snapshot.episodes:,} episodes)"
-    parts = [
-        title,
-        duration(snapshot.elapsed_s),
-        f"{count(snapshot.env_steps)}/{count(snapshot.total_env_steps)} steps",
-        f"{count(snapshot.env_steps_per_s)} steps/s",
-        mean,
-        _lag(snapshot),
-        f"learner {' '.join(_largest(snapshot.learner_shares, 4))}",
-        f"actors {' '.join(_largest(snapshot.actor_shares, 4))}",
-        snapshot.scheme,
-    ]
-    if snapshot.actors_alive < snapshot.actors:
-        parts.append(f"{snapshot.actors_alive} of {snapshot.actors} actors alive")
-    if snapshot.dropped_unrolls:
-        parts.append(f"{snapshot.dropped_unrolls:,} unrolls dropped")
-    return " | ".join(parts)
 
 
 def printable(text: str, encoding: str | None) -> str:
@@ -88,18 +59,6 @@ def curve(values: Sequence[float], width: int) -> str:
     if span <= 0:
         return _BLOCKS[0] * points
     return "".join(_BLOCKS[min(int((mean - low) / span * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
-
-
-def _largest(shares: Mapping[str, float], number: int) -> list[str]:
-    names = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
-    return [f"{name} {shares[name]:.0%}" for name in names[:number]]
-
-
-def _lag(snapshot: ProgressSnapshot) -> str:
-    if snapshot.lag_mean is None:
-        return "lag -"
-    lags = "/".join(lag_number(lag) for lag in (snapshot.lag_min, snapshot.lag_mean, snapshot.lag_max))
-    return f"lag {lags}"
 
 
 def lag_number(lag: float | None) -> str:

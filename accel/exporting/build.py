@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from accel.display.play_progress import NoPlayProgress, PlayProgress
+from accel.display.progress import Progress, SilentProgress
 from accel.display.text import duration
 from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
@@ -96,7 +96,7 @@ def export(
     max_return_loss: float | None = None,
     max_mismatch: float | None = None,
     cpu: Iterable[str] | None = None,
-    progress: PlayProgress | None = None,
+    progress: Progress | None = None,
 ) -> Bundle:
     """Write a bundle that runs a trained policy on another machine, after checking it on its target.
 
@@ -132,7 +132,7 @@ def export(
     loaded = load_run(run) if isinstance(run, Path) else run
     text = str(parse_scheme(loaded.scheme if scheme is None else scheme))
     with terminations_interrupt(), appearing(out) as directory:
-        shown = NoPlayProgress() if progress is None else progress
+        shown = SilentProgress() if progress is None else progress
         builder = _Builder(loaded, target, text, directory, seed, greedy, cpu, shown)
         contract, report = builder.run(gate, episodes)
     return Bundle(out, contract, report)
@@ -150,7 +150,7 @@ class _Builder:
         seed: int,
         greedy: bool,
         cpu: Iterable[str] | None,
-        progress: PlayProgress,
+        progress: Progress,
     ) -> None:
         """Plays for real inputs and compresses.
 
@@ -295,7 +295,7 @@ class _Builder:
         return Returns(compressed, full, self._seed, self._greedy, engine)
 
     def _play_one(self, name: str, policy: Policy, episodes: int) -> Episodes:
-        self._progress.begin(f"playing {name}", episodes)
+        self._progress.begin(f"playing {name}")
         return play(
             policy,
             self._run,

@@ -13,8 +13,14 @@ from safetensors.torch import save as save_tensors
 
 from accel.algorithms.learner import Learner
 from accel.cli.job import Job
-from accel.display.progress import LineProgress, LiveProgress, NoProgress, Progress, ProgressLogHandler
-from accel.display.snapshot import ProgressSnapshot
+from accel.display.progress import (
+    LineProgress,
+    LiveProgress,
+    Progress,
+    ProgressLogHandler,
+    SilentProgress,
+    TrainingStatus,
+)
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.unroll import UnrollLayout
@@ -85,7 +91,7 @@ class Assembly:
         self.sampler = MismatchSampler(config, self.learner.network, self.publisher.schemes)
         self.steering = self._steer()
         self._lost_actors = 0
-        self._progress: Progress = NoProgress()
+        self._progress: Progress = SilentProgress()
         self._recorder: Recorder | None = None
         self.trainer = Trainer(
             config,
@@ -110,7 +116,7 @@ class Assembly:
         """
         config, resumed = self.job.config, self.job.resume is not None
         self._recorder = Recorder(self.run.path, resume_env_steps=self.learner.env_steps if resumed else None)
-        self._progress = self._open_progress(f"{config.env} · {config.compressor}")
+        self._progress = self._open_progress()
         handler = ProgressLogHandler(self._progress)
         logger.addHandler(handler)
         logger.propagate, propagate = False, logger.propagate
@@ -202,16 +208,17 @@ class Assembly:
             self.trainer.publish()
             if self.actor is not None:
                 self.actor.start()
+            self._progress.begin(f"{self.job.config.env} · {self.job.config.compressor}")
             return self.trainer.run()
         finally:
             self.publisher.close()
             if self.learner.version > 0 and self.learner.is_finite() and self.trainer.rewards.is_finite():
                 self.save()
 
-    def _open_progress(self, title: str) -> Progress:
+    def _open_progress(self) -> Progress:
         """Live only where the user's command has a terminal: mpirun gives its ranks one even where it has none."""
         columns = self.job.columns
-        return LineProgress(title, sys.stdout) if columns is None else LiveProgress(title, sys.stdout, columns=columns)
+        return LineProgress(sys.stdout) if columns is None else LiveProgress(sys.stdout, columns=columns)
 
     def _announce(self) -> None:
         config = self.job.config
@@ -226,13 +233,13 @@ class Assembly:
         if self._recorder is not None:
             self._recorder.record(env_steps, metrics)
         config = self.job.config
-        snapshot = ProgressSnapshot.from_record(
+        status = TrainingStatus.from_record(
             metrics | {"env_steps": env_steps},
             total_env_steps=config.total_env_steps,
             return_target=config.stop_at_return,
             actors=self.transport.actors,
         )
-        self._progress.update(snapshot)
+        self._progress.advance(status)
 
     def _save_batch(self, tensors: dict[str, torch.Tensor]) -> str:
         content = save_tensors({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})

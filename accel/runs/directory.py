@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import tomlkit
 
+from accel.config import did_you_mean
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.system.atomic import remove_partial_files, write_atomically
 
@@ -86,10 +87,9 @@ class RunDirectory:
             RunDirectoryError: not a run directory, not writable, or another process is writing to it.
         """
         path = Path(os.path.abspath(path))
-        if not path.is_dir():
-            raise RunDirectoryError(f"{path} is no directory: give the path of a run, such as results/NAME")
         if not (path / "config.toml").is_file():
-            raise RunDirectoryError(f"{path} is not a run directory: it holds no config.toml; give results/NAME")
+            problem = "is not a run directory: it holds no config.toml" if path.is_dir() else "is no directory"
+            raise RunDirectoryError(f"{path} {problem}; give a run, such as results/NAME{_similar_run(path)}")
         if read_only:
             return cls(path, None)
         run = cls(path, _lock(path))
@@ -238,6 +238,15 @@ class RunDirectory:
             write_atomically(path, content)
         except OSError as error:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _similar_run(path: Path) -> str:
+    """The run beside a path that is none whose name is the most similar, as a question; empty without one."""
+    try:
+        runs = tuple(sorted(child.name for child in path.parent.iterdir() if (child / "config.toml").is_file()))
+    except OSError:
+        runs = ()
+    return did_you_mean(path.name, runs)
 
 
 def _lock(path: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.display.play_progress import NoPlayProgress, PlayProgress
+from accel.display.progress import Progress, SilentProgress
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.episodes import Episodes
@@ -99,7 +99,7 @@ def evaluate(
     baseline: bool = False,
     video: Path | None = None,
     envs: int = MAX_ENVS,
-    progress: PlayProgress | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Play a trained policy through the session that actors use, and say what it earned.
 
@@ -130,22 +130,22 @@ def evaluate(
         raise ConfigError("give a scheme or an artifact, not both: an artifact has its scheme")
     text = str(parse_scheme(scheme or FULL_PRECISION))
     loaded = load_run(run) if isinstance(run, Path) else run
-    progress = NoPlayProgress() if progress is None else progress
+    progress = SilentProgress() if progress is None else progress
     if artifact is None and text != FULL_PRECISION:
         progress.begin(f"compressing as {text}")
     policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
     if video is not None:
         from accel.runs.video import record_episode
 
-        progress.begin(f"recording {video}", 1)
+        progress.begin(f"recording {video}")
         record_episode(policy, loaded, video, seed=seed, greedy=greedy, progress=progress)
-    progress.begin(f"playing {policy.scheme}", episodes)
+    progress.begin(f"playing {policy.scheme}")
     played = play(policy, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     full: Episodes | None = None
     if baseline and policy.scheme == FULL_PRECISION and artifact is None:
         full = played
     elif baseline:
-        progress.begin(f"playing {FULL_PRECISION} on the same seeds", episodes)
+        progress.begin(f"playing {FULL_PRECISION} on the same seeds")
         whole = loaded.compress(FULL_PRECISION)
         full = play(whole, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     return Evaluation(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.rules import make_sampler
-from accel.display.play_progress import NoPlayProgress, PlayProgress
+from accel.display.progress import PlayingStatus, Progress, SilentProgress
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
@@ -37,7 +37,7 @@ def play(
     envs: int = MAX_ENVS,
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
-    progress: PlayProgress | None = None,
+    progress: Progress | None = None,
 ) -> Episodes:
     """Play n episodes, each from its own seed.
 
@@ -69,7 +69,7 @@ def play(
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     player = make_player(policy, run.network.state_shapes, width)
     environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
-    progress = NoPlayProgress() if progress is None else progress
+    progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
     env_steps, start = 0, time.perf_counter()
     try:
@@ -77,7 +77,7 @@ def play(
             count = min(width, episodes - begin)
             game = _Round(environment, player, (seed, _EVALUATION, number), greedy, count, frame)
             for steps, ended in game.play(max_episode_steps, run.config.env):
-                progress.advance(begin + ended, env_steps + width * steps)
+                progress.advance(PlayingStatus(begin + ended, episodes, env_steps + width * steps))
             env_steps += width * steps
             returns[begin : begin + count] = game.returns[:count]
             lengths[begin : begin + count] = game.lengths[:count]
@@ -159,7 +159,7 @@ def collect_inputs(
     policy: Policy | None = None,
     envs: int = 8,
     steps: int = 1000,
-    progress: PlayProgress | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Array]:
     """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
 
@@ -184,14 +184,14 @@ def collect_inputs(
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run.network.state_shapes, envs)
     environment = run.make_env(envs, (seed, _COLLECTION))
-    progress = NoPlayProgress() if progress is None else progress
+    progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
         for step, inputs in enumerate(_sampled_inputs(environment, player, seed, steps)):
             if step in wanted:
                 for name, array in inputs.items():
                     kept.setdefault(name, []).append(np.array(array))
-            progress.advance(0, envs * (step + 1))
+            progress.advance(PlayingStatus(0, 0, envs * (step + 1)))
     finally:
         environment.close()
     order = np.random.default_rng((seed, _COLLECTION)).permutation(moments * envs)[:rows]

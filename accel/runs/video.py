@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.errors import ConfigError, EnvError, MissingExtraError
 from accel.runs.episodes import Episodes
 from accel.runs.loading import TrainedRun
@@ -52,7 +52,7 @@ def record_episode(
     *,
     seed: int = 0,
     greedy: bool = True,
-    progress: PlayProgress | None = None,
+    progress: Progress | None = None,
 ) -> Episodes:
     """Play one episode and write what it looks like; the file appears when it is complete.
 

@@ -16,7 +16,7 @@ import torch
 
 from accel.cli import main
 from accel.config import TrainConfig
-from accel.display.play_progress import LinePlayProgress
+from accel.display.progress import LineProgress
 from accel.envs.spaces import EnvSpec
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
@@ -51,7 +51,7 @@ def test_observations_that_are_not_finite_are_refused_before_c_is_generated(sche
     shown = io.StringIO()
     wanted = r"inputs of the policy in CartPole-v1 are not finite: 'observations' holds nan, .* wrap the environment"
     with pytest.raises(ExportError, match=wanted):
-        export(run, tmp_path / "bundle", scheme=scheme, format="c", episodes=0, progress=LinePlayProgress(shown))
+        export(run, tmp_path / "bundle", scheme=scheme, format="c", episodes=0, progress=LineProgress(shown))
     assert "collecting" in shown.getvalue() and "compressing" not in shown.getvalue()
     assert not (tmp_path / "bundle").exists()
 
@@ -70,7 +70,7 @@ def test_a_policy_whose_outputs_are_not_finite_is_refused_before_c_is_generated(
     run = make_run(tmp_path / "runs", env="CartPole-v1", network="mlp:16x1", activation="relu")
     shown = io.StringIO()
     with pytest.raises(ExportError, match=r"the trained policy's outputs are not finite: 'params' holds inf, .* train"):
-        export(run, tmp_path / "bundle", scheme="fp32", format="c", episodes=0, progress=LinePlayProgress(shown))
+        export(run, tmp_path / "bundle", scheme="fp32", format="c", episodes=0, progress=LineProgress(shown))
     assert "compressing as fp32" in shown.getvalue() and "generating C" not in shown.getvalue()
     assert not (tmp_path / "bundle").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.cli import main
-from accel.display.play_progress import LinePlayProgress
+from accel.display.progress import LineProgress
 from accel.exporting import build
 from accel.exporting.build import export
 from accel.runs.loading import load_run
@@ -26,12 +26,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stages(shown: str) -> list[str]:
     """What began, in order; lines about how far it is left out."""
-    return list(dict.fromkeys(line.partition(": ")[0] for line in shown.splitlines()))
+    return list(dict.fromkeys(line.partition(" | ")[0] for line in shown.splitlines()))
 
 
 def test_an_export_says_what_it_is_at(run: Path, tmp_path: Path) -> None:
     stream = io.StringIO()
-    progress = LinePlayProgress(stream)
+    progress = LineProgress(stream)
     export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=2, progress=progress)
     begun = stages(stream.getvalue())
     size = (tmp_path / "bundle" / "policy.c").stat().st_size
@@ -74,7 +74,7 @@ def test_full_precision_plays_once_for_all_exports_of_a_loaded_run(run: Path, tm
     for scheme, episodes in (("int8", 2), ("prune(0.5)", 2), ("int8", 3)):
         stream = io.StringIO()
         out = tmp_path / f"{scheme}-{episodes}"
-        bundle = export(loaded, out, scheme=scheme, episodes=episodes, progress=LinePlayProgress(stream))
+        bundle = export(loaded, out, scheme=scheme, episodes=episodes, progress=LineProgress(stream))
         played.append("playing fp32" in stages(stream.getvalue()))
         returns = bundle.report["returns"]
         assert isinstance(returns, dict)
@@ -89,9 +89,7 @@ def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(build, "_PLAYABLE_S", 0.0)
-    bundle = export(
-        run, tmp_path / "bundle", scheme="int8", format=format, episodes=2, progress=LinePlayProgress(stream)
-    )
+    bundle = export(run, tmp_path / "bundle", scheme="int8", format=format, episodes=2, progress=LineProgress(stream))
     played = stages(stream.getvalue())[-1]
     assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == engine
     card = (bundle.path / "MODEL_CARD.md").read_text()

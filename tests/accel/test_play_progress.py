@@ -9,12 +9,13 @@ import pty
 import subprocess
 import sys
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from accel.display.play_progress import LinePlayProgress, LivePlayProgress, showing
+from accel.display.progress import LineProgress, LiveProgress, PlayingStatus, SilentProgress, Status, open_progress
 from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
 from accel.runs.evaluation import evaluate
@@ -36,36 +37,31 @@ class Clock:
 
 def test_lines_come_after_1_2_4_seconds_and_every_30_from_there_on() -> None:
     stream, clock = io.StringIO(), Clock()
-    progress = LinePlayProgress(stream, clock)
-    progress.begin("playing int8", 20)
+    progress = LineProgress(stream, clock=clock)
+    progress.begin("playing int8")
     for second in range(1, 101):
         clock.now_s = 100.0 + second
-        progress.advance(second // 10, 1000 * second)
+        progress.advance(PlayingStatus(second // 10, 20, 1000 * second))
     begun, *lines = stream.getvalue().splitlines()
     assert begun == "playing int8"
-    assert [line.rpartition(", ")[2] for line in lines] == ["1 s", "3 s", "7 s", "15 s", "31 s", "1:01", "1:31"]
-    assert lines[4] == "playing int8: 3 of 20 episodes, 31,000 steps, 31 s"
-    progress.begin("recording v.gif", 1)
+    assert [line.split(" | ")[1] for line in lines] == ["1 s", "3 s", "7 s", "15 s", "31 s", "1:01", "1:31"]
+    assert lines[4] == "playing int8 | 31 s | 3 of 20 episodes | 31,000 steps"
+    progress.begin("recording v.gif")
     clock.now_s += 1
-    progress.advance(0, 30)
-    assert stream.getvalue().splitlines()[-2:] == ["recording v.gif", "recording v.gif: 30 steps, 1 s"]
-
-
-def test_a_closed_stream_is_given_up() -> None:
-    stream = io.StringIO()
-    stream.close()
-    LinePlayProgress(stream).begin("playing fp32", 3)
+    progress.advance(PlayingStatus(0, 1, 30))
+    assert stream.getvalue().splitlines()[-2:] == ["recording v.gif", "recording v.gif | 1 s | 30 steps"]
 
 
 def test_playing_tells_every_step_and_every_end(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
-    class Told:
-        def begin(self, what: str, episodes: int = 0) -> None:
-            raise AssertionError("playing begins nothing")
+    class Told(SilentProgress):
+        def begin(self, stage: str) -> None:
+            raise AssertionError("playing begins no stage")
 
-        def advance(self, episodes: int, steps: int) -> None:
-            told.append((episodes, steps))
+        def advance(self, status: Status) -> None:
+            assert isinstance(status, PlayingStatus) and status.total_episodes == 7
+            told.append((status.episodes, status.steps))
 
     run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))
     played = play(run.compress("fp32"), run, episodes=7, envs=3, progress=Told())
@@ -80,7 +76,7 @@ def test_an_evaluation_says_what_it_is_at(tmp_path: Path) -> None:
     run, stream = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2")), io.StringIO()
     clock = Clock()
     video = tmp_path / "v.gif"
-    evaluate(run, scheme="int8", episodes=2, baseline=True, video=video, progress=LinePlayProgress(stream, clock))
+    evaluate(run, scheme="int8", episodes=2, baseline=True, video=video, progress=LineProgress(stream, clock=clock))
     assert stream.getvalue().splitlines() == [
         "compressing as int8",
         f"recording {video}",
@@ -93,13 +89,12 @@ def test_a_terminal_gets_one_line_that_goes_when_all_is_done(monkeypatch: pytest
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")
-        with showing(terminal) as progress:
-            assert isinstance(progress, LivePlayProgress)
-            progress.begin("playing [int8]", 20)
-            progress.advance(3, 4000)
+        with closing(open_progress(terminal)) as progress:
+            assert isinstance(progress, LiveProgress)
+            progress.begin("playing [int8]")
+            progress.advance(PlayingStatus(3, 20, 4000))
         monkeypatch.setenv("TERM", "dumb")
-        with showing(terminal) as progress:
-            assert isinstance(progress, LinePlayProgress)
+        assert isinstance(open_progress(terminal), LineProgress)
     drawn = read_terminal(ours)
     assert "playing [int8]" in drawn and "4,000 steps" in drawn
     assert drawn.endswith("\x1b[2K") or drawn.rstrip("\r\n").endswith("\x1b[2K")
@@ -112,7 +107,7 @@ def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> N
     command = [sys.executable, "-m", "accel", "evaluate", str(run), "--episodes", "1", "--video", str(video)]
     done = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lines = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    lines = [line.partition(" | ")[0] for line in done.stderr.splitlines()]
     assert set(lines) == {f"recording {video}", "playing fp32"}, done.stderr
     assert done.stdout.splitlines()[-1] == f"one episode is shown in {video}" and len(done.stdout.splitlines()) == 3
 

@@ -20,12 +20,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.display.progress import LineProgress, LiveProgress, NoProgress, ProgressLogHandler, open_progress
-from accel.display.snapshot import ProgressSnapshot
-from accel.display.text import count, curve, duration, format_return, progress_line
+from accel.display.progress import (
+    LineProgress,
+    LiveProgress,
+    PlayingStatus,
+    ProgressLogHandler,
+    TrainingStatus,
+    open_progress,
+    status_line,
+)
+from accel.display.text import count, curve, duration, format_return
 from tests.accel.terminals import read_terminal
 
-SNAPSHOT = ProgressSnapshot(
+STATUS = TrainingStatus(
     elapsed_s=12.3,
     env_steps=1_234_567,
     total_env_steps=5_000_000,
@@ -48,15 +55,16 @@ PROGRAM = """
     import logging, os, sys
     from dataclasses import replace
     from accel.display.progress import ProgressLogHandler, open_progress
-    from tests_snapshot import SNAPSHOT
+    from tests_status import STATUS
 
     now_s = 0.0
     columns = int(sys.argv[1]) or None
-    progress = open_progress("CartPole-v1", columns=columns, clock=lambda: now_s)
+    progress = open_progress(sys.stdout, columns=columns, clock=lambda: now_s)
+    progress.begin("CartPole-v1")
     for i in range(12):
         now_s += 1.0
         mean = None if i < 2 else 20.0 * i
-        progress.update(replace(SNAPSHOT, return_mean=mean, policy_version=i, env_steps=400_000 * i))
+        progress.advance(replace(STATUS, return_mean=mean, policy_version=i, env_steps=400_000 * i))
         if i == 6:
             progress.note("actor 1 died; 1 of 2 go on [red]")
     progress.close()
@@ -65,15 +73,15 @@ PROGRAM = """
 """
 
 
-def snapshot_module(directory: Path) -> Path:
-    """Hands this file's snapshot to the program, which runs in a process of its own."""
-    text = f"from accel.display.snapshot import ProgressSnapshot\nSNAPSHOT = {SNAPSHOT!r}\n"
-    (directory / "tests_snapshot.py").write_text(text)
+def status_module(directory: Path) -> Path:
+    """Hands this file's status to the program, which runs in a process of its own."""
+    text = f"from accel.display.progress import TrainingStatus\nSTATUS = {STATUS!r}\n"
+    (directory / "tests_status.py").write_text(text)
     return directory
 
 
 def environment(directory: Path, **extra: str) -> dict[str, str]:
-    path = os.pathsep.join([str(snapshot_module(directory)), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(status_module(directory)), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", **extra}
 
 
@@ -197,38 +205,40 @@ def test_a_pipe_with_a_terminal_behind_it_is_drawn_like_one(tmp_path: Path) -> N
 
 def test_a_pipe_gets_plain_lines_at_growing_intervals(tmp_path: Path) -> None:
     lines = run_in_pipe(tmp_path, 0).splitlines()
+    assert lines[0] == "CartPole-v1"
     assert all("\x1b" not in line for line in lines)
-    # At 1, 2, 4, 8 seconds and, on closing, the last of 12; the note where it happened.
+    # The stage, then after 1, 2, 4 more seconds and, on closing, the last of 12; the note where it happened.
     steps = [re.search(r"\| (\S+)/5\.00M steps", line) for line in lines]
-    assert [match[1] for match in steps if match] == ["0", "400k", "1.20M", "2.80M", "4.40M"]
-    assert lines[3] == "actor 1 died; 1 of 2 go on [red]"
+    assert [match[1] for match in steps if match] == ["0", "800k", "2.40M", "4.40M"]
+    assert lines[4] == "actor 1 died; 1 of 2 go on [red]"
     assert lines[-1] == "trained"
 
 
 def test_the_intervals_stop_growing() -> None:
     now_s = 0.0
     stream = io.StringIO()
-    progress = LineProgress("env", stream, lambda: now_s)
+    progress = LineProgress(stream, clock=lambda: now_s)
+    progress.begin("env")
     written = []
     for _ in range(200):
         before = len(stream.getvalue())
-        progress.update(replace(SNAPSHOT))
+        progress.advance(replace(STATUS))
         if len(stream.getvalue()) > before:
             written.append(now_s)
         now_s += 1.0
-    assert written == [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]
+    assert written == [1, 3, 7, 15, 31, 61, 91, 121, 151, 181]
     progress.close()
     progress.close()
-    assert len(stream.getvalue().splitlines()) == len(written) + 1
+    assert len(stream.getvalue().splitlines()) == 1 + len(written) + 1
 
 
 def test_plain_lines_say_everything() -> None:
-    assert progress_line("CartPole-v1", SNAPSHOT) == (
+    assert status_line("CartPole-v1", STATUS, 99.0) == (
         "CartPole-v1 | 12 s | 1.23M/5.00M steps | 312k steps/s | return 231.4 (1,204 episodes) | lag 0/1.2/5 | "
         "learner forward 45% backward 28% compress 20% batch 4% | actors env 71% policy 18% overhead 6% wait 5% | int8"
     )
-    worse = replace(SNAPSHOT, return_mean=None, lag_mean=None, actors_alive=1, dropped_unrolls=7, learner_shares={})
-    line = progress_line("CartPole-v1", worse)
+    worse = replace(STATUS, return_mean=None, lag_mean=None, actors_alive=1, dropped_unrolls=7, learner_shares={})
+    line = status_line("CartPole-v1", worse, 99.0)
     assert "no episode finished yet" in line
     assert "lag -" in line
     assert line.endswith("int8 | 1 of 2 actors alive | 7 unrolls dropped")
@@ -239,8 +249,8 @@ def test_a_reader_that_went_away_does_not_end_the_run(kind: type[LineProgress] |
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    progress = kind("env", stream)
-    progress.update(SNAPSHOT)
+    progress = kind(stream)
+    progress.advance(STATUS)
     progress.note("note")
     progress.close()
     with pytest.raises(BrokenPipeError):
@@ -250,9 +260,9 @@ def test_a_reader_that_went_away_does_not_end_the_run(kind: type[LineProgress] |
 @pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
 def test_a_closed_stream_does_not_end_the_run(kind: type[LineProgress] | type[LiveProgress]) -> None:
     stream = io.StringIO()
-    progress = kind("env", stream)
+    progress = kind(stream)
     stream.close()
-    progress.update(SNAPSHOT)
+    progress.advance(STATUS)
     progress.note("note")
     progress.close()
 
@@ -260,7 +270,7 @@ def test_a_closed_stream_does_not_end_the_run(kind: type[LineProgress] | type[Li
 @pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
 def test_log_records_become_notes(kind: type[LineProgress] | type[LiveProgress]) -> None:
     stream = io.StringIO()
-    progress = kind("env", stream)
+    progress = kind(stream)
     logger = logging.Logger("test")
     logger.addHandler(ProgressLogHandler(progress))
     logger.warning("actor %d died", 3)
@@ -272,8 +282,9 @@ def test_log_records_become_notes(kind: type[LineProgress] | type[LiveProgress])
 def test_characters_that_a_stream_cannot_show_are_replaced() -> None:
     for kind in (LineProgress, LiveProgress):
         content = io.BytesIO()
-        progress = kind("é", io.TextIOWrapper(content, encoding="ascii", write_through=True))
-        progress.update(replace(SNAPSHOT, scheme="π"))
+        progress = kind(io.TextIOWrapper(content, encoding="ascii", write_through=True))
+        progress.begin("é")
+        progress.advance(replace(STATUS, scheme="π"))
         progress.note("≥ 3")
         progress.close()
         text = content.getvalue().decode("ascii")
@@ -283,18 +294,16 @@ def test_characters_that_a_stream_cannot_show_are_replaced() -> None:
 
 def test_the_display_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(open_progress("env", io.StringIO()), LineProgress)
-    assert isinstance(open_progress("env", io.StringIO(), columns=80), LiveProgress)
+    assert isinstance(open_progress(io.StringIO()), LineProgress)
+    assert isinstance(open_progress(io.StringIO(), columns=80), LiveProgress)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(open_progress("env", io.StringIO(), columns=80), LineProgress)
-    NoProgress().update(SNAPSHOT)
-    NoProgress().note("")
-    NoProgress().close()
+    assert isinstance(open_progress(io.StringIO(), columns=80), LineProgress)
 
 
 @given(
-    st.builds(
-        ProgressSnapshot,
+    st.builds(PlayingStatus, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**15))
+    | st.builds(
+        TrainingStatus,
         elapsed_s=st.floats(),
         env_steps=st.integers(0, 10**15),
         total_env_steps=st.integers(0, 10**15),
@@ -314,39 +323,57 @@ def test_the_display_is_chosen_by_the_stream(monkeypatch: pytest.MonkeyPatch) ->
     ),
     st.integers(1, 200),
 )
-def test_any_snapshot_can_be_shown_at_any_width(snapshot: ProgressSnapshot, columns: int) -> None:
-    assert "\n" not in progress_line("env", snapshot)
+def test_any_status_can_be_shown_at_any_width(status: TrainingStatus | PlayingStatus, columns: int) -> None:
+    assert "\n" not in status_line("env", status, 1.0)
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
-    progress = LiveProgress("env", stream, columns=columns, interval_s=0.0)
+    progress = LiveProgress(stream, columns=columns, interval_s=0.0)
     for _ in range(2):
-        progress.update(snapshot)
+        progress.advance(status)
     progress.close()
     stream.seek(0)
     screen = Screen(stream.read().replace("\n", "\r\n"), columns, 30)
     assert len([row for row in screen.text if row]) <= 6
 
 
-def test_a_long_run_keeps_a_bounded_curve() -> None:
-    progress = LiveProgress("env", io.StringIO(), columns=80, interval_s=0.0)
-    for i in range(3000):
-        progress._remember(replace(SNAPSHOT, return_mean=float(i)))
-    assert len(progress._returns) <= 96
-    assert progress._returns == sorted(progress._returns)
-    assert progress._returns[-1] > 2900
+def test_a_long_run_is_drawn_from_its_first_return_to_its_last() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+    progress = LiveProgress(stream, columns=100, interval_s=0.0)
+    for i in range(300):
+        progress.advance(replace(STATUS, return_mean=float(i)))
+    stream.seek(0)
+    drawn = re.findall("[▁▂▃▄▅▆▇█]+", stream.read())[-1]
+    assert len(drawn) == 48 and list(drawn) == sorted(drawn) and set(drawn) == set("▁▂▃▄▅▆▇█")
 
 
-def test_a_record_of_the_trainer_becomes_a_snapshot() -> None:
+def test_a_stage_replaces_the_one_before_on_a_terminal() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+    progress = LiveProgress(stream, columns=80, interval_s=0.0)
+    progress.begin("collecting")
+    progress.advance(PlayingStatus(0, 0, 8000))
+    progress.begin("playing [int8]")
+    progress.advance(PlayingStatus(5, 20, 4000))
+    stream.seek(0)
+    shown = Screen(stream.read().replace("\n", "\r\n"), 80, 24).text
+    assert [row for row in shown if row] == [
+        "playing [int8]  ━━━━━━──────────────────  5 of 20 episodes, 4,000 steps  0 s"
+    ]
+    progress.close()
+    stream.seek(0)
+    assert not any(Screen(stream.read().replace("\n", "\r\n"), 80, 24).text)
+
+
+def test_a_record_of_the_trainer_becomes_a_status() -> None:
     names = ["elapsed_s", "env_steps", "env_steps_per_s", "episodes", "return_mean", "lag_min", "lag_mean", "lag_max"]
-    record: dict[str, object] = {name: getattr(SNAPSHOT, name) for name in [*names, "scheme", "actors_alive"]}
+    record: dict[str, object] = {name: getattr(STATUS, name) for name in [*names, "scheme", "actors_alive"]}
     record |= {"updates": 1234, "dropped_unrolls": 0, "loss": 1.0}
-    record |= {f"learner_{phase}_share": share for phase, share in SNAPSHOT.learner_shares.items()}
-    record |= {f"actor_{phase}_share": share for phase, share in SNAPSHOT.actor_shares.items()}
-    made = ProgressSnapshot.from_record(record, total_env_steps=5_000_000, return_target=475.0, actors=2)
-    assert made == SNAPSHOT
+    record |= {f"learner_{phase}_share": share for phase, share in STATUS.learner_shares.items()}
+    record |= {f"actor_{phase}_share": share for phase, share in STATUS.actor_shares.items()}
+    made = TrainingStatus.from_record(record, total_env_steps=5_000_000, return_target=475.0, actors=2)
+    assert made == STATUS
     assert made.remaining_s == pytest.approx((5_000_000 - 1_234_567) / 312_345.6)
     assert replace(made, env_steps_per_s=0.0).remaining_s is None
     with pytest.raises(KeyError):
-        ProgressSnapshot.from_record({}, total_env_steps=1, return_target=None, actors=1)
+        TrainingStatus.from_record({}, total_env_steps=1, return_target=None, actors=1)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +413,7 @@ def test_nothing_slow_is_imported_before_it_is_shown() -> None:
     code = """
         import io, sys
         from accel.display.progress import LineProgress, LiveProgress
-        LiveProgress("env", io.StringIO()), LineProgress("env", io.StringIO()).note("x")
+        LiveProgress(io.StringIO()), LineProgress(io.StringIO()).note("x")
         print("rich" in sys.modules, "torch" in sys.modules, "numpy" in sys.modules)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.display.watching import FIRST_READ_BYTES, MetricsTail
-from accel.errors import ReportError
+from accel.display.watch import FIRST_READ_BYTES, MetricsTail
+from accel.errors import ReportError, RunDirectoryError
 from accel.runs.reporting import load_run_record
 from tests.monitor.recorded_run import write_run
 
@@ -53,21 +53,22 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     assert tail.damaged == 0
 
 
-def test_a_run_that_has_not_started_is_waited_for_and_followed_to_its_end(tmp_path: Path) -> None:
+def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
     out = io.StringIO()
     status: list[int] = []
-    path = tmp_path / "late"
+    path = write_run(tmp_path, "run", records=2, ended=False)
     watching = threading.Thread(
         target=lambda: status.append(accel.watch(path, interval_s=0.01, stream=out)), daemon=True
     )
     watching.start()
-    while "waiting for" not in out.getvalue():
+    while "CartPole-v1" not in out.getvalue():
         assert watching.is_alive()
         time.sleep(0.01)
-    write_run(tmp_path, "late", records=3)
+    ended = write_run(tmp_path, "ended", records=3)
+    for name in ("metrics.jsonl", "summary.json"):
+        (ended / name).replace(path / name)
     watching.join()
     assert status == [0]
-    assert "waiting for" in out.getvalue()
     assert "30.0k/1.00M steps" in out.getvalue()
     assert "30,000 environment steps" in out.getvalue()
 
@@ -81,8 +82,9 @@ def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
     assert "50.0k/1.00M steps" in out.getvalue()
     assert "1 damaged" in out.getvalue()
     assert "running, or ended without a summary" in out.getvalue()
-    assert accel.watch(tmp_path / "never", once=True, stream=out) == 1
-    assert "not started yet" in out.getvalue()
+    (path / "metrics.jsonl").unlink()
+    assert accel.watch(path, once=True, stream=out) == 1
+    assert "no record yet" in out.getvalue()
 
 
 def test_damage_is_counted_as_in_a_report(tmp_path: Path) -> None:
@@ -128,10 +130,15 @@ def test_what_a_run_holds_cannot_act_on_the_terminal(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match="is no directory"):
+    run = write_run(tmp_path, "halfcheetah", records=1)
+    with pytest.raises(RunDirectoryError, match="is no directory"):
         accel.watch(tmp_path / "file")
+    with pytest.raises(RunDirectoryError, match=r"holds no config\.toml"):
+        accel.watch(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r"halfchetah is no directory.*did you mean 'halfcheetah'\?"):
+        accel.watch(tmp_path / "halfchetah")
     with pytest.raises(ReportError, match="interval_s"):
-        accel.watch(tmp_path / "run", interval_s=0)
+        accel.watch(run, interval_s=0)
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:

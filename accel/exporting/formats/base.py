@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.json_object import Json
 from accel.runs.players import ActingSession, Array
 from compressors.artifact import CompressedPolicy
@@ -61,7 +61,7 @@ class Format(Protocol):
         """Raise MissingExtraError where something that writing, or else running, the format needs is not installed."""
         ...
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """Write the format's own files for a policy.
 
         Args:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
@@ -52,7 +52,7 @@ class CFormat:
             raise MissingExtraError(f"format c needs emx-onnx-cgen: {install_command('c')}")
         compiler()
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``Format.write``."""
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
@@ -26,7 +26,7 @@ class OnnxFormat:
     def require(self, *, writing: bool) -> None:
         """onnxruntime is always there."""
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``Format.write``."""
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
@@ -38,7 +38,7 @@ class OpenVinoFormat:
         if importlib.util.find_spec("openvino") is None:
             raise MissingExtraError(f"format openvino needs OpenVINO: {install_command('openvino')}")
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``Format.write``."""
         import openvino
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from accel.display.play_progress import PlayProgress
+from accel.display.progress import Progress
 from accel.errors import ExportError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.onnx import OnnxFormat
@@ -21,7 +21,7 @@ class OrtFormat(OnnxFormat):
 
     name = "ort"
 
-    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: PlayProgress) -> Written:
+    def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
         """See ``Format.write``."""
         options = session_options(artifact.optimisation)
         if artifact.optimisation == "all":

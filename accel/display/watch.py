@@ -1,4 +1,4 @@
-"""Follows a run from outside: tails its ``metrics.jsonl`` into the progress display until the run has ended."""
+"""``accel.watch``: follows a run from outside by its ``metrics.jsonl``, until the run has ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from accel.display.progress import LineProgress, Progress, open_progress
-from accel.display.snapshot import ProgressSnapshot
+from accel.display.progress import Progress, TrainingStatus, open_progress, status_line
 from accel.display.text import duration, printable
-from accel.errors import AccelError, CheckpointError, ReportError
+from accel.errors import CheckpointError, ReportError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
 from monitor.metrics_line import is_blank, parse_metrics_line
@@ -80,12 +79,12 @@ def watch(
     stream: TextIO | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Show a run until it ends, from any process or host that sees its directory; waits for one that has not started.
+    """Show a run until it ends, from any process or host that sees its directory.
 
         accel.watch(Path("results/quickstart-1"))
 
     Args:
-        path: the run directory, which need not exist yet.
+        path: the run directory.
         once: show how the run stands now, in one line, and return.
         interval_s: seconds between looks.
         stream: standard output by default; a live display on a terminal, lines elsewhere.
@@ -93,14 +92,10 @@ def watch(
     Returns:
         0 when the run has ended in order or, with ``once``, has a record; 1 otherwise, also for a run that has died.
     Raises:
-        ReportError: the path cannot be a run directory, or the interval is not above 0.
+        RunDirectoryError: the path is no run directory. ReportError: the interval is not above 0.
     """
     if not interval_s > 0:
         raise ReportError(f"interval_s = {interval_s}; needs seconds above 0")
-    if path.exists() and not path.is_dir():
-        raise ReportError(f"{path} is no directory: give the path of a run, such as results/NAME")
-    if path.is_dir() and not (path / "config.toml").is_file() and (path / "metrics.jsonl").exists():
-        raise ReportError(f"{path} is not a run directory: it holds no config.toml; give results/NAME")
     out = sys.stdout if stream is None else stream
     watcher = _Watcher(path, out)
     return watcher.show_once() if once else watcher.follow(interval_s, stopped)
@@ -111,19 +106,17 @@ class _Watcher:
         self._path = path
         self._stream = stream
         self._tail = MetricsTail(path / "metrics.jsonl")
-        self._config: Mapping[str, object] = {}
+        self._config = RunDirectory.open(path, read_only=True).read_config()
         self._silent_since = time.monotonic()
         self._gone_since: float | None = None
         self._warned = False
 
     def show_once(self) -> int:
-        snapshot = self._look()
-        if snapshot is None:
-            self._say(f"{self._path}: {'no record yet' if self._config else 'not started yet'}")
+        status = self._look()
+        if status is None:
+            self._say(f"{self._path}: no record yet")
             return 1
-        progress = LineProgress(self._title(), self._stream)
-        progress.update(snapshot)
-        progress.close()
+        self._say(status_line(self._title(), status, status.elapsed_s))
         if damaged := self._tail.damaged + self._tail.torn:
             where = f" in its last {FIRST_READ_BYTES >> 20} MiB" if self._tail.skipped_bytes else ""
             self._say(f"{damaged} damaged or half-written metrics lines were skipped{where}")
@@ -131,39 +124,34 @@ class _Watcher:
         return 0
 
     def follow(self, interval_s: float, stopped: Callable[[], bool]) -> int:
-        if not self._path.exists():
-            self._say(f"waiting for {self._path}")
-        progress: Progress | None = None
-        died = ""
+        progress = open_progress(self._stream)
+        began, died = False, ""
         try:
             while True:
                 # Looked for before the records: what is written until the summary is there is shown.
                 ended = self._ended()
-                snapshot = self._look()
-                if snapshot is not None:
-                    progress = progress or open_progress(self._title(), self._stream)
-                    progress.update(snapshot)
-                died = "" if ended or snapshot is not None else self._dead_for_long()
+                status = self._look()
+                if status is not None:
+                    if not began:
+                        progress.begin(self._title())
+                    began = True
+                    progress.advance(status)
+                died = "" if ended or status is not None else self._dead_for_long()
                 if ended or died or stopped():
                     break
-                self._warn_of_silence(snapshot is not None, progress)
+                self._warn_of_silence(status is not None or not began, progress)
                 time.sleep(interval_s)
         finally:
-            if progress is not None:
-                progress.close()
+            progress.close()
         if ended or died:
             self._say(died or self._outcome())
         return 0 if ended else 1
 
-    def _look(self) -> ProgressSnapshot | None:
+    def _look(self) -> TrainingStatus | None:
         """The newest state since the last look, if there is one."""
-        if not self._config:
-            self._config = self._read_config()
-        if not self._config:
-            return None
         for record in reversed(self._tail.read()):
             try:
-                return ProgressSnapshot.from_record(
+                return TrainingStatus.from_record(
                     {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=self._target(),
@@ -172,12 +160,6 @@ class _Watcher:
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue  # A record of other metrics: the one before it says more.
         return None
-
-    def _read_config(self) -> Mapping[str, object]:
-        try:
-            return RunDirectory.open(self._path, read_only=True).read_config()
-        except AccelError:
-            return {}
 
     def _ended(self) -> bool:
         """A summary is written in one piece at the very end, and removed when a run is resumed."""
@@ -220,9 +202,9 @@ class _Watcher:
             f"  accel train --resume {shlex.quote(str(self._path))}"
         )
 
-    def _warn_of_silence(self, moved: bool, progress: Progress | None) -> None:
+    def _warn_of_silence(self, moved: bool, progress: Progress) -> None:
         now = time.monotonic()
-        if moved or progress is None:
+        if moved:
             self._silent_since, self._warned = now, False
         elif not self._warned and now - self._silent_since >= SILENCE_S:
             self._warned = True
