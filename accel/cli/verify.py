@@ -16,15 +16,21 @@ from monitor.plain_text import without_controls
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Check a bundle's files, contract and test vectors on this machine, and measure its latency here."""
+    """Check a bundle's files, contract and test vectors on this machine, and measure its latency here.
+
+    A bundle is treated as untrusted data; none of its programs is run without --run-native-check.
+    """
 
     bundle: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="directory that accel export wrote")]
+    run_native_check: Annotated[
+        bool, tyro.conf.arg(help="compile and run the C sources of a bundle; only for a bundle that you trust")
+    ] = False
     json: Annotated[bool, tyro.conf.arg(help="print JSON")] = False
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, check, print."""
     options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    result = verify(options.bundle)
+    result = verify(options.bundle, run_native_check=options.run_native_check)
     print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
     return 0

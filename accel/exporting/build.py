@@ -235,8 +235,8 @@ class _Builder:
         reference = reference_outputs(self._run, inputs, list(outputs))
         _require_finite(reference, "the trained policy's outputs", "train it again, or give another checkpoint")
         _require_finite(outputs, f"the policy's outputs under {self._artifact.scheme!r}", "choose another scheme")
-        arrays: dict[str, Array] = {f"input/{name}": array for name, array in inputs.items()}
-        arrays |= {f"output/{name}": array for name, array in outputs.items()}
+        arrays: dict[str, Array] = {f"input/{name}": np.ascontiguousarray(array) for name, array in inputs.items()}
+        arrays |= {f"output/{name}": np.ascontiguousarray(array) for name, array in outputs.items()}
         arrays |= {f"torch/{name}": array for name, array in reference.items()}
         np.savez_compressed(self._directory / VECTORS, allow_pickle=False, **arrays)
         return Vectors(inputs, outputs, vector_bound(self._artifact))
@@ -322,6 +322,10 @@ class _Builder:
         sums = {name: str(facts["sha256"]) for name, facts in files.items()}  # type: ignore[index]
         sums[run_policy.CONTRACT] = digest
         (directory / run_policy.SUMS).write_text(run_policy.sums_text(sums), encoding="ascii")
+        try:
+            run_policy.read_contract(directory)
+        except run_policy.BundleError as error:
+            raise ExportError(f"this policy cannot be described in a bundle: {error}") from error
 
 
 def _require_finite(arrays: Mapping[str, Array], what: str, remedy: str) -> None:

@@ -261,8 +261,8 @@ def _running(target: Facts) -> str:
     )
     if own:
         text += (
-            f"\n\nIt runs and checks `model.onnx` on onnxruntime, not the files of target {target['format']}: "
-            "`accel verify` checks those."
+            f"\n\nIt runs and checks `model.onnx` on onnxruntime, not the files of target {target['format']}: `accel "
+            f"verify{' --run-native-check' if target['format'] == 'c' else ''}` checks those."
         )
     return own + text
 
@@ -279,8 +279,8 @@ def _run_c(target: Facts) -> str:
         "needs libm and no heap, and does not look whether inputs are finite. Check it on the device first:\n\n"
         f"```\n{check['build']} && {check['run']}\n```\n\n"
         f"with the device's own compiler in the place of gcc. It runs {check['rows']} test vectors, prints the "
-        "greatest difference, and exits with 0 where all is within the bound, with 1 otherwise. `accel verify` does "
-        "the same where there is a C compiler."
+        "greatest difference, and exits with 0 where all is within the bound, with 1 otherwise. `accel verify "
+        "--run-native-check` does the same where there is a C compiler; plain `accel verify` runs no code of a bundle."
     )
 
 

@@ -19,6 +19,8 @@ _HOMES = MappingProxyType(
     }
 )
 FORMATS = tuple(_HOMES)
+# those whose files are code, which runs with the rights of whoever loads it
+NATIVE_FORMATS = frozenset({"c"})
 
 
 def make_format(name: str, *, writing: bool = True) -> Format:

@@ -75,14 +75,23 @@ class OpenVinoSession:
 
         self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
         self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
+        if contract["target"].get("settings") != dict(SETTINGS):
+            raise BundleError(f"the contract of {directory} has other settings of OpenVINO than an export writes")
         core = openvino.Core()
         try:
             model = core.read_model(directory / XML)
             model.reshape({name: list(array.shape) for name, array in self.inputs.items()})
-            compiled = core.compile_model(model, "CPU", dict(contract["target"]["settings"]))
+            compiled = core.compile_model(model, "CPU", dict(SETTINGS))
             request = compiled.create_infer_request()
             for name, array in {**self.inputs, **self.outputs}.items():
                 request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
         except RuntimeError as error:
             raise BundleError(f"OpenVINO {openvino.__version__} cannot load {directory / XML}: {error}") from error
-        self.run = request.infer
+        self._infer = request.infer
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``. Raises BundleError."""
+        try:
+            self._infer()
+        except RuntimeError as error:
+            raise BundleError(f"OpenVINO cannot run the bundle's model: {error}") from error
