@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from accel.version import __version__
+
 if TYPE_CHECKING:
     from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
     from accel.cli.launch import train
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from accel.runs.summary import Summary
     from accel.sweep import sweep_run, sweep_training
     from accel.system.doctor import Report, doctor
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "AccelError": "errors",

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from compressors.int8.static import Int8
     from compressors.layer_inventory import PolicyLayer, policy_layers
     from compressors.lowrank import LowRank
+    from compressors.pipeline import compose, make_compressor
     from compressors.plan import Compressor, Plan, PlanStatistics
     from compressors.prune.structured import Prune
     from compressors.qat.fake_quantiser import FakeQuantiser
     from compressors.quantisation.study import StudyRow, quantisation_study
     from compressors.runtime import PolicySession
-    from compressors.scheme import Scheme, make_compressor, parse_scheme, scheme_names
+    from compressors.scheme import Scheme, parse_scheme, scheme_names
 
 _HOMES = {
     "CompressedPolicy": "artifact",
@@ -69,7 +70,8 @@ _HOMES = {
     "FakeQuantiser": "qat.fake_quantiser",
     "PolicySession": "runtime",
     "Scheme": "scheme",
-    "make_compressor": "scheme",
+    "compose": "pipeline",
+    "make_compressor": "pipeline",
     "parse_scheme": "scheme",
     "scheme_names": "scheme",
     "StudyRow": "quantisation.study",
@@ -106,6 +108,7 @@ __all__ = [
     "UnsupportedLayerError",
     "VerificationError",
     "WeightsError",
+    "compose",
     "cpu_features",
     "float_kernels",
     "integer_kernels",

@@ -1,7 +1,7 @@
 """``distill(64x2)``: a small student acts in the policy's place and is trained towards it online.
 
 The student is the caller's: bind is given a factory for it and a divergence to train it by. It learns by
-``train_step`` on real observations, off the critical path; a refresh exports the student as it is. Modules that the
+``distill_step`` on real observations, off the critical path; a refresh exports the student as it is. Modules that the
 student shares with the policy, such as the observation normaliser, follow the policy and are not trained here.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from compressors.arrays import State
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import read_state
-from compressors.pipeline import BoundReduction, Reduction
 from compressors.scheme import Context, MethodText
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Student(BoundReduction):
     Copies train one and the same student; each projects what that was when the copy last trained it.
     """
 
-    learns = True
+    has_student = True
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Student(BoundReduction):
             theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
         if theirs.shape != ours.shape:
             raise GraphError(f"the student returns {tuple(ours.shape)} where the policy returns {tuple(theirs.shape)}")
-        self.module = copy.deepcopy(student)  # what it shares must not change in the middle of a lesson
+        self.module = copy.deepcopy(student)  # what it shares with the policy must not change during a step
         own = [p for name, p in self.module.named_parameters() if name not in self._shared and p.requires_grad]
         if not own:
             raise GraphError("the student has no parameters of its own to train")
@@ -111,8 +111,8 @@ class Student(BoundReduction):
         """See ``BoundReduction.copy``."""
         return copy.copy(self)
 
-    def train_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
-        """See ``Plan.train_step``."""
+    def distill_step(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> float | None:
+        """See ``Plan.distill_step``."""
         with torch.no_grad():
             theirs, ours = _named_tensors(module), _named_tensors(self.module)
             for name, owner in self._shared.items():

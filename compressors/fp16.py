@@ -14,7 +14,7 @@ from compressors.errors import SchemeError, WeightsError
 from compressors.fp32 import fuse_activations, require_finite
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.pipeline import Encoder, Format
+from compressors.methods import Encoder, Format
 from compressors.scheme import Context, MethodText
 
 _GREATEST = float(np.finfo(np.float16).max)

@@ -13,7 +13,7 @@ from compressors.errors import SchemeError, WeightsError
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.wiring import Wiring, is_plain_gemm
-from compressors.pipeline import Encoder, Format
+from compressors.methods import Encoder, Format
 from compressors.scheme import Context, MethodText
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}

@@ -21,8 +21,8 @@ from compressors.fp32 import require_finite
 from compressors.graph.layer_rewriter import Layer, LayerRewriter
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.methods import Encoder, Format
 from compressors.nibbles import NibbleWriter, padded_size
-from compressors.pipeline import Encoder, Format
 from compressors.plan import PlanStatistics
 from compressors.quantisation.weight_codes import Changes
 from compressors.scheme import Context, MethodText

@@ -4,7 +4,7 @@
 
 C is the covariance of the layer's inputs h on recent real inputs, the identity before any were seen: among all bases of
 its rank, U loses least of what the layer really puts out. The bias makes up for the mean of the inputs; where a layer
-has none, C is of second moments about zero. It is chosen when the scheme is bound and whenever ``rechoose`` is called;
+has none, C is of second moments about zero. It is chosen when the scheme is bound and whenever ``reselect`` is called;
 in between, a refresh projects the present weight on it. Layers for which two factors would hold no fewer numbers than
 the weight stay whole. ``lowrank(r,layer=q)`` gives one layer the rank ``q``, and ``lowrank(layer=q)`` leaves the others
 whole. Source: Eckart and Young 1936 for C = I; principal components of the outputs, as in Zhang et al. 2015,
@@ -25,9 +25,9 @@ from compressors.arrays import Array, FloatArray, State
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
 from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_state
 from compressors.moments import InputMoments
-from compressors.pipeline import BoundReduction, Reduction
 from compressors.scheme import Context, MethodText
 
 _MULTIPLE = 8
@@ -86,7 +86,7 @@ class FactoredModule(BoundReduction):
         self._inputs = InputMoments(layer.prefix for layer in self._layers)
         self._bases: dict[str, FloatArray] = {}
         self._own = {name for layer in self._layers for name in (*layer.weights, *layer.biases)}
-        self.rechoose(read_state(module), {})
+        self.reselect(read_state(module), {})
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
@@ -109,8 +109,8 @@ class FactoredModule(BoundReduction):
                 projected[names[2]] = bias.numpy()
         return projected
 
-    def rechoose(self, state: State, gradients: State) -> None:
-        """See ``BoundReduction.rechoose``."""
+    def reselect(self, state: State, gradients: State) -> None:
+        """See ``BoundReduction.reselect``."""
         for layer in self._layers:
             covariance = self._inputs.covariance(layer.prefix, about_zero=not layer.biases)
             self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank, covariance)
@@ -121,7 +121,7 @@ class FactoredModule(BoundReduction):
         load_state(self._whole, state)
         self._inputs.observe(self._whole, inputs)
         if first:
-            self.rechoose(state, {})
+            self.reselect(state, {})
         return first
 
     def _replace_layers(self) -> list[_Factored]:

@@ -1,152 +1,85 @@
-"""Compose a scheme: reductions that make the module smaller, then one format that says how its numbers are stored."""
+"""A scheme as a Compressor: reductions that make the module smaller, then one format; and the plan bound by it."""
 
 from __future__ import annotations
 
-import copy
+import importlib
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, cast
 
 from compressors.arrays import Array, State
-from compressors.artifact import CompressedPolicy, Json, Optimisation
+from compressors.artifact import CompressedPolicy, Json
+from compressors.cpu import cpu_features
 from compressors.errors import SchemeError
+from compressors.fp32 import Float32
 from compressors.graph.policy_graph import PolicyGraph, export_policy
+from compressors.methods import BoundReduction, Encoder, Format, Method, Reduction
+from compressors.module_state import read_gradients, read_state
 from compressors.plan import Compressor, Plan, PlanStatistics
-from compressors.quantisation.ranges import Range
-from compressors.revision import Revision, follow
-from compressors.scheme import MethodText, Scheme
+from compressors.quantisation.ranges import Range, check_inputs
+from compressors.scheme import METHODS, Context, Scheme, parse_scheme
 
 if TYPE_CHECKING:
     import torch
 
-
-class Encoder(ABC):
-    """A bound format: writes a graph's parameters into the bytes of a model."""
-
-    optimisation: Optimisation = "none"
-    cpu_features: tuple[str, ...] = ()
-    variant: str = ""
-
-    @abstractmethod
-    def encode(self, parameters: Mapping[str, Array]) -> bytes:
-        """The serialised model; raises WeightsError when a parameter is not finite."""
-
-    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
-        """Ranges of activations on recent inputs; changes nothing, so that any thread may measure.
-
-        Raises:
-            CalibrationError: see ``Plan.calibrate``.
-        """
-        return {}
-
-    def drifted(self, seen: Mapping[str, Range]) -> int:
-        """How many activations left their running range by more than is tolerated."""
-        return 0
-
-    def covering(self, seen: Mapping[str, Range]) -> Mapping[str, Range]:
-        """Measured ranges together with the running ones: taken in, they widen what drifted and narrow nothing."""
-        return seen
-
-    def widen(self, seen: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
-        """Take measured ranges into the running ones."""
-
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics()
+    from compressors.scheme import Divergence, StudentFactory
 
 
-class Method(ABC):
-    """One part of a scheme; also a Compressor by itself."""
+def make_compressor(
+    text: str,
+    *,
+    cpu: Iterable[str] | None = None,
+    student_factory: StudentFactory | None = None,
+    divergence: Divergence | None = None,
+) -> Compressor:
+    """The Compressor of a scheme's text.
 
-    @property
-    @abstractmethod
-    def method(self) -> MethodText:
-        """Name and arguments in the scheme."""
+    Args:
+        text: the scheme.
+        cpu: features of the CPU that will act (``compressors.cpu``), which choose between variants of int8; this
+            machine's when None.
+        student_factory: see ``Context``; only ``distill`` needs it.
+        divergence: see ``Context``; only ``distill`` needs it.
 
-    @property
-    def scheme(self) -> str:
-        """The scheme's text form."""
-        return str(self.method)
-
-    def bind(
-        self,
-        module: torch.nn.Module,
-        example_inputs: Mapping[str, torch.Tensor],
-        calibration: Mapping[str, Array] | None = None,
-        *,
-        output_names: Sequence[str],
-        metadata: Mapping[str, Json] | None = None,
-    ) -> Plan:
-        """See ``Compressor.bind``."""
-        whole = compose(Scheme((self.method,)), [self])
-        return whole.bind(module, example_inputs, calibration, output_names=output_names, metadata=metadata)
-
-
-class Format(Method):
-    """How numbers are stored and multiplied: ``fp32``, ``int8``…"""
-
-    @abstractmethod
-    def encoder(self, graph: PolicyGraph) -> Encoder:
-        """Lay out the model of a graph. Raises UnsupportedLayerError."""
-
-    def check_chain(self, reductions: Sequence[Reduction]) -> None:
-        """Whether the format can follow these reductions. Raises SchemeError: names one that it cannot follow."""
-
-
-class Reduction(Method):
-    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
-
-    @abstractmethod
-    def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
-        """Build the smaller module. Raises UnsupportedLayerError."""
-
-
-class BoundReduction(ABC):
-    """A policy's smaller module, and how its numbers follow from the policy's.
-
-    Attributes:
-        module: the smaller module, exported once; its own weights do not matter.
-        prefix: what names of the policy's own layers begin with in the smaller module.
-        learns: whether it has a student to train.
+    Raises:
+        SchemeError: malformed text, an unknown name, an argument out of range, methods that cannot be combined.
     """
+    scheme = parse_scheme(text)
+    context = Context(cpu_features() if cpu is None else frozenset(cpu), student_factory, divergence)
+    return compose([_factory(method.name)(method.arguments, context) for method in scheme.methods], scheme)
 
-    module: torch.nn.Module
-    learns: bool = False
-    prefix: str = ""
 
-    @abstractmethod
-    def project(self, state: State) -> State:
-        """The smaller module's parameters and buffers for those of the policy; fast."""
+def _factory(name: str) -> Callable[[tuple[str, ...], Context], Method]:
+    module, _, attribute = METHODS[name].partition(":")
+    return cast("Callable[[tuple[str, ...], Context], Method]", getattr(importlib.import_module(module), attribute))
 
-    def copy(self) -> Self:
-        """Another one, to be worked on in another thread while this one projects."""
-        return copy.deepcopy(self)
 
-    def rechoose(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction chooses
-        """Choose again for the policy's present numbers and, where there are any, their gradients."""
+def compose(methods: Sequence[Method], scheme: Scheme | None = None) -> Compressor:
+    """Chain methods in their order; without a format the numbers stay ``fp32``.
 
-    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
-        """Look at recent real inputs ([N, *shape] by name) and the policy's present numbers; not every reduction does.
+    Args:
+        methods: such as ``[Prune(0.5), Int8()]``.
+        scheme: the text form that artifacts carry; that of the methods when None.
 
-        Returns:
-            Whether it has chosen anew by them, as the first inputs may make it.
-        """
-        return False
-
-    def follow(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction looks
-        """Like ``observe``, for what must keep up with the weights between choices; without it nothing is due."""
-
-    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """See ``Plan.train_step``."""
-        return None
-
-    def whole(self, projected: State, state: State) -> State | None:
-        """The policy's own numbers, ``state``, made such that it computes what the smaller module does with
-        ``projected``: zeros for what is gone. None where the smaller module's layers are not the policy's."""
-        return None
+    Raises:
+        SchemeError: more than one format, one that is not last, or a ``distill`` that is not first.
+    """
+    scheme = Scheme(tuple(method.method for method in methods)) if scheme is None else scheme
+    reductions = [method for method in methods if isinstance(method, Reduction)]
+    formats = [method for method in methods if isinstance(method, Format)]
+    if len(formats) > 1:
+        raise SchemeError(f"scheme {str(scheme)!r} has {len(formats)} number formats; keep one, at its end")
+    if formats and methods[-1] is not formats[0]:
+        raise SchemeError(f"in scheme {str(scheme)!r} {formats[0].scheme!r} must come last")
+    names = [reduction.method.name for reduction in reductions]
+    if "distill" in names[1:]:
+        raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
+    if len(set(names)) < len(names):
+        raise SchemeError(f"scheme {str(scheme)!r} has a method twice; keep one of them")
+    if formats:
+        formats[0].check_chain(reductions)
+    return Pipeline(scheme, tuple(reductions), formats[0] if formats else Float32())
 
 
 @dataclass(frozen=True)
@@ -184,12 +117,13 @@ class Pipeline:
 
 
 class PipelinePlan:
-    """A bound pipeline.
+    """A bound pipeline; see ``Plan``.
 
     Attributes:
-        graph: what was exported.
+        graph: the exported policy.
         encoder: the bound format.
-        copying: held while a revision copies reductions, or one changes in place.
+        reductions: compute the graph's parameters from the module's own, in order.
+        reductions_lock: held while an update copies reductions, and while ``refit`` changes them in place.
     """
 
     def __init__(
@@ -202,13 +136,13 @@ class PipelinePlan:
         module: torch.nn.Module,
     ) -> None:
         self._scheme = scheme
-        self._reductions = reductions
         self._module = module
+        self.reductions = reductions
         self.graph = graph
         self.encoder = encoder
         contract = (graph.inputs, graph.outputs, metadata, encoder.cpu_features)
         self._contract = CompressedPolicy(scheme, 0, *contract, b"", encoder.optimisation, encoder.variant)
-        self.copying = threading.Lock()
+        self.reductions_lock = threading.Lock()
 
     @property
     def scheme(self) -> str:
@@ -220,78 +154,154 @@ class PipelinePlan:
         """See ``Plan.statistics``."""
         return self.encoder.statistics
 
-    @property
-    def reductions(self) -> tuple[BoundReduction, ...]:
-        """What makes the graph's parameters from the module's own, in order."""
-        return self._reductions
-
     def refresh(self, module: torch.nn.Module, version: int) -> CompressedPolicy:
         """See ``Plan.refresh``."""
         self._module = module
-        return self._contract.with_model(self.encoder.encode(self.revise(module).parameters), version)
+        return self._contract.with_model(self.encoder.encode(self.begin_update(module).parameters), version)
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
         """See ``Plan.calibrate``."""
-        revision = self.revise(self._module)
-        revision.calibrate(inputs)
-        self.adopt(revision)
+        update = self.begin_update(self._module)
+        update.calibrate(inputs)
+        update.commit()
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
         """See ``Plan.recalibrate_on_drift``."""
-        revision = self.revise(self._module)
-        drifted = revision.recalibrate_on_drift(inputs)
-        self.adopt(revision)
+        update = self.begin_update(self._module)
+        drifted = update.recalibrate_on_drift(inputs)
+        update.commit()
         return drifted
 
-    def follow(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
-        """See ``Plan.follow``."""
-        with self.copying:
-            follow(self, module, inputs)
+    def refit(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+        """See ``Plan.refit``."""
+        with self.reductions_lock:
+            if self.reductions:
+                check_inputs(self.graph.inputs, inputs)
+                state: State = read_state(module)
+                for reduction in self.reductions:
+                    reduction.refit(state, inputs)
+                    state = reduction.project(state)
 
-    def rechoose(self, module: torch.nn.Module) -> None:
-        """See ``Plan.rechoose``."""
+    def reselect(self, module: torch.nn.Module) -> None:
+        """See ``Plan.reselect``."""
         self._module = module
-        revision = self.revise(module)
-        revision.rechoose()
-        self.adopt(revision)
+        update = self.begin_update(module)
+        update.reselect()
+        update.commit()
 
-    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """See ``Plan.train_step``."""
-        revision = self.revise(module)
-        loss = revision.train_step(inputs)
-        self.adopt(revision)
+    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.distill_step``."""
+        update = self.begin_update(module)
+        loss = update.distill_step(inputs)
+        update.commit()
         return loss
 
-    def revise(self, module: torch.nn.Module) -> Revision:
-        """See ``Plan.revise``."""
-        return Revision(self, module)
-
-    def adopt(self, revision: Revision) -> None:
-        """See ``Plan.adopt``."""
-        self._reductions = revision.reductions
-        for seen in revision.ranges:
-            self.encoder.widen(seen)
+    def begin_update(self, module: torch.nn.Module) -> PipelineUpdate:
+        """See ``Plan.begin_update``."""
+        return PipelineUpdate(self, module)
 
 
-def compose(scheme: Scheme, methods: Sequence[Method]) -> Compressor:
-    """Chain methods in the scheme's order; without a format the numbers stay ``fp32``.
+class PipelineUpdate:
+    """See ``PlanUpdate``; works on copies of the plan's reductions.
 
-    Raises:
-        SchemeError: more than one format, one that is not last, or a ``distill`` that is not first.
+    Attributes:
+        changed: see ``PlanUpdate``.
     """
-    from compressors.fp32 import Float32
 
-    reductions = [method for method in methods if isinstance(method, Reduction)]
-    formats = [method for method in methods if isinstance(method, Format)]
-    if len(formats) > 1:
-        raise SchemeError(f"scheme {str(scheme)!r} has {len(formats)} number formats; keep one, at its end")
-    if formats and methods[-1] is not formats[0]:
-        raise SchemeError(f"in scheme {str(scheme)!r} {formats[0].scheme!r} must come last")
-    names = [reduction.method.name for reduction in reductions]
-    if "distill" in names[1:]:
-        raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
-    if len(set(names)) < len(names):
-        raise SchemeError(f"scheme {str(scheme)!r} has a method twice")
-    if formats:
-        formats[0].check_chain(reductions)
-    return Pipeline(scheme, tuple(reductions), formats[0] if formats else Float32())
+    def __init__(self, plan: PipelinePlan, module: torch.nn.Module) -> None:
+        self.changed = False
+        self._plan = plan
+        self._module = module
+        self._reductions = list(plan.reductions)
+        self._ranges: list[Mapping[str, Range]] = []
+        self._copied: set[int] = set()
+        self._state: State | None = None
+        self._parameters: Mapping[str, Array] | None = None
+
+    @property
+    def reductions(self) -> tuple[BoundReduction, ...]:
+        """The plan's reductions; the changed ones are copies."""
+        return tuple(self._reductions)
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """The parameters of the plan's graph, with this update's changes."""
+        if self._parameters is None:
+            state = self._policy_state()
+            for reduction in self._reductions:
+                state = reduction.project(state)
+            self._parameters = self._plan.graph.read(state)
+        return self._parameters
+
+    def distill_step(self, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.distill_step``."""
+        loss: float | None = None
+        for index, reduction in enumerate(self._reductions):
+            if reduction.has_student:
+                loss, self._parameters = self._own(index).distill_step(self._module, inputs), None
+        return loss
+
+    def reselect(self) -> None:
+        """See ``Plan.reselect``."""
+        self._parameters = None
+        if not self._reductions:
+            return
+        state, gradients = self._policy_state(), read_gradients(self._module)
+        for index in range(len(self._reductions)):
+            reduction = self._own(index)
+            reduction.reselect(state, gradients)
+            state, gradients = reduction.project(state), {}
+        self._parameters = self._plan.graph.read(state)
+        self.changed = True
+
+    def calibrate(
+        self, inputs: Mapping[str, Array], *, reselect: bool = False, between: Callable[[], object] = lambda: None
+    ) -> None:
+        """See ``PlanUpdate.calibrate``."""
+        if self._reductions:
+            check_inputs(self._plan.graph.inputs, inputs)
+            state, gradients = self._policy_state(), read_gradients(self._module) if reselect else {}
+            for index in range(len(self._reductions)):
+                reduction = self._own(index)
+                has_selected = reduction.observe(state, inputs)
+                if reselect and not has_selected:
+                    between()
+                    reduction.reselect(state, gradients)
+                state, gradients = reduction.project(state), {}
+                between()
+            self._parameters = self._plan.graph.read(state)
+            self.changed = True
+        self._add_ranges(self._plan.encoder.measure(self.parameters, inputs))
+
+    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
+        """See ``Plan.recalibrate_on_drift``."""
+        encoder = self._plan.encoder
+        measured = encoder.measure(self.parameters, inputs)
+        drifted = encoder.drifted(measured)
+        if drifted or not encoder.statistics.calibrations:
+            # a few rows show what has to be covered, not what no longer occurs
+            self._add_ranges(encoder.covering(measured))
+        return drifted
+
+    def commit(self) -> None:
+        """See ``PlanUpdate.commit``."""
+        self._plan.reductions = self.reductions
+        for measured in self._ranges:
+            self._plan.encoder.merge_ranges(measured)
+
+    def _add_ranges(self, measured: Mapping[str, Range]) -> None:
+        self._ranges.append(measured)
+        self.changed |= bool(measured)
+
+    def _policy_state(self) -> State:
+        if self._state is None:
+            self._state = read_state(self._module, None if self._reductions else self._plan.graph.leaves)
+        return self._state
+
+    def _own(self, index: int) -> BoundReduction:
+        """A reduction's copy, made on first use."""
+        if index not in self._copied:
+            with self._plan.reductions_lock:
+                self._reductions[index] = self._reductions[index].copy()
+            self._copied.add(index)
+        return self._reductions[index]

@@ -1,8 +1,8 @@
-"""The two protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan)."""
+"""The protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,12 +12,10 @@ from compressors.artifact import CompressedPolicy, Json
 if TYPE_CHECKING:
     import torch
 
-    from compressors.revision import Revision
-
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """What a plan has seen so far.
+    """What a plan has measured so far.
 
     Attributes:
         calibrations: how often activation ranges were measured; 0 for schemes without.
@@ -32,8 +30,49 @@ class PlanStatistics:
     changed_codes: float | None = None
 
 
+class PlanUpdate(Protocol):
+    """Changes to a plan, prepared beside its refreshes: the plan stays as it is until ``commit``.
+
+    One thread works on an update, which need not be the one that refreshes. The module keeps its weights until the
+    update is prepared. A plan has at most one open update.
+    """
+
+    @property
+    def changed(self) -> bool:
+        """Whether selections or ranges changed; distillation steps do not count."""
+        ...
+
+    def distill_step(self, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.distill_step``."""
+        ...
+
+    def reselect(self) -> None:
+        """See ``Plan.reselect``."""
+        ...
+
+    def calibrate(
+        self, inputs: Mapping[str, Array], *, reselect: bool = False, between: Callable[[], object] = lambda: None
+    ) -> None:
+        """See ``Plan.calibrate``. Reductions observe the inputs too, each after the ones before it.
+
+        Args:
+            inputs: [N, *shape] by name.
+            reselect: select channels and bases again as well, by what was just observed.
+            between: called between two parts of the work; an exception that it raises ends the work.
+        """
+        ...
+
+    def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
+        """See ``Plan.recalibrate_on_drift``."""
+        ...
+
+    def commit(self) -> None:
+        """Apply the changes to the plan, all of them, between two refreshes; fast."""
+        ...
+
+
 class Plan(Protocol):
-    """One policy architecture under one scheme; owns the template, the ranges and the choices that refreshes reuse."""
+    """One policy architecture under one scheme; owns the template, ranges and selections that refreshes reuse."""
 
     @property
     def scheme(self) -> str:
@@ -49,9 +88,10 @@ class Plan(Protocol):
         ...
 
     def calibrate(self, inputs: Mapping[str, Array]) -> None:
-        """Take recent real inputs ([N, *shape] by name) into the running activation ranges; nothing to do for ``fp32``.
+        """Merge the activation ranges on recent real inputs ([N, *shape] by name) into the running ones.
 
-        Activations are those of the present weights of the module last refreshed, chosen for or bound.
+        Measured with the present weights of the module last refreshed, selected for or bound. Nothing to do for
+        ``fp32``.
 
         Raises:
             CalibrationError: an input is missing, empty, misshapen or leads to activations that are not finite.
@@ -59,57 +99,53 @@ class Plan(Protocol):
         ...
 
     def recalibrate_on_drift(self, inputs: Mapping[str, Array]) -> int:
-        """Widen the ranges if some activation leaves its own on recent inputs; returns how many do. None gets narrower,
-        so that a few rows will do.
+        """Widen the ranges if an activation leaves its own on recent inputs; returns how many do.
+
+        No range gets narrower, so a few rows are enough.
 
         Raises:
             CalibrationError: as for ``calibrate``.
         """
         ...
 
-    def follow(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
-        """Measure anew, on recent real inputs, what a pruned policy makes up for what is gone by; some milliseconds.
+    def refit(self, module: torch.nn.Module, inputs: Mapping[str, Array]) -> None:
+        """Fit the least-squares compensation for pruned channels again, on recent real inputs; some milliseconds.
 
-        What was measured is worth little some tens of optimiser steps later. Nothing to do without ``prune``.
+        A fit is outdated some tens of optimiser steps later. Nothing to do without ``prune``.
 
         Raises:
             CalibrationError: as for ``calibrate``.
         """
         ...
 
-    def rechoose(self, module: torch.nn.Module) -> None:
-        """Choose pruned channels and low-rank bases anew for the present weights; off the critical path, on a schedule.
+    def reselect(self, module: torch.nn.Module) -> None:
+        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule.
 
         Raises:
             WeightsError: as for ``refresh``.
         """
         ...
 
-    def train_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
-        """One step of a distilled student towards the module on real [N, *shape] inputs, off the critical path.
+    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """One training step of a distilled student towards the module on real [N, *shape] inputs; slow.
 
         Returns:
             The divergence before the step, in its own unit; None for schemes without a student.
         """
         ...
 
-    def revise(self, module: torch.nn.Module) -> Revision:
-        """The same upkeep for another thread: it reads the module, which must not change meanwhile, and leaves the plan
-        as it is, so that refreshes go on."""
-        ...
-
-    def adopt(self, revision: Revision) -> None:
-        """Take over a finished revision of this plan, all of it, between two refreshes; fast."""
+    def begin_update(self, module: torch.nn.Module) -> PlanUpdate:
+        """Start an update for the module's present weights, to be prepared in any thread."""
         ...
 
     @property
     def statistics(self) -> PlanStatistics:
-        """What the plan has seen so far."""
+        """What the plan has measured so far."""
         ...
 
 
 class Compressor(Protocol):
-    """A compression scheme, not yet tied to a policy."""
+    """A compression scheme, not yet bound to a policy."""
 
     @property
     def scheme(self) -> str:

@@ -1,34 +1,29 @@
-"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back, and to a Compressor.
+"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back. Imports nothing heavy.
 
 Arguments may choose for single layers of the policy, as in ``prune(0.5,torso.layers.0=0.25)+int8(policy_head=float)``;
-see ``layerwise``.
+see ``compressors.layer_choices``.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from compressors.errors import SchemeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compressors.pipeline import Method
-    from compressors.plan import Compressor
-
     StudentFactory = Callable[[str, nn.Module], nn.Module]
     Divergence = Callable[[Tensor, Tensor], Tensor]
-    MethodFactory = Callable[[tuple[str, ...], "Context"], Method]
 
 _METHOD = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()+]*)\))?\s*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
-# name -> module:factory; resolved on demand because most of them import torch
-_FACTORIES = {
+# method name -> module:factory; resolved on demand because most of these modules import torch
+METHODS = {
     "fp32": "compressors.fp32:make_fp32",
     "fp16": "compressors.fp16:make_fp16",
     "int8": "compressors.int8.static:make_int8",
@@ -79,7 +74,7 @@ class Context:
 
 def scheme_names() -> tuple[str, ...]:
     """The known methods' names."""
-    return tuple(_FACTORIES)
+    return tuple(METHODS)
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -91,40 +86,13 @@ def parse_scheme(text: str) -> Scheme:
     return Scheme(tuple(_parse_method(part, text) for part in text.split("+")))
 
 
-def make_compressor(
-    text: str,
-    *,
-    cpu: Iterable[str] | None = None,
-    student_factory: StudentFactory | None = None,
-    divergence: Divergence | None = None,
-) -> Compressor:
-    """The Compressor of a scheme's text.
-
-    Args:
-        text: the scheme.
-        cpu: features of the CPU that will act (``compressors.cpu.FEATURES``), which choose between variants of int8;
-            this machine's when None.
-        student_factory: see ``Context``; only ``distill`` needs it.
-        divergence: see ``Context``; only ``distill`` needs it.
-
-    Raises:
-        SchemeError: malformed text, an unknown name, an argument out of range, methods that do not go together.
-    """
-    from compressors.cpu import cpu_features
-    from compressors.pipeline import compose
-
-    scheme = parse_scheme(text)
-    context = Context(cpu_features() if cpu is None else frozenset(cpu), student_factory, divergence)
-    return compose(scheme, [_factory(method.name)(method.arguments, context) for method in scheme.methods])
-
-
 def _parse_method(part: str, text: str) -> MethodText:
     match = _METHOD.fullmatch(part)
     if match is None:
         raise SchemeError(f"{part.strip()!r} in scheme {text!r} is not of the form name or name(argument,…)")
     name, inside = match.groups()
-    if name not in _FACTORIES:
-        raise SchemeError(f"unknown method {name!r} in scheme {text!r}; choose from {', '.join(_FACTORIES)}")
+    if name not in METHODS:
+        raise SchemeError(f"unknown method {name!r} in scheme {text!r}; choose from {', '.join(METHODS)}")
     if inside is None:
         return MethodText(name)
     arguments = tuple(argument.strip() for argument in inside.split(","))
@@ -134,8 +102,3 @@ def _parse_method(part: str, text: str) -> MethodText:
                 f"{argument!r} in scheme {text!r} is no argument: letters, digits and . _ - only, or layer=choice"
             )
     return MethodText(name, arguments)
-
-
-def _factory(name: str) -> MethodFactory:
-    module, _, attribute = _FACTORIES[name].partition(":")
-    return cast("MethodFactory", getattr(importlib.import_module(module), attribute))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 import tomllib
@@ -36,6 +37,35 @@ def imported_packages(source: str) -> set[str]:
     return names
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module to the modules among ``sources`` that it imports: anywhere, in functions and for type checking too."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                members = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= {member if member in sources else node.module for member in members}
+        graph[module] = names & sources.keys()
+    return graph
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one import cycle in order, the first one again at the end; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
 def pickling_calls(source: str) -> list[str]:
     """Calls of a pickling method, with their lines."""
     return [
@@ -54,7 +84,15 @@ def test_mpi_moves_buffers_and_never_pickles() -> None:
     assert pickling_calls(MPI_FILE.read_text()) == []
 
 
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    sources = {module_name(path.relative_to(PROJECT)): path.read_text() for path in product_files()}
+    assert find_cycle(import_graph(sources)) == []
+
+
 def test_the_rules_see_what_they_forbid() -> None:
+    lazily = {"a": "def f():\n    from b import c", "b": "", "b.c": "if TYPE_CHECKING:\n    import a"}
+    assert sorted(set(find_cycle(import_graph(lazily)))) == ["a", "b.c"]
+    assert find_cycle(import_graph({"a": "from b import c", "b": "import d", "b.c": "import b"})) == []
     assert pickling_calls("def f(comm):\n    comm.Send(b, 1)\n    return comm.bcast({})") == ["line 3: bcast"]
     assert "mpi4py" in imported_packages("def f():\n    from mpi4py import MPI")
     assert "mpi4py" in imported_packages("import mpi4py.util.dtlib")

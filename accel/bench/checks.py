@@ -7,7 +7,8 @@ from pathlib import Path
 
 from accel.errors import ConfigError
 from accel.networks import parse_network
-from compressors.scheme import make_compressor, parse_scheme
+from compressors.pipeline import make_compressor
+from compressors.scheme import parse_scheme
 
 SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -297,7 +296,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
             tasks["distill"] = config.distill_interval_updates, Task(lessons=[lesson])
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
-        follow_s = _fastest(lambda: plan.follow(run.policy, every))
+        follow_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["follow"] = UpkeepCost(max(1, FOLLOW_STEPS // steps), 0.0, follow_s)
     checked, measure = _first(every, IMAGES if run.spec.is_image else ROWS), PolicyDivergence(run.spec.action).of_arrays
     artifact = plan.refresh(run.policy, 0)
@@ -316,7 +315,7 @@ def _task_cost(interval_updates: int, task: Task, subject: Subject, plan: Plan) 
         outcome = carry_out(task, plan, module, stopping)
         worker_s.append(time.perf_counter() - began)
         if outcome is not None:
-            learner_s[-1] += _seconds(partial(plan.adopt, outcome.revision))
+            learner_s[-1] += _seconds(outcome.update.commit)
     return UpkeepCost(interval_updates, min(worker_s), min(learner_s))
 
 

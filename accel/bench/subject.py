@@ -22,9 +22,9 @@ from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError
+from compressors.pipeline import make_compressor
 from compressors.plan import Compressor, Plan
 from compressors.runtime import PolicySession
-from compressors.scheme import make_compressor
 from monitor.divergence import divergences
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
@@ -138,7 +138,7 @@ class Subject:
         for _ in range(_STUDENT_STEPS):
             chosen = rng.integers(0, rows, min(_STUDENT_ROWS, rows))
             inputs = {name: torch.from_numpy(array[chosen]) for name, array in self.calibration.items()}
-            if plan.train_step(self.run.policy, inputs) is None:
+            if plan.distill_step(self.run.policy, inputs) is None:
                 return
         plan.calibrate(self.calibration)
 

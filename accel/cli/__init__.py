@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] == "--version":
-        from accel import __version__
+        from accel.version import __version__
 
         print(f"accel {__version__}")
         return 0

@@ -12,7 +12,6 @@ import onnx
 from gymnasium import spaces
 from onnx import ModelProto
 
-import accel
 from accel.envs.spaces import ActionSpec
 from accel.exporting.formats.base import Contract, Format, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
@@ -21,6 +20,7 @@ from accel.json_object import Json
 from accel.runs.loading import TrainedRun
 from accel.system.extras import installed_version
 from accel.system.machine import read_source, read_versions
+from accel.version import __version__
 from compressors.artifact import CompressedPolicy, TensorSpec
 
 FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"
@@ -78,7 +78,7 @@ def make_contract(
         "acted": "greedy" if greedy else "sampled",
         "source": _source(run),
         "versions": {
-            "accel": accel.__version__,
+            "accel": __version__,
             **read_versions(),
             **{name: installed_version(name) for name in ("openvino", "emx-onnx-cgen")},
         },

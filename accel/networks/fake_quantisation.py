@@ -1,7 +1,7 @@
-"""Quantisation-aware training of a whole network: its policy side computes with the numbers that int8 actors have.
+"""Quantisation-aware training of a whole network: its policy side computes as the int8 actors do.
 
 The critic's own parts stay in single precision: no actor has them. Scales and ranges are those of the bound int8 plan,
-so that what the learner rounds to are the codes that the next publication writes.
+so the learner computes with the codes that the next publication writes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from accel.networks.policy import PolicyParts
+from accel.networks.policy import PolicyNetwork, PolicyParts
 
 if TYPE_CHECKING:
-    from accel.networks.policy import PolicyNetwork
     from compressors.qat.fake_quantiser import FakeQuantiser
 
 _LSTM = "core.lstm"
 
 
-class NetworkRounding:
-    """Makes a network's policy side compute as its int8 graph does; gradients pass through the rounding.
+class FakeQuantisation:
+    """Makes a network's policy side compute as its int8 graph does, with straight-through gradients.
 
     Args:
         quantiser: follows the plan that publishes the network's acting module.
@@ -32,15 +31,15 @@ class NetworkRounding:
         self._quantiser = quantiser
 
     def parts(self, network: PolicyNetwork) -> PolicyParts:
-        """The policy side, rounded for the network's present weights."""
-        return _RoundedParts(network, self._quantiser)
+        """See ``PolicyQuantisation.parts``."""
+        return _QuantisedParts(network, self._quantiser)
 
     def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What the acting module returns with these parameters and buffers, rounded."""
+        """See ``PolicyQuantisation.act``."""
         return cast("tuple[Tensor, ...]", self._quantiser.start(tensors).call("", module, *inputs))
 
 
-class _RoundedParts(PolicyParts):
+class _QuantisedParts(PolicyParts):
     def __init__(self, network: PolicyNetwork, quantiser: FakeQuantiser) -> None:
         super().__init__(network)
         self._pass = quantiser.start(dict(network.named_parameters()))

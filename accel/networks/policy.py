@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,6 @@ from accel.networks.heads import make_policy_head
 from accel.networks.initialisation import orthogonal
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
-
-if TYPE_CHECKING:
-    from accel.networks.fake_quantisation import NetworkRounding
 
 Critic = Literal["value", "action-value"]
 
@@ -53,7 +51,8 @@ class PolicyNetwork(nn.Module):
         state_shapes: shapes of one environment's recurrent state, () or ((H,), (H,)).
         channels_last: as given.
         normaliser: None where observations are not normalised.
-        rounding: makes ``forward``, never the acting module, compute with rounded numbers; None for whole ones.
+        fake_quantisation: makes ``forward``, never the acting module, compute the policy side as an int8 graph does;
+            None for single precision.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class PolicyNetwork(nn.Module):
         self.spec = spec
         self.critic = critic
         self.state_shapes: tuple[tuple[int, ...], ...] = () if lstm_size is None else ((lstm_size,), (lstm_size,))
-        self.rounding: NetworkRounding | None = None
+        self.fake_quantisation: PolicyQuantisation | None = None
         self.channels_last = channels_last
         self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
         self.torso = torso
@@ -101,7 +100,8 @@ class PolicyNetwork(nn.Module):
                 "start from initial_state(batch), or from the state stored with the unroll"
             )
         x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
-        parts = PolicyParts(self) if self.rounding is None else self.rounding.parts(self)
+        quantisation = self.fake_quantisation
+        parts = PolicyParts(self) if quantisation is None else quantisation.parts(self)
         policy_features = critic_features = parts.torso(x)
         if self.value_torso is not None:
             critic_features = _features(self.value_torso, x)
@@ -154,6 +154,18 @@ class ActingModule(nn.Module):
             return (self.policy_head(features),)
         state = self.core.step(features, state)
         return (self.policy_head(state[0]), *state)
+
+
+class PolicyQuantisation(Protocol):
+    """Quantisation-aware training: how ``forward`` computes the policy side in place of single precision."""
+
+    def parts(self, network: PolicyNetwork) -> PolicyParts:
+        """The policy side, quantised with the network's present weights."""
+        ...
+
+    def act(self, module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The acting module's outputs with these parameters and buffers, quantised."""
+        ...
 
 
 class PolicyParts:

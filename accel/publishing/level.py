@@ -221,7 +221,7 @@ class Level:
         if not self.policy_is_finite():
             return
         try:
-            self.plan.follow(self._module, inputs.every())
+            self.plan.refit(self._module, inputs.every())
         except CalibrationError as error:
             self._complain(f"{self.scheme} keeps its predictions", error)
 
@@ -232,8 +232,8 @@ class Level:
             self._due = {"lesson", "choice", "calibration"} if self._has_student else {"choice", "calibration"}
 
     def _adopt(self, task: Task, outcome: Outcome) -> None:
-        self.plan.adopt(outcome.revision)
-        self._examiner.due |= outcome.revision.changed
+        outcome.update.commit()
+        self._examiner.due |= outcome.update.changed
         figures = self.figures
         figures.distill_steps += len(task.lessons)
         if outcome.student_kl is not None:

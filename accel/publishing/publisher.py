@@ -21,7 +21,7 @@ from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
-from accel.networks.fake_quantisation import NetworkRounding
+from accel.networks.fake_quantisation import FakeQuantisation
 from accel.publishing.check import ArtifactCheck
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.figures import level_metrics
@@ -31,8 +31,9 @@ from accel.publishing.upkeep import Twin
 from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
+from compressors.pipeline import make_compressor
 from compressors.qat.fake_quantiser import FakeQuantiser, trains_rounded
-from compressors.scheme import make_compressor, parse_scheme
+from compressors.scheme import parse_scheme
 
 PATIENCE_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8
@@ -249,9 +250,9 @@ class Publisher:
     def _round(self) -> None:
         """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""
         rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
-        self._network.rounding = None
+        self._network.fake_quantisation = None
         for scheme, quantiser in rounded:
-            self._network.rounding = NetworkRounding(quantiser)
+            self._network.fake_quantisation = FakeQuantisation(quantiser)
             logger.info("the learner rounds its policy as %s does from now on", scheme)
 
     def _level(self, scheme: str) -> Level:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from compressors.plan import Plan
-from compressors.revision import Revision
+from compressors.plan import Plan, PlanUpdate
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -45,12 +44,12 @@ class Outcome:
     """What came of a task.
 
     Attributes:
-        revision: for the plan to adopt.
+        update: of the plan, to be committed.
         student_kl: divergence before the last lesson, nats; None without a student.
         elapsed_s: what the whole task took. choice_s: choosing and calibrating.
     """
 
-    revision: Revision
+    update: PlanUpdate
     student_kl: float | None
     elapsed_s: float
     choice_s: float
@@ -68,21 +67,21 @@ def carry_out(task: Task, plan: Plan, module: nn.Module, stopping: threading.Eve
     if not is_finite(module):
         return None
     started = perf_counter()
-    revision, student_kl = plan.revise(module), None
+    update, student_kl = plan.begin_update(module), None
     for lesson in task.lessons:
         _look(stopping)
-        student_kl = revision.train_step(lesson)
+        student_kl = update.distill_step(lesson)
     taught = perf_counter()
     _look(stopping)
     if task.calibration is not None:
-        revision.calibrate(task.calibration, rechoose=task.chooses, between=lambda: _look(stopping))
+        update.calibrate(task.calibration, reselect=task.chooses, between=lambda: _look(stopping))
     elif task.chooses:
-        revision.rechoose()
+        update.reselect()
     if task.recent is not None and task.calibration is None:
         _look(stopping)
-        revision.recalibrate_on_drift(task.recent)
+        update.recalibrate_on_drift(task.recent)
     ended = perf_counter()
-    return Outcome(revision, student_kl, ended - started, ended - taught)
+    return Outcome(update, student_kl, ended - started, ended - taught)
 
 
 class Twin:

@@ -24,8 +24,8 @@ from accel.runs.episodes import Episodes
 from accel.runs.summary import Summary
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 from compressors.artifact import CompressedPolicy, Json
+from compressors.pipeline import make_compressor
 from compressors.plan import Plan
-from compressors.scheme import make_compressor
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 _PREFIX = "network."
@@ -127,7 +127,7 @@ class TrainedRun:
         rows = len(next(iter(inputs.values())))
         for _ in range(_LESSONS):
             chosen = rng.integers(rows, size=_LESSON_BATCH)
-            plan.train_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
+            plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
         """The environments that the run was trained on, anew.

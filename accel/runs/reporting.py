@@ -244,6 +244,6 @@ def _is_run(path: Path) -> bool:
 
 
 def _written() -> str:
-    from accel import __version__
+    from accel.version import __version__
 
     return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."

@@ -71,7 +71,7 @@ class PolicyCopies:
         Returns:
             [T, B, P] float32.
         """
-        if version is None and (self._states or self._network.rounding is not None):
+        if version is None and (self._states or self._network.fake_quantisation is not None):
             # What the learner itself computes with, faster over time and rounded where it rounds.
             return self._network(observations, first, states).params.float()  # type: ignore[no-any-return]
         weights = self._tensors() if version is None else self._copies[version]
@@ -89,9 +89,9 @@ class PolicyCopies:
         return torch.stack(rows).float()
 
     def _call(self, weights: dict[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        rounding = self._network.rounding
-        if rounding is not None:
-            return rounding.act(self._module, weights, *inputs)
+        quantisation = self._network.fake_quantisation
+        if quantisation is not None:
+            return quantisation.act(self._module, weights, *inputs)
         return functional_call(self._module, weights, inputs)  # type: ignore[no-any-return]
 
     def _tensors(self) -> dict[str, Tensor]:

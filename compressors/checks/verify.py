@@ -67,7 +67,7 @@ def verify_artifact(
     if bound is not None and not mismatch.measured <= bound:
         raise VerificationError(
             f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
-            f"{bound:g}; calibrate or rechoose, or take a milder scheme"
+            f"{bound:g}; calibrate or reselect, or take a milder scheme"
         )
     return mismatch
 

@@ -19,7 +19,7 @@ from compressors.fp32 import require_finite
 from compressors.graph.layer_rewriter import Layer, LayerRewriter
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.pipeline import Encoder, Format
+from compressors.methods import Encoder, Format
 from compressors.plan import PlanStatistics
 from compressors.quantisation.affine import WEIGHT_INT7, WEIGHT_INT8
 from compressors.quantisation.weight_codes import Changes, CodeWriter

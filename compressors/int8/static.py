@@ -25,7 +25,7 @@ from compressors.int4 import layer_writer, write_layer
 from compressors.int8.codes import IntegerLayer, LayerFormat
 from compressors.int8.integer_graph import IntegerGraph
 from compressors.layer_choices import check_layers, choice_for, split_arguments
-from compressors.pipeline import Encoder, Format
+from compressors.methods import Encoder, Format
 from compressors.plan import PlanStatistics
 from compressors.quantisation.affine import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
 from compressors.quantisation.ranges import Range, RangeObserver
@@ -157,8 +157,8 @@ class Int8Encoder(Encoder):
         """See ``Encoder.covering``."""
         return {name: self._ranges[name].covering(now) if name in self._ranges else now for name, now in seen.items()}
 
-    def widen(self, seen: Mapping[str, Range]) -> None:
-        """See ``Encoder.widen``."""
+    def merge_ranges(self, seen: Mapping[str, Range]) -> None:
+        """See ``Encoder.merge_ranges``."""
         self._drifted += self.drifted(seen)
         self._calibrations += 1
         for name, now in seen.items():

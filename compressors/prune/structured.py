@@ -2,7 +2,7 @@
 
 ``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` leaves the others whole.
 
-Channels are chosen when the scheme is bound, at the first real inputs and whenever ``rechoose`` is called, always the
+Channels are chosen when the scheme is bound, at the first real inputs and whenever ``reselect`` is called, always the
 same number, so that the graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real
 inputs, it also adds what the kept channels can tell about those that are gone; ``follow`` and ``calibrate`` measure
 that anew. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units from it
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from compressors.arrays import Array, State
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_gradients, read_state, to_tensors
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
-from compressors.pipeline import BoundReduction, Reduction
 from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from compressors.prune.compensation import Reconstruction
 from compressors.prune.importance import magnitude, residual, taylor
@@ -108,7 +108,7 @@ class PrunedModule(BoundReduction):
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._reconstruction = Reconstruction(self._groups)
         state = read_state(whole)
-        self.rechoose(state, read_gradients(module))
+        self.reselect(state, read_gradients(module))
         smaller = _slice_module(whole, self._indices)
         self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
         self._check(whole, examples)
@@ -127,8 +127,8 @@ class PrunedModule(BoundReduction):
             projected[_KEPT], projected[_PLACES] = self._state_indices()
         return projected
 
-    def whole(self, projected: State, state: State) -> State:
-        """See ``BoundReduction.whole``."""
+    def zero_filled(self, projected: State, state: State) -> State:
+        """See ``BoundReduction.zero_filled``."""
         filled: dict[str, Array] = {}
         for name, array in state.items():
             kept, filled[name] = projected[f"{self.prefix}{name}"], np.zeros_like(array)
@@ -136,8 +136,8 @@ class PrunedModule(BoundReduction):
             filled[name][np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))] = kept
         return filled
 
-    def rechoose(self, state: State, gradients: State) -> None:
-        """See ``BoundReduction.rechoose``."""
+    def reselect(self, state: State, gradients: State) -> None:
+        """See ``BoundReduction.reselect``."""
         masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
         for group in self._groups:
             scores = self._scores(group, state, gradients)
@@ -158,13 +158,13 @@ class PrunedModule(BoundReduction):
         load_state(self._whole, state)
         self._reconstruction.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
         if first and self._options.importance == "residual":
-            self.rechoose(state, {})
+            self.reselect(state, {})
             return True
         self._reconstruction.solve(state, self.kept, self._indices)
         return False
 
-    def follow(self, state: State, inputs: Mapping[str, Array]) -> None:
-        """See ``BoundReduction.follow``; layers of more than 1024 units, which take seconds, wait for ``observe``."""
+    def refit(self, state: State, inputs: Mapping[str, Array]) -> None:
+        """See ``BoundReduction.refit``; layers of more than 1024 units, which take seconds, wait for ``observe``."""
         if max(group.size for group in self._groups) <= _FOLLOWED_UNITS:
             self.observe(state, inputs)
 

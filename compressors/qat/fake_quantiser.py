@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from compressors.errors import CalibrationError, SchemeError
 from compressors.int8.codes import SumOfCodes
 from compressors.int8.static import Int8, Int8Encoder, make_int8
+from compressors.methods import Reduction
 from compressors.module_state import load_state, read_state
-from compressors.pipeline import PipelinePlan, Reduction
+from compressors.pipeline import PipelinePlan
 from compressors.plan import Plan
 from compressors.qat.arithmetic import Scaled
 from compressors.qat.forward_pass import RoundedLayer, RoundedPass, Rules
@@ -77,7 +78,7 @@ class FakeQuantiser:
         encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
         if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
             raise SchemeError(f"quantisation-aware training follows int8 plans, not {plan.scheme!r}")
-        if len(plan.reductions) > 1 or any(reduction.whole({}, {}) is None for reduction in plan.reductions):
+        if len(plan.reductions) > 1 or any(reduction.zero_filled({}, {}) is None for reduction in plan.reductions):
             raise SchemeError(
                 f"quantisation-aware training computes with the policy's own layers, which {plan.scheme!r} replaces; "
                 f"use {NAME} alone or behind prune"
@@ -122,8 +123,8 @@ class FakeQuantiser:
         reduction = self._plan.reductions[0]
         state = read_state(module)
         projected = reduction.project(state)
-        pruned = reduction.whole(projected, state) or {}
-        ones = reduction.whole({name: np.ones_like(array) for name, array in projected.items()}, state) or {}
+        pruned = reduction.zero_filled(projected, state) or {}
+        ones = reduction.zero_filled({name: np.ones_like(array) for name, array in projected.items()}, state) or {}
         parameters = dict(module.named_parameters())
         self._masks = {
             name: torch.from_numpy(np.array(ones[name])).to(parameter)

@@ -13,9 +13,9 @@ from accel.networks import build_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
 from compressors.errors import SchemeError
+from compressors.pipeline import make_compressor
 from compressors.plan import Plan
 from compressors.runtime import PolicySession
-from compressors.scheme import make_compressor
 
 _CHOICES = ActionSpec("categorical", (6,), (), ())
 
@@ -70,7 +70,7 @@ def test_an_image_student_learns_and_its_artifact_is_smaller(scheme: str) -> Non
     with torch.no_grad():
         for parameter in policy.policy_head.parameters():
             parameter.mul_(50.0)
-    losses = [plan.train_step(policy, tensors) for _ in range(40)]
+    losses = [plan.distill_step(policy, tensors) for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     plan.calibrate(inputs)
     artifact = plan.refresh(policy, version=1)

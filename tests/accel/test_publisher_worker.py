@@ -18,9 +18,8 @@ from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.distill import Student
-from compressors.pipeline import PipelinePlan
+from compressors.pipeline import PipelinePlan, PipelineUpdate
 from compressors.prune.structured import PrunedModule
-from compressors.revision import Revision
 from tests.accel.live_policies import config_for, make_batch, make_network
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5,magnitude)", "lowrank(0.25)+int8"
@@ -89,7 +88,7 @@ def _scale(net: PolicyNetwork, factor: float) -> None:
 
 
 def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, Student, "train_step")
+    gate = Gate(monkeypatch, Student, "distill_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
         assert gate.reached.wait(LIMIT_S)
@@ -104,7 +103,7 @@ def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.Monk
 
 
 def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, Student, "train_step")
+    gate = Gate(monkeypatch, Student, "distill_step")
     gate.open.set()
     with _publisher(STUDENT, distill_interval_updates=1) as (publisher, net):
         _update(publisher, net, 2)
@@ -140,9 +139,9 @@ def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.Monke
             net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.flip(0))
             net.torso.layers[0].bias.copy_(net.torso.layers[0].bias.flip(0))
             net.torso.layers[1].weight.copy_(net.torso.layers[1].weight.flip(1))
-        revision = Revision(plan, net.acting_module())
-        revision.rechoose()
-        (wanted,) = revision.reductions
+        update = plan.begin_update(net.acting_module())
+        update.reselect()
+        (wanted,) = update.reductions
         (old,) = plan.reductions
         assert isinstance(wanted, PrunedModule) and isinstance(old, PrunedModule)
         _update(publisher, net, 8)
@@ -169,7 +168,7 @@ def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.Monke
         _rest(publisher)
         assert _published(publisher) == [RANKED]
         publisher.set_levels(["fp32"])
-        gate = Gate(monkeypatch, Revision, "calibrate")  # which chooses on the way
+        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which chooses on the way
         publisher.set_levels([RANKED])
         assert gate.reached.wait(LIMIT_S)
         assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
@@ -199,7 +198,7 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("prepare", [True, False])
 def test_a_level_out_of_use_is_got_ready_where_asked_for(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, Student, "train_step")
+    gate = Gate(monkeypatch, Student, "distill_step")
     net = make_network(config := config_for("mlp:32x2", STUDENT, actors=1, max_publish_kl=None))
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED))
     publisher.set_levels([STUDENT, PRUNED])
@@ -268,7 +267,7 @@ def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         def fail(*arguments: object, **options: object) -> None:
             raise MemoryError("no room for a basis")
 
-        monkeypatch.setattr(Revision, "calibrate", fail)
+        monkeypatch.setattr(PipelineUpdate, "calibrate", fail)
         with pytest.raises(MemoryError, match="no room for a basis"):  # whoever finds the job done first
             _update(publisher, net, 2)
             _rest(publisher)
@@ -279,8 +278,8 @@ def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, cap
     def fail(student: Student, *arguments: object) -> None:
         raise MemoryError("no room for a student")
 
-    monkeypatch.setattr(Student, "train_step", fail)
-    gate = Gate(monkeypatch, Student, "train_step")
+    monkeypatch.setattr(Student, "distill_step", fail)
+    gate = Gate(monkeypatch, Student, "distill_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
         gate.open.set()  # nobody looks at the lesson from here to the end
@@ -292,7 +291,7 @@ def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, cap
 def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate(monkeypatch, Student, "train_step")
+    gate = Gate(monkeypatch, Student, "distill_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
         assert gate.reached.wait(LIMIT_S)

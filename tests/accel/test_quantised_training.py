@@ -33,9 +33,9 @@ def _rounding_network(network: str, scheme: str = "qat", **changes: object) -> t
     config = config_for(network, scheme, **changes)
     net = make_network(config)
     publisher = Publisher(config, net)
-    assert net.rounding is None, "whole numbers until qat is calibrated, as fp32 is published until then"
+    assert net.fake_quantisation is None, "whole numbers until qat is calibrated, as fp32 is published until then"
     calibrate(publisher, net)
-    assert net.rounding is not None
+    assert net.fake_quantisation is not None
     return net, publisher
 
 
@@ -102,7 +102,7 @@ def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> Non
     net, _ = _rounding_network("mlp:32x2")
     batch = make_batch(net)
     rounded = net(batch.observations, batch.first)
-    rounding, net.rounding = net.rounding, None
+    rounding, net.fake_quantisation = net.fake_quantisation, None
     whole = net(batch.observations, batch.first)
     torch.testing.assert_close(rounded.values, whole.values, rtol=0, atol=0)
     assert rounding is not None and not torch.equal(rounded.params, whole.params)
@@ -149,7 +149,7 @@ def test_a_schedule_rounds_while_it_is_at_qat() -> None:
     for level in (*levels, "fp32"):
         publisher.set_levels([level])
         publisher.observe(batch)
-        rounded.append(net.rounding is not None)
+        rounded.append(net.fake_quantisation is not None)
         params = torch.from_numpy(act(publisher, net, level, batch.observations[0].numpy()))
         with torch.no_grad():
             torch.testing.assert_close(

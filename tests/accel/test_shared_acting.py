@@ -22,7 +22,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 
 SPEC = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
 ENVS = 6

@@ -21,7 +21,7 @@ from accel.publishing.publisher import Publisher
 from accel.runs.comparison import compare_with_fp32
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import SchemeComparison, Summary
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
 SUMMARY = Summary(

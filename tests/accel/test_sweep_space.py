@@ -16,7 +16,8 @@ from accel.sweep.front import Row, balanced, front, nearest_miss
 from accel.sweep.quantities import AFTER_TRAINING, choose_quantities, parse_constraint
 from accel.sweep.space import load_sweep_file
 from compressors.layer_inventory import policy_layers
-from compressors.scheme import make_compressor, parse_scheme
+from compressors.pipeline import make_compressor
+from compressors.scheme import parse_scheme
 from tests.accel.sweeping import RETURN_AND_BYTES, ask, options_for
 from tests.compressors.policies import CASES, randomise
 

@@ -32,11 +32,11 @@ def test_work_stops_between_its_parts_and_leaves_the_plan_as_it_was() -> None:
     task = Task(chooses=True, calibration=inputs)
     patient = StopsAt(10**9)
     outcome = carry_out(task, plan, module, patient)
-    assert outcome is not None and outcome.revision.changed
+    assert outcome is not None and outcome.update.changed
     assert patient.looks >= 5, "before all, before and after each choice"
     for look in range(1, patient.looks + 1):
         with pytest.raises(Stopped):
             carry_out(task, plan, module, StopsAt(look))
     assert (run_artifact(plan.refresh(module, version=1), inputs)[0] == before).all()
-    plan.adopt(outcome.revision)
+    outcome.update.commit()
     assert (run_artifact(plan.refresh(module, version=2), inputs)[0] != before).any()

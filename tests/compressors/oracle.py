@@ -39,7 +39,7 @@ def initializers(model: bytes) -> Arrays:
 def float_model(plan: PipelinePlan, module: nn.Module) -> onnx.ModelProto:
     """The policy, smaller if the plan makes it so, as a plain float ONNX model with its weights."""
     graph = plan.graph
-    arrays = {**graph.constants, **plan.revise(module).parameters}
+    arrays = {**graph.constants, **plan.begin_update(module).parameters}
     values = [
         helper.make_tensor_value_info(s.name, helper.np_dtype_to_tensor_dtype(np.dtype(s.dtype)), ["b", *s.shape[1:]])
         for s in (*graph.inputs, *graph.outputs)

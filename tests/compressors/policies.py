@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compressors.artifact import CompressedPolicy
+from compressors.pipeline import make_compressor
 from compressors.plan import Plan
 from compressors.runtime import PolicySession
-from compressors.scheme import make_compressor
 
 torch.set_num_threads(1)
 

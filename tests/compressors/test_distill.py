@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compressors.checks.executed_kernels import integer_kernels
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, MLP, randomise, relative_error, run_artifact, run_module
 
 
@@ -36,7 +36,7 @@ def _train(plan, policy: nn.Module, steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         x = torch.from_numpy(CASES["tanh-mlp"].inputs(256, seed=step % 8)["observations"])
-        losses.append(plan.train_step(policy, {"observations": x}))
+        losses.append(plan.distill_step(policy, {"observations": x}))
     return losses
 
 
@@ -51,7 +51,7 @@ def test_a_student_learns_to_act_like_the_policy(scheme: str) -> None:
     wanted = run_module(policy, inputs)[0]
     first = relative_error(run_artifact(plan.refresh(policy, version=1), inputs)[0], wanted)
     losses = _train(plan, policy, 400)
-    plan.rechoose(policy)
+    plan.reselect(policy)
     plan.calibrate(inputs)
     artifact = plan.refresh(policy, version=2)
     last = relative_error(run_artifact(artifact, inputs)[0], wanted)

@@ -11,7 +11,7 @@ from torch import nn
 from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.cpu import AVX2, VNNI, cpu_features
 from compressors.errors import SchemeError, UnsupportedLayerError, WeightsError
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
@@ -146,5 +146,5 @@ def test_a_plan_goes_through_its_whole_protocol(scheme: str) -> None:
     plan = case.bind(scheme, module)
     plan.calibrate(case.inputs(4))
     assert plan.recalibrate_on_drift(case.inputs(4)) == 0
-    plan.rechoose(module)
-    assert plan.train_step(module, {"observations": torch.zeros(1, 11)}) is None
+    plan.reselect(module)
+    assert plan.distill_step(module, {"observations": torch.zeros(1, 11)}) is None

@@ -12,6 +12,7 @@ from compressors.errors import GraphError, WeightsError
 from compressors.fp32 import Float32
 from compressors.graph.policy_graph import export_policy
 from compressors.module_state import read_state
+from compressors.pipeline import compose
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
 
@@ -249,7 +250,7 @@ def test_weights_that_are_not_finite_are_refused(scheme: str, value: float) -> N
 def test_a_compressor_can_be_used_by_its_class() -> None:
     case = CASES["tanh-mlp"]
     module = case.make()
-    plan = Float32().bind(module, case.examples(), output_names=case.outputs, metadata={"env": "x"})
+    plan = compose([Float32()]).bind(module, case.examples(), output_names=case.outputs, metadata={"env": "x"})
     artifact = plan.refresh(module, version=5)
     assert (artifact.scheme, artifact.version, artifact.metadata) == ("fp32", 5, {"env": "x"})
     assert [spec.shape for spec in (*artifact.inputs, *artifact.outputs)] == [(None, 11), (None, 6)]

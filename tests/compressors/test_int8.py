@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.errors import CalibrationError, UnsupportedLayerError
+from compressors.pipeline import make_compressor
 from tests.compressors.oracle import float_model, initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
@@ -139,9 +140,7 @@ def _quantise(values: NDArray[np.generic], numbers: dict[str, NDArray[np.generic
 def test_without_calibration_refreshing_says_what_to_do() -> None:
     case = CASES["tanh-mlp"]
     module = case.make()
-    from compressors.int8.static import Int8
-
-    plan = Int8().bind(module, case.examples(), output_names=case.outputs)
+    plan = make_compressor("int8").bind(module, case.examples(), output_names=case.outputs)
     with pytest.raises(CalibrationError, match="publish fp32 until then"):
         plan.refresh(module, version=1)
     plan.calibrate(case.inputs(32))

@@ -10,7 +10,7 @@ from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.cpu import ARM, AVX2, VNNI
 from compressors.errors import SchemeError
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8)", "int8(reduce_range)", "int8(s8s8)"]
@@ -147,7 +147,7 @@ def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     before = plan.encoder.ranges
     quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
     quiet["observations"][0, 3] = 9.0
-    seen = plan.encoder.measure(plan.revise(module).parameters, quiet)
+    seen = plan.encoder.measure(plan.begin_update(module).parameters, quiet)
     loud = {name for name, now in seen.items() if before[name].exceeded_by(now)}
     assert plan.recalibrate_on_drift(quiet) == len(loud) > 0
     after = plan.encoder.ranges

@@ -80,7 +80,7 @@ def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> Non
     oracles = {
         per_channel: quantised_by_onnxruntime(plan, module, per_channel=per_channel) for per_channel in (False, True)
     }
-    parameters = plan.revise(module).parameters
+    parameters = plan.begin_update(module).parameters
     for layer in encoder.layers:
         assert_layer_is_the_oracles(layer, found, oracles[layer.channel_axis is not None])
     assert_activations_are_the_oracles(encoder, found, oracles[False])

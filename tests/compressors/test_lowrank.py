@@ -10,7 +10,7 @@ from torch import nn
 from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.lowrank import leading_basis
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 
@@ -31,10 +31,10 @@ def test_weights_of_low_rank_lose_nothing(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
     plan = case.bind("lowrank(0.25)", module)
-    assert plan._reductions[0].ranks
+    assert plan.reductions[0].ranks
     for seed in (1, 2):
         _make_low_rank(module, 4, seed)
-        plan.rechoose(module)
+        plan.reselect(module)
         inputs = case.inputs(5, seed)
         found = run_artifact(plan.refresh(module, version=seed), inputs)
         for ours, theirs in zip(found, run_module(module, inputs), strict=True):
@@ -90,11 +90,11 @@ def test_bases_chosen_with_a_calibration_suit_what_it_saw() -> None:
     for together in (False, True):
         plan = case.bind("lowrank(0.25)", module)
         plan.calibrate(early)
-        revision = plan.revise(module)
+        update = plan.begin_update(module)
         if not together:
-            revision.rechoose()
-        revision.calibrate(late, rechoose=together)
-        plan.adopt(revision)
+            update.reselect()
+        update.calibrate(late, reselect=together)
+        update.commit()
         errors.append(relative_error(run_artifact(plan.refresh(module, version=1), late)[0], wanted))
     assert errors[1] < 0.8 * errors[0]
 
@@ -104,13 +104,13 @@ def test_a_refresh_keeps_the_basis_and_rechoosing_improves_it() -> None:
     module = randomise(case.make(), seed=0)
     _make_low_rank(module, 4, seed=1)
     plan = case.bind("lowrank(0.25)", module)
-    before = {name: basis.copy() for name, basis in plan._reductions[0]._bases.items()}
+    before = {name: basis.copy() for name, basis in plan.reductions[0]._bases.items()}
     _make_low_rank(module, 4, seed=2)
     inputs = case.inputs(64)
     wanted = run_module(module, inputs)[0]
     stale = relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted)
-    assert all((plan._reductions[0]._bases[name] == basis).all() for name, basis in before.items())
-    plan.rechoose(module)
+    assert all((plan.reductions[0]._bases[name] == basis).all() for name, basis in before.items())
+    plan.reselect(module)
     fresh = relative_error(run_artifact(plan.refresh(module, version=2), inputs)[0], wanted)
     assert stale > 0.1 and fresh < 1e-3
 
@@ -139,13 +139,13 @@ def test_factors_follow_pruned_channels(scheme: str) -> None:
     randomise(module, seed=1)
     pruned = case.bind("prune(0.5)", module)
     inputs = case.inputs(64)
-    plan.rechoose(module)
+    plan.reselect(module)
     for _ in range(12):
         plan.calibrate(case.inputs(128, seed=1))
-    plan.rechoose(module)
+    plan.reselect(module)
     found, wanted = (run_artifact(p.refresh(module, version=1), inputs)[0] for p in (plan, pruned))
     assert relative_error(found, wanted) < 0.9
-    assert plan._reductions[0].kept.keys() == pruned._reductions[0].kept.keys()
+    assert plan.reductions[0].kept.keys() == pruned.reductions[0].kept.keys()
 
 
 class _Gated(nn.Module):
@@ -197,7 +197,7 @@ def test_a_convolution_that_factors_cannot_compute_is_named_with_a_remedy(
     module = randomise(case.make(), seed=0)
     whole = case.bind("lowrank(0.25,torso.2=1,head=1,torso.0=0.5)", module)
     _make_low_rank(module.torso[0], 4, seed=1)
-    whole.rechoose(module)
+    whole.reselect(module)
     inputs = case.inputs(5)
     found = run_artifact(whole.refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
@@ -209,7 +209,7 @@ def test_a_policy_that_is_one_layer_is_factored() -> None:
     module = randomise(case.make(), seed=0)
     plan = case.bind("lowrank(0.25)", module)
     _make_low_rank(module, 4, seed=1)
-    plan.rechoose(module)
+    plan.reselect(module)
     inputs = case.inputs(5)
     found = run_artifact(plan.refresh(module, version=1), inputs)[0]
     np.testing.assert_allclose(found, run_module(module, inputs)[0], atol=1e-5)

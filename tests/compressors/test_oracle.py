@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compressors.cpu import AVX2, VNNI
-from compressors.scheme import make_compressor
+from compressors.pipeline import make_compressor
 from tests.compressors.oracle import (
     assert_codes_are_the_oracles,
     initializers,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from compressors.artifact import CompressedPolicy
+from compressors.pipeline import make_compressor
 from compressors.plan import Plan, PlanStatistics
 from compressors.runtime import PolicySession
-from compressors.scheme import make_compressor, scheme_names
+from compressors.scheme import scheme_names
 from tests.compressors.policies import CASES, MLP, randomise, run_artifact
 
 SCHEMES = [
@@ -107,7 +108,7 @@ def test_refreshing_follows_the_weights_and_changes_none(scheme: str, name: str)
     plan, module = _bound(scheme, name)
     before = plan.refresh(module, version=1)
     if scheme.startswith("distill"):
-        plan.train_step(module, CASES[name].examples())
+        plan.distill_step(module, CASES[name].examples())
     else:
         randomise(module, seed=5)
     weights = {key: tensor.clone() for key, tensor in module.state_dict().items()}
@@ -125,8 +126,8 @@ def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
     inputs = CASES[name].inputs(16)
     plan.calibrate(inputs)
     assert plan.recalibrate_on_drift(inputs) >= 0
-    plan.rechoose(module)
-    loss = plan.train_step(module, {key: torch.from_numpy(array) for key, array in inputs.items()})
+    plan.reselect(module)
+    loss = plan.distill_step(module, {key: torch.from_numpy(array) for key, array in inputs.items()})
     assert (loss is not None) == scheme.startswith("distill")
     plan.refresh(module, version=1)
     plan.refresh(module, version=2)

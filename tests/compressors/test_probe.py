@@ -72,7 +72,7 @@ def test_channels_chosen_anew_are_those_that_run(name: str, fits: bool) -> None:
     plan, inputs = case.bind("prune(0.5,magnitude)+int8(s8s8)", module), case.inputs(8)
     probe = ArtifactProbe.open(plan.refresh(module, version=1), inputs)
     randomise(module, seed=1)
-    plan.rechoose(module)
+    plan.reselect(module)
     artifact = plan.refresh(module, version=2)
     assert probe.fits(artifact) == fits
     probe = probe if fits else ArtifactProbe.open(artifact, inputs)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
 from compressors.errors import SchemeError, UnsupportedLayerError
 from compressors.module_state import read_state
+from compressors.pipeline import make_compressor
 from compressors.prune.channels import find_groups
 from compressors.prune.importance import magnitude, residual, taylor
 from compressors.prune.structured import kept_count
-from compressors.scheme import make_compressor
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]
@@ -43,8 +43,8 @@ def test_a_pruned_policy_is_the_whole_one_with_silent_channels(name: str) -> Non
     plan = case.bind("prune(0.5)", module, rows=0)
     for seed in (1, 2):
         randomise(module, seed)
-        plan.rechoose(module)
-        kept = plan._reductions[0].kept
+        plan.reselect(module)
+        kept = plan.reductions[0].kept
         inputs = case.inputs(6, seed)
         for key in list(inputs)[1:]:  # states as this policy leaves them: zero where a unit is gone
             mask = np.isin(np.arange(inputs[key].shape[1]), next(k for n, k in kept.items() if "core" in n))
@@ -122,8 +122,8 @@ def test_copies_of_channels_are_pruned_without_loss(name: str) -> None:
     errors = []
     for rows in (0, 512):
         plan = case.bind("prune(0.5,taylor)", module, rows=rows)
-        plan.rechoose(module)
-        assert all(kept.max() < len(kept) for kept in plan._reductions[0].kept.values())
+        plan.reselect(module)
+        assert all(kept.max() < len(kept) for kept in plan.reductions[0].kept.values())
         errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
     assert errors[0] > 0.3 and errors[1] < 0.03
 
@@ -155,7 +155,7 @@ def test_predictions_follow_features_that_move() -> None:
     module = _twins(case)
     inputs = case.inputs(512, seed=1)
     plan = case.bind("prune(0.5)", module, rows=512)
-    kept = plan._reductions[0].kept["torso.0"].tolist()
+    kept = plan.reductions[0].kept["torso.0"].tolist()
     half = len(module.torso[0].weight) // 2
     with torch.no_grad():
         for tensor in (module.torso[0].weight, module.torso[0].bias):
@@ -164,10 +164,10 @@ def test_predictions_follow_features_that_move() -> None:
     errors = []
     for follows in (0, 8):
         for _ in range(follows):
-            plan.follow(module, inputs)
+            plan.refit(module, inputs)
         errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
     assert errors[0] > 0.2 and errors[1] < 0.05
-    assert plan._reductions[0].kept["torso.0"].tolist() == kept, "nothing was chosen"
+    assert plan.reductions[0].kept["torso.0"].tolist() == kept, "nothing was chosen"
 
 
 def test_features_that_are_not_finite_are_not_measured() -> None:
@@ -178,7 +178,7 @@ def test_features_that_are_not_finite_are_not_measured() -> None:
     bias = module.torso[0].bias
     with torch.no_grad():
         sound, bias[0] = bias.clone(), float("nan")
-        plan.follow(module, case.inputs(64))
+        plan.refit(module, case.inputs(64))
         bias.copy_(sound)
     assert plan.refresh(module, version=1).model == before
 
@@ -203,7 +203,7 @@ def test_a_reader_without_bias_gets_the_best_prediction_without_a_constant(impor
     plan = case.bind(f"prune(0.5,{importance})", module, rows=0)
     plan.calibrate(inputs)
     found = run_artifact(plan.refresh(module, version=1), inputs)[0]
-    kept = plan._reductions[0].kept["torso.0"]
+    kept = plan.reductions[0].kept["torso.0"]
     with torch.no_grad():
         features = module.torso(module.normaliser(torch.from_numpy(inputs["observations"]))).numpy()
     wanted = run_module(module, inputs)[0]
@@ -215,13 +215,13 @@ def test_choices_stay_until_chosen_again() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     plan = case.bind("prune(0.5)", module)
-    before = {name: kept.copy() for name, kept in plan._reductions[0].kept.items()}
+    before = {name: kept.copy() for name, kept in plan.reductions[0].kept.items()}
     randomise(module, seed=1)
     plan.refresh(module, version=1)
-    assert all((plan._reductions[0].kept[name] == kept).all() for name, kept in before.items())
-    plan.rechoose(module)
-    assert any((plan._reductions[0].kept[name] != kept).any() for name, kept in before.items())
-    assert all(len(plan._reductions[0].kept[name]) == len(kept) for name, kept in before.items())
+    assert all((plan.reductions[0].kept[name] == kept).all() for name, kept in before.items())
+    plan.reselect(module)
+    assert any((plan.reductions[0].kept[name] != kept).any() for name, kept in before.items())
+    assert all(len(plan.reductions[0].kept[name]) == len(kept) for name, kept in before.items())
 
 
 def test_the_loudest_units_are_kept() -> None:
@@ -231,7 +231,7 @@ def test_the_loudest_units_are_kept() -> None:
     with torch.no_grad():
         module.torso[0].weight[loud] *= 10.0
     plan = case.bind("prune(0.5,magnitude)", module)
-    assert plan._reductions[0].kept["torso.0"].tolist() == loud.tolist()
+    assert plan.reductions[0].kept["torso.0"].tolist() == loud.tolist()
 
 
 def test_residual_importance_chooses_what_lowers_the_readers_error_most() -> None:
@@ -315,15 +315,15 @@ def test_taylor_waits_for_gradients_then_follows_them() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
     plan = case.bind("prune(0.5,taylor)", module)
-    by_magnitude = case.bind("prune(0.5,magnitude)", module)._reductions[0].kept
-    kept = plan._reductions[0].kept
+    by_magnitude = case.bind("prune(0.5,magnitude)", module).reductions[0].kept
+    kept = plan.reductions[0].kept
     assert all((kept[name] == by_magnitude[name]).all() for name in kept)
     x = torch.from_numpy(case.inputs(64)["observations"])
     module(x)[:, 0].square().mean().backward()
     module.torso[0].weight.grad[:16] = 0.0
     module.torso[0].bias.grad[:16] = 0.0
-    plan.rechoose(module)
-    assert plan._reductions[0].kept["torso.0"].tolist() == list(range(16, 32))
+    plan.reselect(module)
+    assert plan.reductions[0].kept["torso.0"].tolist() == list(range(16, 32))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
+from compressors.pipeline import make_compressor
 from compressors.plan import Plan
 from compressors.qat import arithmetic
 from compressors.qat.arithmetic import Scaled
 from compressors.qat.differences import code_differences
 from compressors.qat.fake_quantiser import FakeQuantiser, RoundedPolicy
-from compressors.scheme import make_compressor, parse_scheme
+from compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 

@@ -1,0 +1,134 @@
+"""What a compression method implements: a format stores numbers, a reduction makes the module smaller."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from compressors.arrays import Array, State
+from compressors.artifact import Optimisation
+from compressors.graph.policy_graph import PolicyGraph
+from compressors.plan import PlanStatistics
+from compressors.quantisation.ranges import Range
+from compressors.scheme import MethodText
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Method(ABC):
+    """One part of a scheme."""
+
+    @property
+    @abstractmethod
+    def method(self) -> MethodText:
+        """Name and arguments in the scheme."""
+
+    @property
+    def scheme(self) -> str:
+        """The text form of the method."""
+        return str(self.method)
+
+
+class Format(Method):
+    """How numbers are stored and multiplied: ``fp32``, ``int8``…"""
+
+    @abstractmethod
+    def encoder(self, graph: PolicyGraph) -> Encoder:
+        """Lay out the model of a graph. Raises UnsupportedLayerError."""
+
+    def check_chain(self, reductions: Sequence[Reduction]) -> None:
+        """Whether the format can follow these reductions. Raises SchemeError: names one that it cannot follow."""
+
+
+class Encoder(ABC):
+    """A bound format: writes a graph's parameters into the bytes of a model."""
+
+    optimisation: Optimisation = "none"
+    cpu_features: tuple[str, ...] = ()
+    variant: str = ""
+
+    @abstractmethod
+    def encode(self, parameters: Mapping[str, Array]) -> bytes:
+        """The serialised model; raises WeightsError when a parameter is not finite."""
+
+    def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
+        """Ranges of activations on recent inputs. Changes nothing, so any thread may call it.
+
+        Raises:
+            CalibrationError: see ``Plan.calibrate``.
+        """
+        return {}
+
+    def drifted(self, measured: Mapping[str, Range]) -> int:
+        """How many activations left their running range by more than the tolerance."""
+        return 0
+
+    def covering(self, measured: Mapping[str, Range]) -> Mapping[str, Range]:
+        """The union of the measured and the running ranges: merging it widens ranges and narrows none."""
+        return measured
+
+    def merge_ranges(self, measured: Mapping[str, Range]) -> None:  # noqa: B027 - not every format has ranges
+        """Merge measured ranges into the running ones."""
+
+    @property
+    def statistics(self) -> PlanStatistics:
+        """See ``Plan.statistics``."""
+        return PlanStatistics()
+
+
+class Reduction(Method):
+    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
+
+    @abstractmethod
+    def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
+        """Build the smaller module. Raises UnsupportedLayerError."""
+
+
+class BoundReduction(ABC):
+    """A policy's smaller module, and how its parameters are computed from the policy's.
+
+    Attributes:
+        module: the smaller module, exported once; its own weights are not used.
+        prefix: prefix of the policy's layer names in the smaller module.
+        has_student: whether the smaller module is a student, trained by ``distill_step``.
+    """
+
+    module: torch.nn.Module
+    has_student: bool = False
+    prefix: str = ""
+
+    @abstractmethod
+    def project(self, state: State) -> State:
+        """The smaller module's parameters and buffers, computed from the policy's; fast."""
+
+    def copy(self) -> Self:
+        """A copy that another thread may change while this one is used."""
+        return copy.deepcopy(self)
+
+    def reselect(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction selects
+        """Select channels or bases again for the policy's present parameters and, if available, their gradients."""
+
+    def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
+        """Measure statistics of activations on recent real inputs ([N, *shape] by name); not every reduction does.
+
+        Returns:
+            Whether this selected channels or bases again, as the first inputs may.
+        """
+        return False
+
+    def refit(self, state: State, inputs: Mapping[str, Array]) -> None:  # noqa: B027 - not every reduction fits
+        """Like ``observe``, for what has to be fitted again between two selections, and only for that."""
+
+    def distill_step(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> float | None:
+        """See ``Plan.distill_step``."""
+        return None
+
+    def zero_filled(self, projected: State, state: State) -> State | None:
+        """The smaller module's parameters ``projected`` in the policy's own shapes, with zeros for what is removed.
+
+        None where the smaller module's layers are not the policy's.
+        """
+        return None
