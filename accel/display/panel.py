@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, Group
 from rich.text import Text
 
-from accel.display.progress import PlayingStatus, TrainingStatus, playing_counts
+from accel.display.status import PlayingStatus, TrainingStatus, playing_counts
 from accel.display.text import CURVE_POINTS, count, curve, duration, format_return, lag_number, printable
 
 _LABEL_WIDTH = 9

@@ -6,11 +6,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from accel.display.text import CURVE_POINTS, count, duration, format_return, lag_number, printable
+from accel.display.status import Status, TrainingStatus, status_line
+from accel.display.text import CURVE_POINTS, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,94 +19,6 @@ if TYPE_CHECKING:
 _FIRST_LINE_INTERVAL_S = 1.0
 _LAST_LINE_INTERVAL_S = 30.0
 _LIVE_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True)
-class TrainingStatus:
-    """How far training is.
-
-    Attributes:
-        elapsed_s: seconds of training so far.
-        env_steps: valid steps consumed by the learner. total_env_steps: how many it will be at most.
-        env_steps_per_s: their rate since the last status.
-        episodes: finished training episodes. return_mean: mean return of the last ones, None before the first.
-        return_target: the mean return at which the run stops, if it does.
-        lag_min, lag_mean, lag_max: policy lag in versions since the last status, None without an unroll.
-        learner_shares: each phase's share of the learner's time since the last status, in [0, 1], in order.
-        actor_shares: the same over all actors.
-        scheme: compression scheme of the actors' policy. policy_version: the newest.
-        actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
-    """
-
-    elapsed_s: float
-    env_steps: int
-    total_env_steps: int
-    env_steps_per_s: float
-    episodes: int
-    return_mean: float | None
-    return_target: float | None
-    lag_min: float | None
-    lag_mean: float | None
-    lag_max: float | None
-    learner_shares: Mapping[str, float]
-    actor_shares: Mapping[str, float]
-    scheme: str
-    policy_version: int
-    actors_alive: int
-    actors: int
-    dropped_unrolls: int = 0
-
-    @classmethod
-    def from_record(
-        cls, record: Mapping[str, object], *, total_env_steps: int, return_target: float | None, actors: int
-    ) -> Self:
-        """The status in a flat metrics record of the trainer; shares are named ``learner_PHASE_share``.
-
-        Raises: KeyError for a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``,
-        ``updates``, ``scheme`` or ``actors_alive``; TypeError for one that is no number.
-        """
-        return cls(
-            elapsed_s=_number(record["elapsed_s"]),
-            env_steps=int(_number(record["env_steps"])),
-            total_env_steps=total_env_steps,
-            env_steps_per_s=_number(record["env_steps_per_s"]),
-            episodes=int(_number(record["episodes"])),
-            return_mean=_optional(record.get("return_mean")),
-            return_target=return_target,
-            lag_min=_optional(record.get("lag_min")),
-            lag_mean=_optional(record.get("lag_mean")),
-            lag_max=_optional(record.get("lag_max")),
-            learner_shares=_shares(record, "learner_"),
-            actor_shares=_shares(record, "actor_"),
-            scheme=str(record["scheme"]),
-            policy_version=int(_number(record["updates"])),
-            actors_alive=int(_number(record["actors_alive"])),
-            actors=actors,
-            dropped_unrolls=int(_number(record.get("dropped_unrolls", 0))),
-        )
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds until ``total_env_steps`` at the present rate; None while nothing moves."""
-        left = max(self.total_env_steps - self.env_steps, 0)
-        return left / self.env_steps_per_s if self.env_steps_per_s > 0 else None
-
-
-@dataclass(frozen=True)
-class PlayingStatus:
-    """How far playing is.
-
-    Attributes:
-        episodes: finished ones, of ``total_episodes``; a total of 0 or 1 is not worth counting.
-        steps: of all environments together.
-    """
-
-    episodes: int
-    total_episodes: int
-    steps: int
-
-
-Status = TrainingStatus | PlayingStatus
 
 
 class Progress(Protocol):
@@ -326,66 +238,3 @@ class LiveProgress:
                 write()
             except OSError:
                 self._broken = True
-
-
-def status_line(stage: str, status: Status, elapsed_s: float) -> str:
-    """One plain line with everything.
-
-    Args:
-        stage: what is going on.
-        status: how far it is.
-        elapsed_s: seconds since the stage began; training counts its own.
-    """
-    if isinstance(status, PlayingStatus):
-        return " | ".join([stage, duration(elapsed_s), *playing_counts(status)])
-    mean = "no episode finished yet"
-    if status.return_mean is not None:
-        mean = f"return {format_return(status.return_mean)} ({status.episodes:,} episodes)"
-    lags = (status.lag_min, status.lag_mean, status.lag_max)
-    parts = [
-        stage,
-        duration(status.elapsed_s),
-        f"{count(status.env_steps)}/{count(status.total_env_steps)} steps",
-        f"{count(status.env_steps_per_s)} steps/s",
-        mean,
-        f"lag {'-' if status.lag_mean is None else '/'.join(map(lag_number, lags))}",
-        f"learner {' '.join(_largest(status.learner_shares, 4))}",
-        f"actors {' '.join(_largest(status.actor_shares, 4))}",
-        status.scheme,
-    ]
-    if status.actors_alive < status.actors:
-        parts.append(f"{status.actors_alive} of {status.actors} actors alive")
-    if status.dropped_unrolls:
-        parts.append(f"{status.dropped_unrolls:,} unrolls dropped")
-    return " | ".join(parts)
-
-
-def playing_counts(status: PlayingStatus) -> list[str]:
-    """Episodes, where there are several, and steps."""
-    steps = f"{status.steps:,} steps"
-    many = status.total_episodes > 1
-    return [f"{status.episodes} of {status.total_episodes} episodes", steps] if many else [steps]
-
-
-def _largest(shares: Mapping[str, float], number: int) -> list[str]:
-    names = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
-    return [f"{name} {shares[name]:.0%}" for name in names[:number]]
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _optional(value: object) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _shares(record: Mapping[str, object], prefix: str) -> dict[str, float]:
-    suffix = "_share"
-    return {
-        name.removeprefix(prefix).removesuffix(suffix): _number(value)
-        for name, value in record.items()
-        if name.startswith(prefix) and name.endswith(suffix)
-    }

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from accel.display.progress import Progress, TrainingStatus, open_progress, status_line
+from accel.display.progress import Progress, open_progress
+from accel.display.status import TrainingStatus, status_line
 from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
 from accel.runs.directory import STARTS, RunDirectory

@@ -13,14 +13,8 @@ from safetensors.torch import save as save_tensors
 
 from accel.algorithms.learner import Learner
 from accel.cli.job import Job
-from accel.display.progress import (
-    LineProgress,
-    LiveProgress,
-    Progress,
-    ProgressLogHandler,
-    SilentProgress,
-    TrainingStatus,
-)
+from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
+from accel.display.status import TrainingStatus
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.unroll import UnrollLayout

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.rules import make_sampler
-from accel.display.progress import PlayingStatus, Progress, SilentProgress
+from accel.display.progress import Progress, SilentProgress
+from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError

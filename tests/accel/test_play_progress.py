@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.display.progress import LineProgress, LiveProgress, PlayingStatus, SilentProgress, Status, open_progress
+from accel.display.progress import LineProgress, LiveProgress, SilentProgress, open_progress
+from accel.display.status import PlayingStatus, Status
 from accel.envs.loop import EnvLoop
 from accel.errors import EnvError
 from accel.runs.evaluation import evaluate

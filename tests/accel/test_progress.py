@@ -20,15 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.display.progress import (
-    LineProgress,
-    LiveProgress,
-    PlayingStatus,
-    ProgressLogHandler,
-    TrainingStatus,
-    open_progress,
-    status_line,
-)
+from accel.display.progress import LineProgress, LiveProgress, ProgressLogHandler, open_progress
+from accel.display.status import PlayingStatus, TrainingStatus, status_line
 from accel.display.text import count, curve, duration, format_return
 from tests.accel.terminals import read_terminal
 
@@ -75,7 +68,7 @@ PROGRAM = """
 
 def status_module(directory: Path) -> Path:
     """Hands this file's status to the program, which runs in a process of its own."""
-    text = f"from accel.display.progress import TrainingStatus\nSTATUS = {STATUS!r}\n"
+    text = f"from accel.display.status import TrainingStatus\nSTATUS = {STATUS!r}\n"
     (directory / "tests_status.py").write_text(text)
     return directory
 
