@@ -27,10 +27,11 @@ from accel.tuning.steering import AnnealedSteering, FixedSteering, Metrics, Stee
 from monitor.decisions import DecisionLog
 from monitor.mismatch import FactoredMismatch
 from monitor.timers import PhaseTimes
-from monitor.tuner import Tuner
-from monitor.tuner_measurements import LevelMeasurement, Measurements, TunerOptions, Verdict
-from monitor.tuner_rates import RateTable
-from monitor.tuner_returns import ReturnLedger
+from monitor.tuner.criteria import TunerOptions
+from monitor.tuner.measurements import LevelMeasurement, Measurements
+from monitor.tuner.rates import RateTable
+from monitor.tuner.returns import ReturnLedger
+from monitor.tuner.stages import Tuner, TunerDecision
 
 LOOK_S = 0.25
 _LEARNER_LOOKS = 20
@@ -136,9 +137,9 @@ class TunedSteering:
         self._next_look_s = now + LOOK_S
         self._looks.append((now, env_steps, learner_times.as_dict()["wait"]))
         measurements = self._last = self._measure(now, env_steps)
-        verdict = self.tuner.observe(measurements)
-        if verdict is not None:
-            self._note(verdict, env_steps)
+        decision = self.tuner.observe(measurements)
+        if decision is not None:
+            self._note(decision, env_steps)
         if self.tuner.window != self._window:
             self._begin_window()
 
@@ -234,20 +235,20 @@ class TunedSteering:
         used = dict.fromkeys(level for split in splits for level, _ in split)
         self._publisher.set_levels(dict.fromkeys((self.tuner.incumbent, *used)), prepare=self.tuner.levels)
 
-    def _note(self, verdict: Verdict, env_steps: int) -> None:
+    def _note(self, decision: TunerDecision, env_steps: int) -> None:
         """One line for each actor that is assigned otherwise, or one for all of them alike."""
-        logger.info("compression: %s (%s)", verdict.reason, verdict.kind)
+        logger.info("compression: %s (%s)", decision.reason, decision.kind)
         after = self.tuner.assignments(sorted(self._transport.alive()))
         before = {actor: assignment_text(self._assigned.get(actor, ((self.tuner.full, 1),))) for actor in after}
         changes = {actor: (before[actor], assignment_text(split)) for actor, split in after.items()}
         alike = len(set(changes.values())) == 1
         changed = {actor: change for actor, change in changes.items() if change[0] != change[1]}
         if alike or not changed:
-            old, new = next(iter(changes.values())) if alike else (verdict.before, verdict.after)
-            self._log.write(env_steps, None, verdict.kind, old, new, verdict.reason, verdict.figures)
+            old, new = next(iter(changes.values())) if alike else (decision.before, decision.after)
+            self._log.write(env_steps, None, decision.kind, old, new, decision.reason, decision.figures)
             return
         for actor, (old, new) in changed.items():
-            self._log.write(env_steps, actor, verdict.kind, old, new, verdict.reason, verdict.figures)
+            self._log.write(env_steps, actor, decision.kind, old, new, decision.reason, decision.figures)
 
 
 def make_steering(

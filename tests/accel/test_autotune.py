@@ -34,8 +34,8 @@ from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
 from monitor.timers import PhaseTimes
-from monitor.tuner import Stage
-from monitor.tuner_measurements import TunerOptions
+from monitor.tuner.criteria import TunerOptions
+from monitor.tuner.stages import Stage
 from tests.mpi.training_runs import TrainingRun
 
 TURN_S = 0.05
@@ -269,7 +269,7 @@ def test_an_actor_left_with_one_environment_goes_back_to_full_precision(make_rig
     assert isinstance(steering, TunedSteering)
     rig.survey()
     steering.tuner.incumbent, steering.tuner.stage = "int8", "hold"
-    steering.tuner._hold_until = float("inf")
+    steering.tuner._hold_end.postpone(float("inf"))
     steering.tuner.window += 1
     rig.turn()
     rig.turn()
@@ -408,11 +408,11 @@ def test_a_ruinous_level_is_tried_found_and_left_where_actors_are_the_bottleneck
         _stop(run)
     decisions, _ = _read_run(run.path)
     tried = next(d for d in decisions if d.kind == "trial")
-    assert "int8 promises +" in tried.reason and "effective experience" in tried.reason
+    assert "int8 is predicted to give +" in tried.reason and "effective experience" in tried.reason
     # Whole actors were compared: one on the level, one beside it.
     trial = {d.actor: d.after for d in decisions if d.kind == "trial" and d.env_steps == tried.env_steps}
     assert None not in trial and "int8" in trial.values()
-    legitimate = ("ruins returns", "loses return", "out of bounds", "effective experience")
+    legitimate = ("severe loss of return", "loses return", "mismatch alarm", "effective experience")
     assert "int8" in left.before and any(words in left.reason for words in legitimate), left.reason
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from monitor.tuner import Tuner
-from monitor.tuner_measurements import LevelMeasurement, Measurements, TunerOptions, Verdict
-from monitor.tuner_returns import ReturnLedger
+from monitor.tuner.criteria import TunerOptions
+from monitor.tuner.measurements import LevelMeasurement, Measurements
+from monitor.tuner.returns import ReturnLedger
+from monitor.tuner.stages import Tuner, TunerDecision
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Simulation:
     tick_s: float = 0.25
     seed: int = 0
     options: TunerOptions | None = None
-    verdicts: list[tuple[float, Verdict]] = field(default_factory=list)
+    decisions: list[tuple[float, TunerDecision]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.names = list(self.levels)
@@ -71,11 +72,11 @@ class Simulation:
             self.time_s += self.tick_s
             self._play()
             before = self.tuner.stage
-            verdict = self.tuner.observe(self._measure())
+            decision = self.tuner.observe(self._measure())
             if before == "survey":
                 self._surveyed = set(self.names)
-            if verdict is not None:
-                self.verdicts.append((self.time_s, verdict))
+            if decision is not None:
+                self.decisions.append((self.time_s, decision))
             if self.tuner.window != self._window:
                 self._window = self.tuner.window
                 compared = self.tuner.compared
@@ -90,11 +91,11 @@ class Simulation:
 
     def kinds(self) -> list[str]:
         """The kinds of the decisions so far."""
-        return [verdict.kind for _, verdict in self.verdicts]
+        return [decision.kind for _, decision in self.decisions]
 
     def changes(self) -> list[tuple[str, str]]:
         """Every change of incumbent."""
-        return [(v.before, v.after) for _, v in self.verdicts if v.before != v.after and v.kind != "trial"]
+        return [(v.before, v.after) for _, v in self.decisions if v.before != v.after and v.kind != "trial"]
 
     def share_on(self, name: str) -> float:
         """Share of all actor time that a level acted."""

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import Recorder, RecorderError, read_metrics
+from monitor.errors import RecorderError
 from monitor.event_file import EventFile
+from monitor.recorder import Recorder, read_metrics
 
 Point = tuple[int, float]
 
@@ -128,7 +129,7 @@ def test_nothing_slow_is_imported_before_the_first_flush(tmp_path: Path) -> None
     code = f"""
         import sys
         from pathlib import Path
-        from monitor import Recorder
+        from monitor.recorder import Recorder
         recorder = Recorder(Path({str(tmp_path)!r}), clock=lambda: 0.0)
         recorder.record(1, {{"x": 1.0}})
         print("tensorboard" in sys.modules)
@@ -175,7 +176,7 @@ def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path, monkeyp
 def test_lines_survive_a_kill(tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path
-        from monitor import Recorder
+        from monitor.recorder import Recorder
         recorder = Recorder(Path({str(tmp_path)!r}))
         step = 0
         while True:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import Recorder
 from monitor.errors import ReportError
+from monitor.recorder import Recorder
 from monitor.report.series import read_series
 
 

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor import (
-    StatisticsError,
+from monitor.errors import StatisticsError
+from monitor.statistics import (
     bootstrap_interval,
     interquartile_mean,
+    mean,
     mean_interval,
+    median,
     quantiles,
     student_t_quantile,
     wilson_interval,
 )
-from monitor.statistics import mean, median
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=40))

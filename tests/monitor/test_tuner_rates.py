@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.tuner_rates import RateTable
+from monitor.tuner.rates import RateTable
 
 T = 20
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from monitor.tuner_returns import ReturnComparison, ReturnLedger
+from monitor.tuner.returns import ReturnComparison, ReturnLedger
 
 FP32, INT8 = 0, 1
 
@@ -147,7 +147,7 @@ def test_a_faster_level_is_not_blamed_for_the_older_policies_that_it_had() -> No
     # The broken variant, without the drift: nearly every equal level would be rejected.
     uncorrected = np.array([(r.difference + r.drift) / r.error for r in results])
     assert uncorrected.mean() < -2.0
-    assert "older policies" in str(results[0])
+    assert "because its policies were older" in str(results[0])
 
 
 def test_a_loss_is_found_while_returns_rise() -> None:

@@ -1,10 +1,11 @@
-"""Which actor, or which part of an actor's environments, acts with which level: pure layout of the comparison."""
+"""Which level each actor, or each part of an actor's environments, acts with at every stage of the tuner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from monitor.tuner_measurements import Split
+Split = tuple[tuple[str, int], ...]
+"""An actor's levels and how many of its environments each acts on, in order; 0: only timed on the actor."""
 
 TRIAL_SHARE = 4
 AUDIT_SHARE = 8
@@ -15,19 +16,19 @@ def whole(level: str, envs: int) -> Split:
     return ((level, envs),)
 
 
-def survey(actors: Sequence[int], envs: int, level: str, measured: Sequence[str]) -> Mapping[int, Split]:
-    """Everybody acts with ``level`` and times the others without acting on them."""
-    idle = tuple((other, 0) for other in measured if other != level)
-    return dict.fromkeys(actors, ((level, envs), *idle))
+def survey(actors: Sequence[int], envs: int, level: str, timed: Sequence[str]) -> Mapping[int, Split]:
+    """Every actor acts with ``level`` and times the other levels."""
+    others = tuple((other, 0) for other in timed if other != level)
+    return dict.fromkeys(actors, ((level, envs), *others))
 
 
 def trial(
     actors: Sequence[int], envs: int, *, incumbent: str, candidate: str, reference: str, turn: int
 ) -> Mapping[int, Split]:
-    """Candidate and reference side by side, the rest on the incumbent.
+    """Candidate and reference at the same time, the remaining actors on the incumbent.
 
-    From two actors on they are whole actors, a quarter each and at least one; a single actor's environments are shared
-    half and half. ``turn`` rotates who plays which part, as machines differ.
+    With two or more actors each side gets a quarter of them, at least one; a single actor's environments are halved.
+    ``turn`` rotates the roles, because machines differ in speed.
     """
     if len(actors) == 1:
         half = envs // 2
@@ -39,7 +40,7 @@ def trial(
 
 
 def audit(actors: Sequence[int], envs: int, *, incumbent: str, reference: str, turn: int) -> Mapping[int, Split]:
-    """A small reference beside the incumbent: an eighth of the actors, or of fewer a quarter of one's environments."""
+    """The reference on an eighth of the actors; with fewer than eight actors, on a quarter of one's environments."""
     order = _rotated(actors, turn)
     share = len(order) // AUDIT_SHARE
     part = max(1, envs // 4)

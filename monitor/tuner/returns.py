@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from monitor.decisions import Figure
+
 Ints = npt.NDArray[np.integer]
 EPISODES_PER_STRATUM = 4
 """K."""
@@ -63,10 +65,11 @@ class ReturnComparison:
 
     @property
     def _drifted(self) -> str:
-        """The drift in a clause where it matters."""
+        """The correction for drift as a clause; empty where it is negligible."""
         if abs(self.drift) < 0.1 * self.deviation:
             return ""
-        return f", after {abs(self.drift):.3g} for the {'newer' if self.drift > 0 else 'older'} policies that it had"
+        sign = "newer" if self.drift > 0 else "older"
+        return f", corrected by {abs(self.drift):.3g} because its policies were {sign}"
 
     @property
     def episodes(self) -> int:
@@ -87,6 +90,19 @@ class ReturnComparison:
             return 0.0
         scale = max(self.deviation, 0.1 * abs(self.reference_mean))
         return self.difference / scale if scale > 0.0 else math.copysign(math.inf, self.difference)
+
+    def figures(self) -> dict[str, Figure]:
+        """Its numbers by the names that the decision log uses."""
+        return {
+            "return/candidate": None if math.isnan(self.candidate_mean) else self.candidate_mean,
+            "return/reference": None if math.isnan(self.reference_mean) else self.reference_mean,
+            "episodes/candidate": self.candidate_episodes,
+            "episodes/reference": self.reference_episodes,
+            "return_difference": self.difference,
+            "return_drift": self.drift,
+            "return_z": self.z,
+            "return_effect": self.effect,
+        }
 
 
 @dataclass(frozen=True)
