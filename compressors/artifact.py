@@ -1,35 +1,32 @@
 """CompressedPolicy: ONNX bytes plus the contract an actor needs, in a byte format of our own. No torch, no pickle.
 
-Layout, little endian: the fixed prefix ``_PREFIX``, a UTF-8 JSON header, the ONNX model. Two checksums cover it all: a
-CRC-32 the prefix (but itself) and the header, ``compressors.checksum`` the model, so that a new version of the same
-weights reads none of them.
+Layout, little endian: the fixed prefix ``_PREFIX``, the checksum, a UTF-8 JSON header, the ONNX model. The checksum is
+XXH3 (64 bits) of everything else: it detects damage, not forgery.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NoReturn, cast, get_args
 
-from compressors.checksum import checksum
+import xxhash
+
 from compressors.errors import ArtifactError
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Optimisation = Literal["none", "basic", "all"]
 Buffer = bytes | bytearray | memoryview
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAGIC = b"\x89ACCELPY"
-# magic, format version, flags (0), header bytes, model bytes, policy version, the model's checksum
-_PREFIX = struct.Struct("<8sHHIQqI")
-# CRC of prefix and header
-_CHECKSUM = struct.Struct("<I")
+# magic, format version, flags (0), header bytes, model bytes, policy version
+_PREFIX = struct.Struct("<8sHHIQq")
+_CHECKSUM = struct.Struct("<Q")
 _START = _PREFIX.size + _CHECKSUM.size
 _DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
 _HEADER_KEYS = frozenset({"scheme", "inputs", "outputs", "metadata", "cpu_features", "optimisation", "variant"})
@@ -91,29 +88,6 @@ class CompressedPolicy:
         except (TypeError, ValueError) as error:
             raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
 
-    @cached_property
-    def _model_checksum(self) -> int:
-        return checksum(self.model)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """16 bytes that identify everything but the version: equal digests, identical policies."""
-        hasher = hashlib.blake2b(self._header, digest_size=16)
-        hasher.update(self.model)
-        return hasher.digest()
-
-    def same_payload(self, other: CompressedPolicy) -> bool:
-        """Whether two artifacts differ in nothing but their version, so that a version notice is enough."""
-        return self._header == other._header and self.model == other.model
-
-    def with_version(self, version: int) -> CompressedPolicy:
-        """The same policy under another version; costs no pass over the model."""
-        copy = dataclasses.replace(self, version=version)
-        for name in ("_header", "_model_checksum", "digest"):
-            if name in self.__dict__:
-                copy.__dict__[name] = self.__dict__[name]
-        return copy
-
     def with_model(self, model: bytes, version: int) -> CompressedPolicy:
         """Another model of the same contract, whose header is encoded once. Raises ArtifactError as ``to_bytes``."""
         copy = dataclasses.replace(self, model=model, version=version)
@@ -124,10 +98,9 @@ class CompressedPolicy:
         """The artifact in its byte format. Raises ArtifactError when the metadata is not plain JSON."""
         if not 0 <= self.version < 2**63:
             raise ArtifactError(f"policy version {self.version} is negative or over 63 bits")
-        header, model_sum = self._header, self._model_checksum
-        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version, model_sum)
-        header_sum = _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix)))
-        return b"".join((prefix, header_sum, header, self.model))
+        header = self._header
+        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version)
+        return b"".join((prefix, _checksum(prefix, header, self.model), header, self.model))
 
     @classmethod
     def from_bytes(cls, buffer: Buffer) -> CompressedPolicy:
@@ -135,7 +108,7 @@ class CompressedPolicy:
         view = memoryview(buffer).cast("B")
         if len(view) < _START:
             _refuse(f"{len(view)} bytes are fewer than the {_START} of an artifact's prefix")
-        magic, format_version, flags, header_bytes, model_bytes, version, model_sum = _PREFIX.unpack_from(view)
+        magic, format_version, flags, header_bytes, model_bytes, version = _PREFIX.unpack_from(view)
         if magic != MAGIC:
             _refuse("the magic bytes are wrong; these bytes are something else")
         if format_version != FORMAT_VERSION:
@@ -144,14 +117,18 @@ class CompressedPolicy:
             _refuse(f"{len(view)} bytes where the prefix announces {_START + header_bytes + model_bytes}")
         header = view[_START : _START + header_bytes]
         model = bytes(view[_START + header_bytes :])
-        (header_sum,) = _CHECKSUM.unpack_from(view, _PREFIX.size)
-        if zlib.crc32(header, zlib.crc32(view[: _PREFIX.size])) != header_sum or checksum(model) != model_sum:
-            _refuse("the checksum does not match; it was damaged on its way")
+        if view[_PREFIX.size : _START] != _checksum(view[: _PREFIX.size], header, model):
+            _refuse("the checksum does not match, so it was damaged in transit or on disk")
         if flags != 0 or version < 0:
             _refuse("reserved flags are set or the version is negative")
-        artifact = _from_header(_parse_json(bytes(header)), version, model)
-        artifact.__dict__["_model_checksum"] = model_sum
-        return artifact
+        return _from_header(_parse_json(bytes(header)), version, model)
+
+
+def _checksum(prefix: Buffer, header: Buffer, model: Buffer) -> bytes:
+    hasher = xxhash.xxh3_64(prefix)
+    hasher.update(header)
+    hasher.update(model)
+    return _CHECKSUM.pack(hasher.intdigest())
 
 
 def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:

@@ -57,7 +57,7 @@ def test_another_layout_does_not_fit() -> None:
     module = randomise(case.make(), seed=0)
     artifact = case.bind("int8(s8s8)", module).refresh(module, version=1)
     probe = ArtifactProbe.open(artifact, case.inputs(4))
-    assert probe.batch == 4 and probe.fits(artifact.with_version(7))
+    assert probe.batch == 4 and probe.fits(dataclasses.replace(artifact, version=7))
     assert not probe.fits(case.bind("fp32", module).refresh(module, version=1))
     assert not probe.fits(dataclasses.replace(artifact, outputs=(TensorSpec("params", "float32", (None, 4)),)))
     broken = artifact.model.replace(b"QGemm", b"QGemn")
