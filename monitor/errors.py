@@ -26,7 +26,7 @@ class MismatchError(MonitorError, ValueError):
     """An argument of a mismatch measurement has the wrong shape, kind or range."""
 
 
-class ReportError(MonitorError):
+class RunReportError(MonitorError):
     """What a report needs is missing or unreadable, or runs cannot be compared; the message says which and why."""
 
 

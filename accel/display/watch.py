@@ -19,8 +19,8 @@ from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
-from monitor.metrics_line import is_blank, parse_metrics_line
 from monitor.plain_text import one_line, without_controls
+from monitor.recorder import is_blank, parse_metrics_line
 
 FIRST_READ_BYTES = 1 << 20
 """Of a long run only the last records are shown, so only the end of its file is read."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from monitor.errors import ReportError
-from monitor.report.bounds import Bound, bound_of
-from monitor.report.comparability import caveats, differences, obstacles
+from monitor.errors import RunReportError
+from monitor.report.bottleneck import Bound, bound_of
+from monitor.report.caveats import caveats, differences, obstacles
 from monitor.report.comparison import (
     CENSORED,
     FEW_SEEDS,
     LEAST_SEEDS,
     QUANTITIES,
-    Outcome,
+    ReturnOutcome,
+    ReturnVerdict,
     Speedup,
     SpeedupBound,
-    Verdict,
     difference_of_means,
     few_seeds,
     same_return,
@@ -28,8 +28,8 @@ from monitor.report.comparison import (
     values_of,
 )
 from monitor.report.curves import Curve, aggregate, seconds, steps
-from monitor.report.gain import Level, common_target, margin_of, threshold_of
 from monitor.report.runs import Group, Run, group_runs
+from monitor.report.targets import Level, common_target, margin_of, threshold_of
 from monitor.statistics import Interval, bootstrap_interval
 
 
@@ -59,13 +59,13 @@ class Choices:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin > 0):
-            raise ReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
+            raise RunReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
         if self.margin_return is not None and not (math.isfinite(self.margin_return) and self.margin_return > 0):
-            raise ReportError(f"margin_return = {self.margin_return}; needs a difference in return above 0, such as 25")
+            raise RunReportError(f"margin_return = {self.margin_return}; needs a return above 0, such as 25")
         if not (0 < self.confidence < 1 and 0 < self.alpha < 0.5):
-            raise ReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
+            raise RunReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ReportError(f"threshold = {self.threshold}; needs a return")
+            raise RunReportError(f"threshold = {self.threshold}; needs a return")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Comparison:
     group: Group
     speedups: Mapping[str, Speedup]
     bounds: Mapping[str, SpeedupBound]
-    verdict: Verdict
+    verdict: ReturnVerdict
     marks: tuple[str, ...] = ()
 
     @property
@@ -146,12 +146,12 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     Args:
         baseline: one of ``runs``; its whole group is the baseline.
     Raises:
-        ReportError: a run without records, no other group, or groups that cannot be compared and no ``force``.
+        RunReportError: a run without records, no other group, or groups that cannot be compared and no ``force``.
     """
     for run in runs:
         if not run.series.records:
             damaged = f" ({run.series.damaged} damaged lines)" if run.series.damaged else ""
-            raise ReportError(f"{run.path} holds no metrics yet{damaged}: wait for its first record")
+            raise RunReportError(f"{run.path} holds no metrics yet{damaged}: wait for its first record")
     groups = group_runs(runs, choices.group_by)
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))
@@ -183,7 +183,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
 
 def _check_comparable(groups: Sequence[Group], force: bool) -> None:
     if len(groups) < 2:
-        raise ReportError(
+        raise RunReportError(
             "nothing to compare: every run has the baseline's configuration. Name runs of another, or use accel report"
         )
     if force:
@@ -191,7 +191,7 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
     found = [f"{g.label}: {reason}" for g in groups[1:] for reason in obstacles(groups[0], g)]
     found += [f"{r.name} has not ended in order (no summary.json)" for r in groups[0].runs if r.summary is None]
     if found:
-        raise ReportError(
+        raise RunReportError(
             "these runs cannot be compared:\n  "
             + "\n  ".join(found)
             + "\n--force compares them all the same, and marks them"
@@ -242,22 +242,22 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Level, cho
     )
 
 
-def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> Verdict:
+def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> ReturnVerdict:
     """By construction where every run stopped at the same target, else by test."""
     ours, theirs = _finals(baseline), _finals(group)
     if (target := _stopped_at(baseline, group)) is not None:
         difference = difference_of_means(np.array(theirs), np.array(ours), 1 - 2 * choices.alpha)
-        outcome: Outcome = "same"
+        outcome: ReturnOutcome = "same"
         said = "same return by construction"
         if min(len(ours), len(theirs)) < FEW_SEEDS:
             outcome, said = few_seeds(len(theirs), len(ours))
-        return Verdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
+        return ReturnVerdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
     nothing = Interval(math.nan, math.nan, math.nan, choices.confidence, 0)
     if not ours or not theirs:
-        return Verdict("untested", nothing, margin.value, "not tested: no finished episode")
+        return ReturnVerdict("untested", nothing, margin.value, "not tested: no finished episode")
     if math.isnan(margin.value):
         text = f"untested: {margin.source}; --margin-return gives a margin in return"
-        return Verdict("untested", nothing, margin.value, text)
+        return ReturnVerdict("untested", nothing, margin.value, text)
     share = "" if choices.margin_return is not None else f" ({choices.margin:.0%} of the baseline's gain)"
     return same_return(ours, theirs, margin.value, alpha=choices.alpha, unit=share)
 

@@ -15,7 +15,7 @@ from monitor.report.runs import Group, Run
 from monitor.report.series import Floats
 from monitor.statistics import Interval, student_t_quantile
 
-Outcome = Literal["same", "higher", "lower", "few", "undecided", "untested"]
+ReturnOutcome = Literal["same", "higher", "lower", "few", "undecided", "untested"]
 Shown = Literal["better", "worse", "nothing", "unknown"]
 FEW_SEEDS = 5
 """With fewer on either side nothing is claimed about the return, but that it is lower."""
@@ -76,7 +76,7 @@ class SpeedupBound:
 
 
 @dataclass(frozen=True)
-class Quantity:
+class ComparedQuantity:
     """Something two groups are compared in: what it is called, its unit, and which way is better."""
 
     title: str
@@ -100,24 +100,24 @@ def _wall_s(run: Run, _: float) -> float | None:
 
 
 QUANTITIES = {
-    "time_to_threshold_s": Quantity(
+    "time_to_threshold_s": ComparedQuantity(
         "Wall-clock to the threshold", "s", False, _crossing(0), "training seconds until the mean return reaches it"
     ),
-    "steps_to_threshold": Quantity(
+    "steps_to_threshold": ComparedQuantity(
         "Steps to the threshold", "env steps", False, _crossing(1), "environment steps until the mean return reaches it"
     ),
-    "training_s": Quantity(
+    "training_s": ComparedQuantity(
         "Whole training", "s", False, lambda run, _: run.training_s, "training seconds until the run stopped"
     ),
-    "wall_s": Quantity("Whole command", "s", False, _wall_s, "from the user's command until training ended"),
-    "env_steps_per_s": Quantity(
+    "wall_s": ComparedQuantity("Whole command", "s", False, _wall_s, "from the user's command until training ended"),
+    "env_steps_per_s": ComparedQuantity(
         "Throughput",
         "env steps/s",
         True,
         lambda run, _: run.steps / run.training_s if run.training_s > 0 else None,
         "valid steps consumed by the learner per second",
     ),
-    "actor_us_per_step": Quantity(
+    "actor_us_per_step": ComparedQuantity(
         "Actor time",
         "µs/step",
         False,
@@ -133,7 +133,7 @@ CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReturnVerdict:
     """Whether a group's return is the baseline's.
 
     Attributes:
@@ -146,7 +146,7 @@ class Verdict:
         text: the sentence that says so, with the test.
     """
 
-    outcome: Outcome
+    outcome: ReturnOutcome
     difference: Interval
     margin: float
     text: str
@@ -223,7 +223,7 @@ def difference_of_means(x: Floats, y: Floats, confidence: float) -> Interval:
 
 def same_return(
     baseline: Sequence[float], group: Sequence[float], margin: float, *, alpha: float = 0.05, unit: str = ""
-) -> Verdict:
+) -> ReturnVerdict:
     """One-sided Welch test of "the final return is lower than the baseline's by ``margin`` or more", at level α.
 
     Args:
@@ -236,10 +236,10 @@ def same_return(
     seeds = f"{x.size} and {y.size} seeds"
     if math.isnan(difference.low):
         text = f"not tested: {seeds} are too few, needs {LEAST_SEEDS} on either side; difference "
-        return Verdict("untested", difference, margin, f"{text}{difference.estimate:+.4g}")
+        return ReturnVerdict("untested", difference, margin, f"{text}{difference.estimate:+.4g}")
     shown = f"{difference.estimate:+.4g} [{difference.low:.4g}, {difference.high:.4g}]"
     stated = f"margin {margin:.4g}{unit}, one-sided Welch test at {alpha:.0%}"
-    outcome: Outcome
+    outcome: ReturnOutcome
     if difference.low > -margin:
         outcome = "higher" if difference.low > 0 else "same"
         said = f"{outcome} return"
@@ -249,9 +249,9 @@ def same_return(
         outcome, said = "lower", "lower return"
     else:
         outcome, said = "undecided", "undecided: these seeds neither show the same return nor a lower one"
-    return Verdict(outcome, difference, margin, f"{said}: difference {shown}, {stated}")
+    return ReturnVerdict(outcome, difference, margin, f"{said}: difference {shown}, {stated}")
 
 
-def few_seeds(group: int, baseline: int) -> tuple[Outcome, str]:
-    """Outcome and words where a return looks the same or higher, but the seeds are too few to say so."""
+def few_seeds(group: int, baseline: int) -> tuple[ReturnOutcome, str]:
+    """ReturnOutcome and words where a return looks the same or higher, but the seeds are too few to say so."""
     return "few", f"no claim about the return: {group} and {baseline} seeds, needs {FEW_SEEDS} on either side"

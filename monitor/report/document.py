@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from monitor.errors import ReportError
+from monitor.errors import RunReportError
 from monitor.plain_text import one_line, without_controls
-from monitor.report import course, figures, tables, wording
+from monitor.report import charts, tables, wording
 from monitor.report.analysis import Analysis, Comparison, GroupResult
 from monitor.report.comparison import QUANTITIES
 from monitor.report.curves import Curve
@@ -49,30 +49,30 @@ class WrittenReport:
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Raises ReportError when a report cannot be written to ``out``; call it before the work."""
+    """Raises RunReportError when a report cannot be written to ``out``; call it before the work."""
     parent = out.parent
     if out.exists() or out.is_symlink():
         if not out.is_dir() or (any(out.iterdir()) and not (out / JSON_FILE).is_file()):
-            raise ReportError(f"{out} exists and is not a report: choose another --out")
+            raise RunReportError(f"{out} exists and is not a report: choose another --out")
         if not overwrite:
-            raise ReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")
+            raise RunReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
+        raise RunReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
 
 
 def draw(analysis: Analysis) -> tuple[Drawing, ...]:
     """Every figure there are numbers for, in the report's order: two beside each other are about equally tall."""
     drawn = (
-        figures.learning_curve(analysis, "seconds"),
-        figures.learning_curve(analysis, "steps"),
-        figures.speedups(analysis),
-        course.mismatch(analysis),
-        figures.time_per_step(analysis, "actor"),
-        figures.time_per_step(analysis, "learner"),
-        course.policy_lag(analysis),
-        course.decisions(analysis),
+        charts.learning_curve(analysis, "seconds"),
+        charts.learning_curve(analysis, "steps"),
+        charts.speedups(analysis),
+        charts.mismatch(analysis),
+        charts.time_per_step(analysis, "actor"),
+        charts.time_per_step(analysis, "learner"),
+        charts.policy_lag(analysis),
+        charts.decisions(analysis),
     )
     return tuple(drawing for drawing in drawn if drawing is not None)
 
@@ -85,7 +85,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         written: when and by what, for the page's footer.
         overwrite: replace a report that is there.
     Raises:
-        ReportError: ``out`` exists or cannot be written; nothing is left behind.
+        RunReportError: ``out`` exists or cannot be written; nothing is left behind.
     """
     check_target(out, overwrite=overwrite)
     drawings = draw(analysis)
@@ -107,7 +107,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
             shutil.rmtree(out)
         temporary.rename(out)
     except OSError as error:
-        raise ReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+        raise RunReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return WrittenReport(out, one_line(wording.headline(analysis)))

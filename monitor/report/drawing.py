@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,11 @@ def phase_colours(phases: list[str]) -> dict[str, str]:
     """A fixed colour for each known phase and one of a few for others."""
     unknown = [phase for phase in phases if phase not in PHASES]
     return {p: PHASES.get(p) or _OTHER_PHASES[unknown.index(p) % len(_OTHER_PHASES)] for p in phases}
+
+
+def wrapped(label: str, width: int) -> str:
+    """A label in lines of at most ``width`` characters, broken between words where it can be."""
+    return "\n".join(textwrap.wrap(label, width, break_on_hyphens=False)) or label
 
 
 def step_axis(axes: Axes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.drawing import Drawing
-from monitor.report.publications import publications_table
+from monitor.report.tables import publications_table
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from importlib.resources import files
 
 from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES
 from monitor.report.drawing import Drawing, colour_variables
-from monitor.report.html import Html, element, join
-from monitor.report.publications import publications_table
+from monitor.report.tables import publications_table
 
 OUTCOMES = {
     "same": "Same return",
@@ -106,7 +106,7 @@ def _verdicts(analysis: Analysis) -> Html:
         "section",
         element("div", *cards, class_="verdicts"),
         element("div", *tiles, class_="tiles") if tiles else None,
-        aria_label="Verdict",
+        aria_label="ReturnVerdict",
     )
 
 
@@ -177,3 +177,35 @@ def _cell(column: str, text: str, kind: str) -> Html:
 
 def _method(analysis: Analysis) -> Html:
     return join(element("h2", "How the numbers came about"), *(element("p", text) for text in wording.method(analysis)))
+
+
+VOID = frozenset({"meta", "br", "hr"})
+
+
+class Html(str):
+    """Markup that is safe to embed as it is."""
+
+    __slots__ = ()
+
+
+Child = str | Html | None
+
+
+def element(name: str, /, *children: Child, **attributes: str | bool) -> Html:
+    """``<name attribute="…">children</name>``.
+
+    Args:
+        children: plain strings are escaped, ``Html`` is not, None is left out.
+        attributes: ``class_`` loses its underscore, inner ones become dashes; True is an attribute without value.
+    """
+    words = [name]
+    for key, value in attributes.items():
+        key = key.rstrip("_").replace("_", "-")
+        words.append(key if value is True else f'{key}="{escape(str(value), quote=True)}"')
+    opening = f"<{' '.join(words)}>"
+    return Html(opening if name in VOID else f"{opening}{join(*children)}</{name}>")
+
+
+def join(*children: Child) -> Html:
+    """Children one after the other, plain strings escaped."""
+    return Html("".join(c if isinstance(c, Html) else escape(c) for c in children if c is not None))

@@ -1,16 +1,16 @@
-"""Runs and groups of runs: what a training left behind, and which are seeds of one another."""
+"""Runs and groups of runs: what a training left behind, which are seeds of one another, and what a group is called."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from monitor.decisions import Decision
-from monitor.errors import ReportError
-from monitor.report.labels import labels
+from monitor.errors import RunReportError
 from monitor.report.series import ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
@@ -188,13 +188,13 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
     Args:
         keys: the options by which to group; empty: all but seed, name and results_dir.
     Raises:
-        ReportError: no run, or a key that no run has.
+        RunReportError: no run, or a key that no run has.
     """
     if not runs:
-        raise ReportError("no run was given")
+        raise RunReportError("no run was given")
     known = {key for run in runs for key in run.config}
     if unknown := [key for key in keys if key not in known]:
-        raise ReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
+        raise RunReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
     members: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         kept = sorted(k for k in run.config if (k in keys if keys else k not in NOT_CONFIGURATION))
@@ -217,3 +217,55 @@ def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
 def _last(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else math.nan
+
+
+_LONGEST_VALUE = 40
+Config = Mapping[str, object]
+
+
+def labels(configs: Sequence[Config], differing: Sequence[str]) -> list[str]:
+    """A label for each configuration, all of them different.
+
+    The scheme always, the runtime where it is torch, and of the other options those whose value is not the majority's.
+    What follows from another option is left out: unless given, a batch takes one unroll of each actor.
+
+    Args:
+        configs: one for each group. differing: the options in which they differ.
+    """
+    usual = {key: _majority([config.get(key) for config in configs]) for key in differing}
+    found = [_label(config, differing, usual) for config in configs]
+    return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
+
+
+def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | None]) -> str:
+    parts = []
+    if "compressor" in differing or not differing:
+        parts.append(_value(config.get("compressor", "run")))
+    if config.get("actor_runtime") == "torch" and ("actor_runtime" in differing or not differing):
+        parts = [*(f"{part} (torch eager)" for part in parts)] or ["torch eager"]
+    rest = [key for key in differing if key not in {"compressor", "actor_runtime"} and not _follows(key, config)]
+    parts += [_option(key, config) for key in rest if repr(config.get(key)) != usual[key]]
+    return ", ".join(parts or [_option(key, config) for key in rest]) or str(config.get("actor_runtime"))
+
+
+def _option(key: str, config: Config) -> str:
+    value = _value(config.get(key))
+    return value if key in {"env", "variant"} else f"{key}={value}"
+
+
+def _follows(key: str, config: Config) -> bool:
+    actors = config.get("actors")
+    return key == "batch_unrolls" and isinstance(actors, int) and config.get(key) == max(actors, 1)
+
+
+def _majority(values: Sequence[object]) -> str | None:
+    """What more than half of the values are, as ``repr`` writes it."""
+    ((text, count),) = Counter(map(repr, values)).most_common(1)
+    return text if 2 * count > len(values) else None
+
+
+def _value(value: object) -> str:
+    """The value, of a long one its beginning and its end."""
+    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    half = _LONGEST_VALUE // 2
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: half - 1]}…{text[-half:]}"

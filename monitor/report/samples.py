@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from monitor.decisions import Decision
-from monitor.errors import ReportError
+from monitor.errors import RunReportError
 from monitor.report.runs import Run
 from monitor.report.series import Series
 
@@ -38,7 +38,10 @@ def run_to_json(run: Run) -> dict[str, object]:
 
 
 def run_from_json(value: Mapping[str, object], path: str) -> Run:
-    """Inverse of ``run_to_json``; ``path`` says where the samples are. Raises ReportError when something is missing."""
+    """Inverse of ``run_to_json``; ``path`` says where the samples are.
+
+    Raises: RunReportError: something is missing.
+    """
     try:
         columns = {
             str(name): np.array([math.nan if v is None else float(v) for v in values])
@@ -63,7 +66,7 @@ def run_from_json(value: Mapping[str, object], path: str) -> Run:
             starts=int(value["starts"]),  # type: ignore[call-overload]
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ReportError(f"{path} holds no samples of a run: {error!r}") from error
+        raise RunReportError(f"{path} holds no samples of a run: {error!r}") from error
 
 
 def _plain(value: float) -> float | str | None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.errors import ReportError
-from monitor.metrics_line import is_blank, parse_metrics_line
-from monitor.recorder import STEP_KEY
+from monitor.errors import RunReportError
+from monitor.recorder import STEP_KEY, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +59,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
     it is; a ``publish_kl`` that it lacks is the last that was recorded before.
 
     Raises:
-        ReportError: the file cannot be read.
+        RunReportError: the file cannot be read.
     """
     thinner = _Thinner(max_points)
     records = damaged = 0
@@ -83,7 +82,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
                     record[ELAPSED] += offset_s
                 thinner.add(record)
     except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        raise RunReportError(f"cannot read {path}: {error.strerror}") from error
     return Series(_with_clock(thinner.columns()), records, damaged)
 
 

@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from monitor.report.analysis import Analysis, Comparison, GroupResult
-from monitor.report.bounds import ENVIRONMENT_SHARE, WAIT_GAP, Bound
+from monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, Bound
 from monitor.report.comparison import FEW_SEEDS, LEAST_SEEDS, Speedup, SpeedupBound
 from monitor.report.runs import Group
 from monitor.statistics import Interval

@@ -18,10 +18,17 @@ from monitor.errors import MonitorError
 from monitor.report.analysis import Choices, analyse
 from monitor.report.document import write_report
 from monitor.report.markdown import escaped, table_text
-from monitor.report.publications import publications_table
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
-from monitor.report.tables import Table, machines_table, mismatch_table, results_table, runs_table, speedup_table
+from monitor.report.tables import (
+    Table,
+    machines_table,
+    mismatch_table,
+    publications_table,
+    results_table,
+    runs_table,
+    speedup_table,
+)
 from monitor.report.wording import bounds, headline, method, verdicts
 
 SAMPLES = "runs.json"

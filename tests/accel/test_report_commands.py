@@ -12,7 +12,7 @@ from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
 from accel.runs.reporting import find_runs, load_run_record
 from monitor.report.analysis import Choices
-from monitor.report.comparability import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
+from monitor.report.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
 from monitor.report.samples import run_to_json
 from tests.monitor.recorded_run import write_run
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from monitor.decisions import acting
-from monitor.report.labels import labels, wrapped
+from monitor.report.drawing import wrapped
+from monitor.report.runs import labels
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from monitor.decisions import Decision
-from monitor.errors import ReportError
-from monitor.report import course, figures
+from monitor.errors import RunReportError
+from monitor.report import charts
 from monitor.report.analysis import Analysis, Choices, analyse
+from monitor.report.charts import ratio_ticks
 from monitor.report.document import to_json, write_report
-from monitor.report.figures import ratio_ticks
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
@@ -224,21 +224,21 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 def test_nothing_is_left_when_writing_fails(analysis: Analysis, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="cannot write"):
+    with pytest.raises(RunReportError, match="cannot write"):
         write_report(analysis, tmp_path / ("x" * 250), written="now")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match="not a directory you may write to"):
+    with pytest.raises(RunReportError, match="not a directory you may write to"):
         write_report(analysis, tmp_path / "file" / "r", written="now")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_only_reports_are_replaced(analysis: Analysis, report: Path, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="--overwrite"):
+    with pytest.raises(RunReportError, match="--overwrite"):
         write_report(analysis, report, written="now")
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    with pytest.raises(ReportError, match="is not a report"):
+    with pytest.raises(RunReportError, match="is not a report"):
         write_report(analysis, mine, written="now", overwrite=True)
     before = (report / "index.html").read_text()
     write_report(analysis, report, written="later", overwrite=True)
@@ -255,7 +255,7 @@ def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
     assert again["margin"] == pytest.approx(value["margin"], rel=1e-4)
     assert [d.to_json() for d in restored[0].decisions] == [d.to_json() for d in runs[0].decisions]
     del samples[0]["columns"]
-    with pytest.raises(ReportError, match="holds no samples"):
+    with pytest.raises(RunReportError, match="holds no samples"):
         run_from_json(samples[0], "here")
 
 
@@ -273,7 +273,7 @@ def speedup_texts(analysis: Analysis, ends: tuple[float, float, float]) -> tuple
     (comparison,) = analysis.comparisons
     speedups = {n: replace(s, ratio=replace(s.ratio, estimate=ends[0], low=ends[1], high=ends[2]))
                 for n, s in comparison.speedups.items()}  # fmt: skip
-    drawing = figures.speedups(replace(analysis, comparisons=(replace(comparison, speedups=speedups),)))
+    drawing = charts.speedups(replace(analysis, comparisons=(replace(comparison, speedups=speedups),)))
     assert drawing is not None
     return re.findall(r">([0-9.e+]+×?)</text>", drawing.svg), drawing.svg
 
@@ -288,7 +288,7 @@ def test_speedups_of_any_width_have_an_axis_to_read(analysis: Analysis) -> None:
 
 
 def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis) -> None:
-    drawing = course.mismatch(analysis)
+    drawing = charts.mismatch(analysis)
     assert drawing is not None
     for panel in ("compression", "total", "ESS", "KL, nats"):
         assert f">{panel}<" in drawing.svg
@@ -296,7 +296,7 @@ def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis
     run = analysis.groups[0].runs[0]
     sampled = {n: v for n, v in run.series.columns.items() if not n.startswith(("total_", "compression_"))}
     only = replace(run, series=Series({**sampled, "behaviour_kl": np.full(30, 0.02)}, 30))
-    drawing = course.mismatch(analyse([only], Choices()))
+    drawing = charts.mismatch(analyse([only], Choices()))
     assert drawing is not None
     assert "weights π_θ/μ of the actions" in drawing.caption and "closed form" not in drawing.caption
 
@@ -305,7 +305,7 @@ def test_a_single_record_is_drawn(analysis: Analysis) -> None:
     run = analysis.groups[0].runs[0]
     short = replace(run, series=Series({name: values[:1] for name, values in run.series.columns.items()}, 1))
     found = analyse([short], Choices())
-    for drawing in (figures.learning_curve(found, "seconds"), course.policy_lag(found), course.mismatch(found)):
+    for drawing in (charts.learning_curve(found, "seconds"), charts.policy_lag(found), charts.mismatch(found)):
         assert drawing is not None
         assert re.search(r'<use href="#\w+-\w+" x=', drawing.svg.replace("xlink:", "")), drawing.name
 
@@ -318,7 +318,7 @@ def test_timing_a_level_is_no_change_of_level(analysis: Analysis) -> None:
     ]
     logged = [Decision(1.0, 10 * i, None, kind, a, b, "why", {}) for i, (kind, a, b) in enumerate(made, 1)]
     found = analyse([replace(run, decisions=logged)], Choices())
-    drawing, table = course.decisions(found), decisions_table(found)
+    drawing, table = charts.decisions(found), decisions_table(found)
     assert drawing is not None and table is not None
     assert "prune" not in drawing.svg and "2 decisions" in drawing.caption
     assert [row[3:5] for row in table.rows] == [("fp32", "fp32"), ("fp32", "fp32")]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.errors import ReportError
+from monitor.errors import RunReportError
 from monitor.recorder import Recorder
 from monitor.report.series import read_series
 
@@ -103,5 +103,5 @@ def test_the_last_check_of_a_long_run_is_told_beside_the_greatest(tmp_path: Path
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"cannot read .*missing"):
+    with pytest.raises(RunReportError, match=r"cannot read .*missing"):
         read_series(tmp_path / "missing")

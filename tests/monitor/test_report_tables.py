@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from monitor.divergence import divergences
 from monitor.report.analysis import Choices, analyse
+from monitor.report.charts import MAX_SINGLE
 from monitor.report.document import write_report
-from monitor.report.figures import MAX_SINGLE
-from monitor.report.publications import publications_table
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
-from monitor.report.tables import mismatch_table, runs_table
+from monitor.report.tables import mismatch_table, publications_table, runs_table
 
 Floats = npt.NDArray[np.float64]
 

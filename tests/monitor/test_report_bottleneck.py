@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monitor.report.analysis import Choices, analyse
-from monitor.report.bounds import Shares, bound_by, bound_of, environment_us, shares_of
+from monitor.report.bottleneck import Shares, bound_by, bound_of, environment_us, shares_of
 from monitor.report.document import to_json
 from monitor.report.markdown import render_markdown
 from monitor.report.page import render_page

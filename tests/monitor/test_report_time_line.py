@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from monitor.decisions import Decision
-from monitor.report.course import steps_by_actor
+from monitor.report.charts import steps_by_actor
 from monitor.report.runs import Run
 from monitor.report.series import Series
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
-from monitor.report.bounds import environment_us
+from monitor.report.bottleneck import environment_us
 from monitor.report.runs import Group, Run
 
 ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
