@@ -26,7 +26,7 @@ def finding(report: Report, subject: str) -> Finding:
 
 @pytest.mark.mpi
 def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
-    report = accel.system.doctor(tmp_path / "runs", timeout_s=500.0)
+    report = accel.doctor(tmp_path / "runs", timeout_s=500.0)
     assert report.healthy, report.text()
     assert "mpi4py" in finding(report, "MPI").value
     assert finding(report, "ranks").status == "ok"
@@ -41,7 +41,7 @@ def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_the_caller_loads_neither_torch_nor_mpi(tmp_path: Path) -> None:
     program = (
-        "import sys, accel; accel.system.doctor(); "
+        "import sys, accel; accel.doctor(); "
         "print([name for name in ('torch', 'mpi4py', 'onnxruntime', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
@@ -61,7 +61,7 @@ def test_a_probe_that_hangs_is_ended_and_reported(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(doctor_module, "_LIBRARY_PROBE", f"import time; time.sleep(1e6)  # {tmp_path}")
     monkeypatch.setattr(doctor_module, "_end", look_and_end)
-    report = accel.system.doctor(tmp_path, timeout_s=0.02)
+    report = accel.doctor(tmp_path, timeout_s=0.02)
     assert not report.healthy
     assert "no answer within 0.02 s" in finding(report, "MPI").value
     assert len(seen) == 1 and not _processes_about(tmp_path)
@@ -81,14 +81,14 @@ def test_the_command_prints_json_and_tells_by_its_status(tmp_path: Path) -> None
 def test_inside_a_job_no_other_job_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    report = accel.system.doctor(tmp_path)
+    report = accel.doctor(tmp_path)
     assert finding(report, "mpirun").status == "note"
     assert not any(item.subject == "ranks" for item in report.findings)
 
 
 def test_a_results_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    report = accel.system.doctor(tmp_path / "file" / "runs", timeout_s=0.02)
+    report = accel.doctor(tmp_path / "file" / "runs", timeout_s=0.02)
     assert finding(report, "results").status == "fail"
     assert "--results-dir" in finding(report, "results").advice
     assert "FAIL  results" in report.text()
