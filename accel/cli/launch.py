@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -233,7 +234,7 @@ def _start_mpirun(job: Job) -> Summary:
     starts, summary = job.path / STARTS, job.path / "summary.json"
     before = {path: _written_at(path) for path in (starts, summary)}
     ended = mpirun.run(
-        [*command, sys.executable, "-m", "accel.cli.rank", job.to_text()],
+        [*command, sys.executable, "-P", "-m", "accel.cli.rank", job.to_text()],
         can_stop=lambda: elsewhere or _written_at(starts) != before[starts],
         patience_s=config.peer_timeout_s,
     )
@@ -245,7 +246,8 @@ def _start_mpirun(job: Job) -> Summary:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
     if ended.stopped:
         raise JobError(
-            f"stopped before the run had ended in good order: --resume {job.path} goes on from its last checkpoint",
+            "stopped before the run had ended in good order; continue from its last checkpoint:\n"
+            f"  accel train --resume {shlex.quote(str(job.path))}",
             ended.status or EXIT_INTERRUPTED,
         )
     raise JobError(

@@ -274,6 +274,7 @@ class Assembly:
             comparison=comparison,
             compressor=config.compressor,
             mixed_precision=learner.config.mixed_precision,
+            finished=trainer.finished() is not None,
         )
         self.run.write_summary(summary.to_json())
         return summary

@@ -93,6 +93,7 @@ class Summary:
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.
         mixed_precision: what the learner computed in, ``none`` for single precision.
+        finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
     """
 
     path: str
@@ -119,6 +120,7 @@ class Summary:
     comparison: SchemeComparison | None = None
     compressor: str = ""
     mixed_precision: str = "none"
+    finished: bool = True
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -140,7 +142,8 @@ class Summary:
         """Commands that carry on from here."""
         where = Path(self.path)
         path = shlex.quote(str(where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where))
-        lines = [f"accel evaluate {path}    (plays the policy)"]
+        lines = [] if self.finished else [f"accel train --resume {path}    (continues the run)"]
+        lines.append(f"accel evaluate {path}    (plays the policy)")
         tuned = self.compressor.startswith("auto")
         no_gain = self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us
         if no_gain or (tuned and self.scheme == "fp32"):

@@ -288,6 +288,7 @@ def test_unrolls_of_resets_alone_are_no_batch(tmp_path: Path) -> None:
 def test_limits_end_a_run(tmp_path: Path) -> None:
     timed = accel.train(configure(tmp_path, "a", max_seconds=0.3, total_env_steps=10**9))
     assert "max_seconds" in timed.reason and timed.training_s >= 0.3 and timed.env_steps < 10**9
+    assert f"accel train --resume {tmp_path / 'a'}" in timed.text()
     reached = accel.train(configure(tmp_path, "b", stop_at_return=5.0, stop_window=20, total_env_steps=10**6))
     assert "reached 5" in reached.reason and reached.return_mean is not None and reached.return_mean >= 5
     assert 20 <= reached.episodes < 200

@@ -90,6 +90,12 @@ def test_hints_suit_the_run() -> None:
     assert "accel report 'results/x<script> y'" in tuned.text() and "why each level" in tuned.text()
 
 
+def test_a_stopped_run_says_how_to_continue_it() -> None:
+    assert "--resume" not in SUMMARY.text()
+    stopped = replace(SUMMARY, reason="stopped by SIGINT", finished=False, path="results/x y")
+    assert "Try next:\n  accel train --resume 'results/x y'    (continues the run)\n" in stopped.text()
+
+
 @pytest.mark.parametrize(("load_s", "hinted"), [(0.04, False), (0.2, True)])
 def test_rarer_publications_are_suggested_where_loading_takes_much(load_s: float, hinted: bool) -> None:
     text = replace(SUMMARY, actor_s={"env": 0.7, "policy": 0.3, "load": load_s, "deserialise": 0.05}).text()

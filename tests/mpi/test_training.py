@@ -78,7 +78,7 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
         assert job.checkpoints()[-1] == summary.env_steps == checkpoint(job.path).env_steps
         final = CompressedPolicy.from_bytes((job.path / "policy/final.accel").read_bytes())
         assert final.scheme == summary.scheme == "int8"
-        for text in ("stopped on request", "policy lag", "3 actor(s), int8", str(job.path)):
+        for text in ("stopped on request", "policy lag", "3 actor(s), int8", f"accel train --resume {job.path}"):
             assert text in job.output, text
 
 
