@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from accel.cli import main
+from accel.system.module_path import remove_working_directory_from_front
+
+remove_working_directory_from_front()
+
+from accel.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

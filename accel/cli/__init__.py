@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from accel.errors import AccelError
+from accel.system.extras import missing_extra
+from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch
 from accel.transport.topology import is_actor
 
@@ -47,11 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"accel: unknown command '{argv[0]}'\n\n{usage()}", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    return guarded(lambda: _run(argv))
+    add_working_directory()
+    return guarded(lambda: _run(argv), f"accel {argv[0]}")
 
 
-def guarded(action: Callable[[], int]) -> int:
-    """Run a command; an error that a user can cause becomes one message and its exit status."""
+def guarded(action: Callable[[], int], name: str) -> int:
+    """Run a command; an error that a user can cause becomes one message and its exit status.
+
+    Args:
+        action: the command.
+        name: what a user calls it.
+    """
     from compressors.errors import CompressorError
     from monitor.errors import MonitorError
     from monitor.plain_text import without_controls
@@ -64,6 +72,12 @@ def guarded(action: Callable[[], int]) -> int:
     except (CompressorError, MonitorError) as error:
         print(f"accel: {without_controls(str(error))}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        missing = missing_extra(error, name)
+        if missing is None:
+            raise
+        print(f"accel: {missing}", file=sys.stderr)
+        return missing.exit_code
     except BrokenPipeError:
         sys.stdout = None  # its reader is gone: nothing is left to be flushed at exit
         return 141

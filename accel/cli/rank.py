@@ -1,4 +1,4 @@
-"""What each rank of an mpirun started by ``accel train`` runs: python -m accel.cli.rank JOB. Knows its role first.
+"""What each rank of an mpirun started by ``accel train`` runs: python -P -m accel.cli.rank JOB. Knows its role first.
 
 The learner's torch is imported from the first moment on, in a thread, while MPI starts and actors make environments.
 """
@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 
+from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch
 from accel.transport.topology import is_actor
 
@@ -19,13 +20,14 @@ def main() -> int:
     from accel.cli import guarded
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    add_working_directory()
     info = detect_launch()
     if is_actor(info):
         from accel.cli.launch import act
 
-        return guarded(lambda: act(info))
+        return guarded(lambda: act(info), "accel train")
     threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
-    return guarded(_learn)
+    return guarded(_learn, "accel train")
 
 
 def _learn() -> int:

@@ -83,9 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     if (options.run is None) == (options.config is None):
         raise ConfigError("give --run RUN to sweep a trained policy, or --config FILE to sweep training runs")
     from accel.sweep import sweep_run, sweep_training
-    from accel.sweep.storage import require_optuna
 
-    require_optuna()
     command = ("accel", "sweep", *argv)
     if options.run is not None:
         result = sweep_run(options.run, _search(options), _candidates(options), command=command)

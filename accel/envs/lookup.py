@@ -12,19 +12,8 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
 
 from accel.errors import EnvError, MissingExtraError
-from accel.system.extras import install_command
+from accel.system.extras import missing_extra
 
-# Top-level modules that an extra of ours installs.
-_MODULE_EXTRAS = MappingProxyType(
-    {
-        "ale_py": "atari",
-        "mujoco": "mujoco",
-        "imageio": "mujoco",
-        "Box2D": "box2d",
-        "envpool": "envpool",
-        "pygame": "video",
-    }
-)
 # Namespaces whose ids are registered by importing a module, which gymnasium does not do by itself.
 _NAMESPACE_MODULES = MappingProxyType({"ALE": "ale_py"})
 
@@ -83,12 +72,11 @@ def creation_error(what: str, error: BaseException, doing: str) -> EnvError | Mi
     """The named error for whatever ``doing`` raised, looking for a missing package among its causes."""
     cause: BaseException | None = error
     while cause is not None:
-        missing = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
-        if missing in _MODULE_EXTRAS:
-            install = install_command(_MODULE_EXTRAS[missing])
-            return MissingExtraError(f"{what}: {doing} needs the module {missing!r}: {install}")
-        if isinstance(cause, ModuleNotFoundError) and missing:
-            return EnvError(f"{what}: {doing} needs the module {missing!r}, which cannot be imported here ({error})")
+        if (missing := missing_extra(cause, f"{what}: {doing}")) is not None:
+            return missing
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            module = cause.name.partition(".")[0]
+            return EnvError(f"{what}: {doing} needs the module {module!r}, which cannot be imported here ({error})")
         cause = cause.__cause__ or cause.__context__
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {first_line}")

@@ -1,4 +1,4 @@
-"""A training run as a sweep's child: ``python -m accel.sweep.child PARENT OPTIONS`` is ``accel train OPTIONS``.
+"""A training run as a sweep's child: ``python -P -m accel.sweep.child PARENT OPTIONS`` is ``accel train OPTIONS``.
 
 It ends with its parent, however that ends, and is no rank of a launcher that started the parent.
 """

@@ -148,7 +148,7 @@ class TrainingRun:
             write_atomically(self._file, self._toml().encode())
             options = ["--config", str(self._file)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
-        command = [sys.executable, "-m", "accel.sweep.child", str(os.getpid()), *options]
+        command = [sys.executable, "-P", "-m", "accel.sweep.child", str(os.getpid()), *options]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

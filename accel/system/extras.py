@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
+from accel.errors import MissingExtraError
+
 DISTRIBUTION = "accel-rl"
 
 # extra: what it is for, the distributions that make it
@@ -25,12 +27,43 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
+# top-level modules that only an extra installs
+_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "ale_py": "atari",
+        "Box2D": "box2d",
+        "emx_onnx_cgen": "c",
+        "envpool": "envpool",
+        "imageio": "mujoco",
+        "imageio_ffmpeg": "video",
+        "matplotlib": "report",
+        "mpi4py": "openmpi",
+        "mujoco": "mujoco",
+        "openvino": "openvino",
+        "optuna": "sweep",
+        "pygame": "video",
+    }
+)
+
 
 def install_command(extra: str) -> str:
     """The command that adds an extra to the installation at hand. Raises KeyError for an extra that does not exist."""
     if extra not in EXTRAS:
         raise KeyError(f"no extra {extra!r}; there are {', '.join(EXTRAS)}")
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | None:
+    """The error for a user where an import failed for want of an extra; None for any other failure.
+
+    Args:
+        error: what the import raised.
+        wanted_by: begins the message, such as ``accel sweep``.
+    """
+    module = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if module not in _MODULES:
+        return None
+    return MissingExtraError(f"{wanted_by} needs the module {module!r}: {install_command(_MODULES[module])}")
 
 
 def installed_version(distribution: str) -> str | None:

@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = LaunchInfo(0, 1, 0, "none")
 
 
-def accel(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def accel(
+    *words: str, environment: dict[str, str] | None = None, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "accel", *words],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=directory,
         env={**os.environ, "PYTHONPATH": path, **(environment or {})},
     )  # fmt: skip
 
@@ -153,3 +155,27 @@ def test_a_launcher_that_mpi_does_not_see_is_an_error_with_its_remedy(
     assert f"started {size} ranks" in done.stderr and "sees 1" in done.stderr
     assert ("srun --mpi=pmix" if "SLURM_PROCID" in announced else "mpi4py") in done.stderr
     assert list(tmp_path.iterdir()) == [] and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"), [(["sweep", "--run", "x"], "optuna", "sweep"), (["verify", "x"], "onnxruntime", "")]
+)
+def test_a_missing_extra_is_one_line_with_its_remedy(words: list[str], module: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{module!r}] = None; from accel.cli import main; sys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    if extra:
+        remedy = f"accel: accel {words[0]} needs the module {module!r}: pip install 'accel-rl[{extra}]'\n"
+        assert (done.returncode, done.stderr) == (2, remedy)
+    else:
+        assert "Traceback" in done.stderr, "a broken installation is no missing extra"
+
+
+def test_modules_of_the_working_directory_are_found_and_replace_no_others(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def wrapped(env):\n    print('wrapped')\n    return env\n")
+    for name in ("numpy", "logging", "torch", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    small = ("--actors", "0", "--total-env-steps", "100", "--network", "mlp:8x1", "--name", "run")
+    trained = accel("train", *small, "--wrapper", "mine:wrapped", directory=tmp_path)
+    assert trained.returncode == 0 and "wrapped" in trained.stdout, trained.stderr
+    played = accel("evaluate", "results/run", "--episodes", "1", directory=tmp_path)
+    assert played.returncode == 0 and "wrapped" in played.stdout, played.stderr

@@ -41,6 +41,16 @@ def test_training_from_a_thread_returns_the_summary(tmp_path: Path) -> None:
     assert summary.env_steps >= 3000 and summary.actors == 1
 
 
+@pytest.mark.mpi
+def test_ranks_find_modules_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_mpirun()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def wrapped(env):\n    return env\n")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')\n")
+    config = TrainConfig.create(actors=1, total_env_steps=3000, wrapper=("mine:wrapped",), **SMALL)
+    assert accel.train(config).env_steps >= 3000
+
+
 @pytest.fixture
 def two_cores() -> Iterator[None]:
     """Leaves this process, and the ranks that it starts, two cores of however many there are."""
