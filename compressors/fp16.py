@@ -11,10 +11,11 @@ from onnx import NodeProto, TensorProto, helper
 from compressors.arrays import Array
 from compressors.artifact import Optimisation
 from compressors.errors import SchemeError, WeightsError
-from compressors.fp32 import fuse_activations, require_finite
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.graph.simplify import fuse_activations
 from compressors.methods import Encoder, Format
+from compressors.module_state import require_finite
 from compressors.scheme import Context, MethodText
 
 _GREATEST = float(np.finfo(np.float16).max)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from onnx import NodeProto, helper
+from collections.abc import Mapping
 
 from compressors.arrays import Array
 from compressors.artifact import Optimisation
-from compressors.errors import SchemeError, WeightsError
-from compressors.graph.payload import MICROSOFT, Payload, Slot
+from compressors.errors import SchemeError
+from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.graph.wiring import Wiring, is_plain_gemm
+from compressors.graph.simplify import fuse_activations
 from compressors.methods import Encoder, Format
+from compressors.module_state import require_finite
 from compressors.scheme import Context, MethodText
-
-_FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
-_ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
 
 
 class Float32(Format):
@@ -59,34 +54,3 @@ def make_fp32(arguments: tuple[str, ...], context: Context) -> Float32:
     if arguments:
         raise SchemeError(f"fp32 takes no arguments, but got {', '.join(arguments)}")
     return Float32()
-
-
-def fuse_activations(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
-    """Gemm or Conv followed by an activation alone becomes one node of onnxruntime's."""
-    wiring = Wiring(nodes, outputs)
-    fused: list[NodeProto] = []
-    skipped: set[str] = set()
-    for node in nodes:
-        if node.output[0] in skipped:
-            continue
-        after = wiring.only_consumer(node.output[0])
-        fusable = is_plain_gemm(node) or node.op_type == "Conv"
-        if not fusable or after is None or after.op_type not in _ACTIVATIONS:
-            fused.append(node)
-            continue
-        joined = helper.make_node(
-            _FUSED[node.op_type], node.input, after.output, name=node.name, domain=MICROSOFT, activation=after.op_type
-        )
-        joined.attribute.extend(node.attribute)
-        fused.append(joined)
-        skipped.add(after.output[0])
-    return fused
-
-
-def require_finite(name: str, array: Array) -> None:
-    """Raise WeightsError when a floating-point parameter holds a NaN or an infinity."""
-    if array.dtype.kind == "f":
-        with np.errstate(all="ignore"):
-            sum_is_finite = np.isfinite(array.sum(dtype=array.dtype))  # one pass, which only huge weights fool
-        if not sum_is_finite and not np.isfinite(array).all():
-            raise WeightsError(f"parameter {name!r} is not finite; do not publish a policy that has diverged")

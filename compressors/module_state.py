@@ -45,6 +45,15 @@ def load_state(module: torch.nn.Module, state: State) -> None:
         tensors[name].copy_(torch.from_numpy(np.array(array)))
 
 
+def require_finite(name: str, array: Array) -> None:
+    """Raise WeightsError when a floating-point parameter holds a NaN or an infinity."""
+    if array.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            sum_is_finite = np.isfinite(array.sum(dtype=array.dtype))  # one pass, which only huge weights fool
+        if not sum_is_finite and not np.isfinite(array).all():
+            raise WeightsError(f"parameter {name!r} is not finite; do not publish a policy that has diverged")
+
+
 def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torch.Tensor]:
     """The first so many rows of each array, fewer of images [N, C, H, W], as tensors."""
     has_images = any(array.ndim == 4 for array in inputs.values())

@@ -31,7 +31,7 @@ from compressors.artifact import CompressedPolicy
 from compressors.checks.verify import verify_artifact
 from compressors.errors import CompressorError
 from compressors.plan import Plan
-from compressors.qat.fake_quantiser import trains_rounded
+from compressors.qat.fake_quantiser import is_quantisation_aware
 from compressors.runtime import PolicySession
 from compressors.scheme import parse_scheme
 
@@ -279,7 +279,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     """The cost of each kind of upkeep that ``accel.publishing.level`` does for the scheme, by name."""
     run, config, every = subject.run, subject.run.config, subject.calibration
     names = {method.name for method in parse_scheme(scheme).methods}
-    rounds = trains_rounded(scheme)
+    rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
     steps = config.passes * config.minibatches if reduces else 1
     tasks: dict[str, tuple[int, Task]] = {}

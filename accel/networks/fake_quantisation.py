@@ -50,7 +50,7 @@ class _QuantisedParts(PolicyParts):
     def core(
         self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if not self._pass.rounds(_LSTM):
+        if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)
         keep = torch.logical_not(first).to(features).unsqueeze(2)
         hidden, cell = state

@@ -10,7 +10,7 @@ from accel.publishing.check import ArtifactCheck, QuickCheck
 from accel.publishing.figures import LevelFigures
 from compressors.artifact import CompressedPolicy
 from compressors.qat.differences import code_differences
-from compressors.qat.fake_quantiser import FakeQuantiser, RoundedPolicy
+from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 
 
 class Examiner:
@@ -45,7 +45,7 @@ class Examiner:
         """
         if not self.due and payload == self._passed and self._follows:
             return
-        reference = module if quantiser is None else RoundedPolicy(quantiser, module)
+        reference = module if quantiser is None else FakeQuantisedPolicy(quantiser, module)
         if self.due or not self._passes_quickly(artifact, reference):
             self._run_check(artifact, reference, module, quantiser)
         self._passed = payload

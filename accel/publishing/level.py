@@ -22,7 +22,7 @@ from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
 from compressors.plan import Plan
-from compressors.qat.fake_quantiser import FakeQuantiser, trains_rounded
+from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
 from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
@@ -74,7 +74,7 @@ class Level:
         self._calibrations = Schedule(config.calibration_interval_updates)
         self._drift = Schedule(config.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
-        self._rounds = trains_rounded(scheme)
+        self._rounds = is_quantisation_aware(scheme)
         self._chooses = not names.isdisjoint({"prune", "lowrank"}) and not self._rounds
         self._prunes = "prune" in names and not self._rounds
         # what a pruned policy goes by ages with the optimiser's steps
@@ -150,7 +150,7 @@ class Level:
     def tend(self, inputs: RecentInputs) -> None:
         """After each learner update: find out what is due; what a pruned policy goes by is measured at once."""
         if self.quantiser is not None:
-            self.quantiser.hold(self._module)
+            self.quantiser.apply_masks(self._module)
         check = self._checks.tick()
         self._examiner.due |= check and (self.scheme == FULL_PRECISION or not self._blocked)
         if self.scheme == FULL_PRECISION:

@@ -32,7 +32,7 @@ from accel.publishing.worker import Worker
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
 from compressors.pipeline import make_compressor
-from compressors.qat.fake_quantiser import FakeQuantiser, trains_rounded
+from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
 from compressors.scheme import parse_scheme
 
 PATIENCE_S = 0.2
@@ -265,7 +265,7 @@ class Publisher:
                     student_factory=StudentFactory(self._config, self._network),
                     divergence=PolicyDivergence(self._network.spec.action),
                 ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
-                if trains_rounded(scheme):
+                if is_quantisation_aware(scheme):
                     FakeQuantiser(plan, self._module)
             except CompressorError as error:
                 raise ConfigError(

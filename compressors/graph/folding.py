@@ -9,7 +9,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from compressors.arrays import Array, State
 from compressors.errors import GraphError
-from compressors.graph.execution import Piece
+from compressors.graph.subgraph import Subgraph
 
 
 class Prologue:
@@ -33,13 +33,13 @@ class Prologue:
         self.leaves = tuple(sorted(needed & set(state)))
         self._direct = tuple(name for name in wanted if name in state)
         self._kept = kept
-        self._piece: Piece | None = None
+        self._subgraph: Subgraph | None = None
         if kept:
             read = {name for node in kept for name in node.input}
             self._read = tuple(name for name in self.leaves if name in read)
             computed = [name for name in wanted if name not in state]
             inputs = {name: (state[name].dtype, state[name].shape) for name in self._read}
-            self._piece = Piece(kept, inputs, constants, computed, opset)
+            self._subgraph = Subgraph(kept, inputs, constants, computed, opset)
 
     def sources(self, name: str) -> tuple[str, ...]:
         """The leaves that a wanted value is computed from, in the order in which they enter; itself if it is a leaf."""
@@ -57,8 +57,8 @@ class Prologue:
     def run(self, leaves: State) -> dict[str, Array]:
         """The wanted arrays by name."""
         results = {name: leaves[name] for name in self._direct}
-        if self._piece is not None:
-            results.update(self._piece({name: leaves[name] for name in self._read}))
+        if self._subgraph is not None:
+            results.update(self._subgraph({name: leaves[name] for name in self._read}))
         return results
 
 
@@ -93,7 +93,7 @@ def split(
             acting.append(node)
     if foldable:
         wanted = [name for node in foldable for name in node.output if name]
-        constants.update(Piece(foldable, {}, constants, wanted, opset)({}))
+        constants.update(Subgraph(foldable, {}, constants, wanted, opset)({}))
     return acting, constants, prologue
 
 

@@ -20,9 +20,9 @@ from compressors.arrays import Array, State
 from compressors.artifact import TensorSpec
 from compressors.errors import GraphError
 from compressors.graph.draft import Draft
-from compressors.graph.execution import Piece
 from compressors.graph.folding import Prologue, split
 from compressors.graph.simplify import simplify
+from compressors.graph.subgraph import Subgraph
 from compressors.graph.torch_export import export_model
 from compressors.module_state import read_state
 
@@ -63,13 +63,13 @@ class PolicyGraph:
         """The leaves that a parameter is computed from."""
         return self.prologue.sources(name)
 
-    def piece(self, wanted: Sequence[str]) -> Piece:
+    def subgraph(self, wanted: Sequence[str]) -> Subgraph:
         """The unfused graph as a function of inputs and parameters that returns the wanted values."""
         inputs: dict[str, tuple[np.dtype[np.generic], Sequence[int | None]]] = {
             spec.name: (np.dtype(spec.dtype), spec.shape) for spec in self.inputs
         }
         inputs.update({name: (array.dtype, array.shape) for name, array in self.parameters.items()})
-        return Piece(self.nodes, inputs, self.constants, wanted, OPSET)
+        return Subgraph(self.nodes, inputs, self.constants, wanted, OPSET)
 
 
 def export_policy(
@@ -149,7 +149,7 @@ def _check_follows(
         expected: for each output what the module returns for parts of these rows, in order.
     """
     try:
-        got = graph.piece([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
+        got = graph.subgraph([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
     except Exception as error:  # onnxruntime's errors share no base but Exception
         raise GraphError(f"the exported graph does not run at another batch than the example's: {error}") from error
     for spec, parts in zip(graph.outputs, expected, strict=True):

@@ -9,7 +9,11 @@ from onnx import NodeProto, helper
 
 from compressors.graph.draft import Draft, rename_readers
 from compressors.graph.lstm_step import unroll_one_step
+from compressors.graph.payload import MICROSOFT
 from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
+
+_FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
+_ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
 
 
 def simplify(draft: Draft) -> None:
@@ -20,6 +24,28 @@ def simplify(draft: Draft) -> None:
     unroll_one_step(draft)
     _merge_heads(draft)
     _drop_unused(draft)
+
+
+def fuse_activations(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+    """Gemm or Conv followed by an activation alone becomes one node of onnxruntime's."""
+    wiring = Wiring(nodes, outputs)
+    fused: list[NodeProto] = []
+    skipped: set[str] = set()
+    for node in nodes:
+        if node.output[0] in skipped:
+            continue
+        after = wiring.only_consumer(node.output[0])
+        fusable = is_plain_gemm(node) or node.op_type == "Conv"
+        if not fusable or after is None or after.op_type not in _ACTIVATIONS:
+            fused.append(node)
+            continue
+        joined = helper.make_node(
+            _FUSED[node.op_type], node.input, after.output, name=node.name, domain=MICROSOFT, activation=after.op_type
+        )
+        joined.attribute.extend(node.attribute)
+        fused.append(joined)
+        skipped.add(after.output[0])
+    return fused
 
 
 def _bypass_identities(draft: Draft) -> None:

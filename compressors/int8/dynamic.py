@@ -15,11 +15,11 @@ from onnx import NodeProto, TensorProto, helper
 from compressors.arrays import Array
 from compressors.cpu import VNNI, cpu_features
 from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.fp32 import require_finite
 from compressors.graph.layer_rewriter import Layer, LayerRewriter
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.methods import Encoder, Format
+from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
 from compressors.quantisation.affine import WEIGHT_INT7, WEIGHT_INT8
 from compressors.quantisation.weight_codes import Changes, CodeWriter

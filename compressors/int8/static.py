@@ -17,15 +17,15 @@ from compressors.arrays import Array
 from compressors.artifact import Optimisation
 from compressors.cpu import ARM, VNNI, cpu_features
 from compressors.errors import CalibrationError, SchemeError
-from compressors.fp32 import fuse_activations, require_finite
 from compressors.graph.optimise import rearranged_nodes
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.graph.simplify import fuse_activations
 from compressors.int4 import layer_writer, write_layer
-from compressors.int8.codes import IntegerLayer, LayerFormat
-from compressors.int8.integer_graph import IntegerGraph
+from compressors.int8.integer_graph import IntegerGraph, IntegerLayer, LayerFormat
 from compressors.layer_choices import check_layers, choice_for, split_arguments
 from compressors.methods import Encoder, Format
+from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
 from compressors.quantisation.affine import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
 from compressors.quantisation.ranges import Range, RangeObserver

@@ -16,18 +16,19 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from onnx import NodeProto
 from torch import Tensor, nn
 
-from compressors.errors import CalibrationError, SchemeError
-from compressors.int8.codes import SumOfCodes
+from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
+from compressors.graph.wiring import layer_name
+from compressors.int8.integer_graph import SumOfCodes
 from compressors.int8.static import Int8, Int8Encoder, make_int8
 from compressors.methods import Reduction
 from compressors.module_state import load_state, read_state
 from compressors.pipeline import PipelinePlan
 from compressors.plan import Plan
 from compressors.qat.arithmetic import Scaled
-from compressors.qat.forward_pass import RoundedLayer, RoundedPass, Rules
-from compressors.qat.supported_layers import check_rules
+from compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
 from compressors.scheme import Context, MethodText
 
 NAME = "qat"
@@ -91,7 +92,7 @@ class FakeQuantiser:
         self._kept: dict[str, NDArray[np.int64]] = {}
         layers = tuple(self._layer(index) for index in range(len(encoder.layers)))
         sums = tuple(SumOfCodes(self._own(s.module), s.addends, s.made) for s in encoder.sums)
-        self._rules = Rules(layers, sums, self._coding, encoder.weight_codes)
+        self._rules = QuantisationRules(layers, sums, self._coding, encoder.weight_codes)
         check_rules(self._rules, policy, plan.graph.nodes, self._prefix)
 
     def __call__(
@@ -102,17 +103,17 @@ class FakeQuantiser:
         Args:
             module: the acting policy.
             inputs: [N, *shape], in the order of its forward.
-            record: see ``RoundedPass``.
+            record: see ``QuantisedPass``.
         Raises:
             CalibrationError: the plan has no ranges yet.
         """
         result = self.start(dict(module.named_parameters()), record).call("", module, *inputs)
         return result if isinstance(result, tuple) else (cast("Tensor", result),)
 
-    def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> RoundedPass:
-        """A pass over the policy that has these parameters by name; see ``RoundedPass``. Raises as calling does."""
+    def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> QuantisedPass:
+        """A pass over the policy that has these parameters by name; see ``QuantisedPass``. Raises as calling does."""
         masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
-        return RoundedPass(self._rules, {**tensors, **masked}, self._units, record)
+        return QuantisedPass(self._rules, {**tensors, **masked}, self._units, record)
 
     def prune(self, module: nn.Module) -> None:
         """Remove from the module itself what the plan has chosen to remove, its correction for that included: zeros
@@ -134,14 +135,14 @@ class FakeQuantiser:
         load_state(module, {name: pruned[name] for name in parameters})
         self._find_kept()
 
-    def hold(self, module: nn.Module) -> None:
+    def apply_masks(self, module: nn.Module) -> None:
         """After an optimiser step: zeros again where momentum has moved what is removed."""
         with torch.no_grad():
             for name, mask in self._masks.items():
                 module.get_parameter(name).mul_(mask)
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> QuantisationRules:
         """Layers and sums that are rounded."""
         return self._rules
 
@@ -168,13 +169,13 @@ class FakeQuantiser:
             if known:
                 self._kept[total.made] = self._kept[known[0]]
 
-    def _layer(self, index: int) -> RoundedLayer:
+    def _layer(self, index: int) -> QuantisedLayer:
         encoder, graph = self._encoder, self._plan.graph
         layer = encoder.layers[index]
         sources = graph.sources(layer.weight)
         weights = tuple(name for name in sources if graph.leaf_ranks[name] > 1)
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-        return RoundedLayer(
+        return QuantisedLayer(
             stem=layer.stem,
             modules=tuple(map(self._own, modules)),
             weights=tuple(map(self._own, weights)),
@@ -197,7 +198,7 @@ class FakeQuantiser:
         return Scaled.of(scale, zero, self._encoder.code_range)
 
 
-class RoundedPolicy(nn.Module):
+class FakeQuantisedPolicy(nn.Module):
     """An acting policy that computes as its int8 graph does; shares the policy's parameters."""
 
     def __init__(self, quantiser: FakeQuantiser, policy: nn.Module) -> None:
@@ -225,7 +226,7 @@ def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
     return Qat(**{field.name: getattr(options, field.name) for field in dataclasses.fields(options)})
 
 
-def trains_rounded(scheme: str) -> bool:
+def is_quantisation_aware(scheme: str) -> bool:
     """Whether the learner rounds as the actors do under this scheme."""
     from compressors.scheme import parse_scheme
 
@@ -235,3 +236,48 @@ def trains_rounded(scheme: str) -> bool:
 def _places(mask: Tensor) -> NDArray[np.int64]:
     places: NDArray[np.int64] = np.flatnonzero(mask.cpu().numpy())
     return places
+
+
+_KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM)
+
+
+def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto], prefix: str) -> None:
+    """Check a plan's layers and sums.
+
+    Args:
+        rules: of the plan.
+        policy: the module that it is bound to.
+        nodes: the unfused graph.
+        prefix: what the graph's names of the policy's modules begin with.
+    Raises:
+        UnsupportedLayerError: one of them.
+    """
+    seen: set[str] = set()
+    for name in (name for layer in rules.layers for name in layer.modules):
+        part = policy.get_submodule(name)
+        if not any(isinstance(part, kind) and type(part).forward is kind.forward for kind in _KINDS):
+            raise UnsupportedLayerError(
+                f"layer {name!r} is a {type(part).__name__}, whose rounding qat does not know: make it of torch's "
+                f"Linear, Conv or LSTM, keep it whole with qat({name}=float), or use int8"
+            )
+        if name in seen:
+            raise UnsupportedLayerError(
+                f"layer {name!r} is called more than once, with a range each time, and qat rounds a module one way: "
+                f"use a module for each call, qat({name}=float), or int8"
+            )
+        seen.add(name)
+    modules = dict(policy.named_modules())
+    for total in rules.sums:
+        if total.module not in modules or not _ends(total, rules.sums, nodes, prefix):
+            raise UnsupportedLayerError(
+                f"{total.module!r} adds values in 8 bits and goes on: qat needs the sum at the end of a module of "
+                "its own, as in a residual block; move it there, or use int8"
+            )
+
+
+def _ends(total: SumOfCodes, sums: Sequence[SumOfCodes], nodes: Sequence[NodeProto], prefix: str) -> bool:
+    """Whether a sum is the last that its module does."""
+    inside = f"{total.module}."
+    readers = [layer_name(node).removeprefix(prefix) for node in nodes if total.made in node.input]
+    alone = sum(other.module == total.module for other in sums) == 1
+    return alone and not any(name == total.module or name.startswith(inside) for name in readers)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from compressors.int8.codes import SumOfCodes
+from compressors.int8.integer_graph import SumOfCodes
 from compressors.qat import arithmetic
 from compressors.qat.arithmetic import Scaled
 from compressors.quantisation.affine import IntegerType
@@ -22,7 +22,7 @@ Forward = Callable[..., object]
 
 
 @dataclass(frozen=True)
-class RoundedLayer:
+class QuantisedLayer:
     """A layer of the int8 graph, by what it is in the policy.
 
     Attributes:
@@ -46,7 +46,7 @@ class RoundedLayer:
 
 
 @dataclass(frozen=True)
-class Rules:
+class QuantisationRules:
     """What the passes of one plan have in common.
 
     Attributes:
@@ -55,13 +55,13 @@ class Rules:
         weight_codes: the codes of weights.
     """
 
-    layers: tuple[RoundedLayer, ...]
+    layers: tuple[QuantisedLayer, ...]
     sums: tuple[SumOfCodes, ...]
     coding: Callable[[str], Scaled]
     weight_codes: IntegerType
 
 
-class RoundedPass:
+class QuantisedPass:
     """Weights rounded once, for one forward pass; gradients pass through the rounding.
 
     Args:
@@ -75,7 +75,7 @@ class RoundedPass:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: QuantisationRules,
         tensors: Mapping[str, Tensor],
         units: Mapping[str, Tensor],
         record: MutableMapping[str, Tensor] | None = None,
@@ -97,7 +97,7 @@ class RoundedPass:
         with self._in_place(part, name):
             return functional_call(part, others, arguments)
 
-    def rounds(self, module: str) -> bool:
+    def quantises(self, module: str) -> bool:
         """Whether the module of this name computes on codes."""
         return module in self._steps
 
@@ -133,7 +133,7 @@ class RoundedPass:
             rows.append(hidden)
         return torch.stack(rows), (hidden, cell)
 
-    def _round_layer(self, layer: RoundedLayer, tensors: Mapping[str, Tensor]) -> None:
+    def _round_layer(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor]) -> None:
         weights = [tensors[name] for name in layer.weights]
         rows = [0] if layer.is_lstm else list(accumulate((len(weight) for weight in weights), initial=0))
         input_scale = self._rules.coding(layer.activation).scale
@@ -152,7 +152,7 @@ class RoundedPass:
         self._round_biases(layer, tensors, steps, input_scale)
 
     def _round_biases(
-        self, layer: RoundedLayer, tensors: Mapping[str, Tensor], steps: Tensor, input_scale: float
+        self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], steps: Tensor, input_scale: float
     ) -> None:
         """To 32-bit codes. What a merged head has beside its linear layers stays a parameter of its module, rounded;
         its weights are zeros, whose scale is 1 where every output has its own."""
@@ -170,7 +170,7 @@ class RoundedPass:
                 step = torch.full_like(steps.view(-1)[0], input_scale) if layer.per_channel else steps
                 self._others[name] = _bias_codes(tensors[name], step) * step
 
-    def _greatest_bias(self, layer: RoundedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
+    def _greatest_bias(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
         """Magnitudes of the graph's bias: [] or [outputs that have a scale of their own]."""
         if layer.is_lstm:
             first, second = layer.biases
@@ -200,7 +200,7 @@ class RoundedPass:
                     stack.enter_context(_computing(module, self._sum(total, module.forward)))
             yield
 
-    def _forward(self, layer: RoundedLayer, name: str, module: nn.Module) -> Forward:
+    def _forward(self, layer: QuantisedLayer, name: str, module: nn.Module) -> Forward:
         if isinstance(module, nn.LSTM):
             return self._lstm_forward(name, module)
         how = self._rules.coding(layer.activation)
@@ -278,7 +278,7 @@ def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
         delattr(module, "forward")
 
 
-def _greatest(layer: RoundedLayer, weights: list[Tensor]) -> Tensor:
+def _greatest(layer: QuantisedLayer, weights: list[Tensor]) -> Tensor:
     """Magnitudes of the weights that share a scale, [] or [outputs]."""
     if not layer.per_channel:
         return torch.stack([torch.linalg.vector_norm(weight, inf) for weight in weights]).amax()

@@ -11,8 +11,8 @@ from onnx import NodeProto, helper
 from compressors.arrays import Array
 from compressors.artifact import TensorSpec
 from compressors.errors import CalibrationError
-from compressors.graph.execution import Piece
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.graph.subgraph import Subgraph
 
 # Share of the old range that survives a calibration which saw less: about ten calibrations to forget half an outlier.
 KEEP = 0.93
@@ -52,7 +52,7 @@ class RangeObserver:
     def __init__(self, graph: PolicyGraph, values: Sequence[str]) -> None:
         self._graph = graph
         self._values = tuple(values)
-        self._piece: Piece | None = None
+        self._subgraph: Subgraph | None = None
 
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Range]:
         """Name to range.
@@ -63,9 +63,9 @@ class RangeObserver:
         feeds = check_inputs(self._graph.inputs, inputs)
         if not self._values:
             return {}
-        if self._piece is None:
-            self._piece = _measuring_piece(self._graph, self._values)
-        parts = [self._piece({**feed, **parameters}) for feed in _portions(feeds)]
+        if self._subgraph is None:
+            self._subgraph = _range_subgraph(self._graph, self._values)
+        parts = [self._subgraph({**feed, **parameters}) for feed in _portions(feeds)]
         lows = np.min([part[_LOWS] for part in parts], axis=0)
         highs = np.max([part[_HIGHS] for part in parts], axis=0)
         ranges = {}
@@ -108,7 +108,7 @@ def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         yield {name: array[start : start + step] for name, array in feeds.items()}
 
 
-def _measuring_piece(graph: PolicyGraph, values: Sequence[str]) -> Piece:
+def _range_subgraph(graph: PolicyGraph, values: Sequence[str]) -> Subgraph:
     """The graph, returning every least and every greatest value as two vectors."""
     nodes: list[NodeProto] = []
     for name in values:
@@ -120,7 +120,7 @@ def _measuring_piece(graph: PolicyGraph, values: Sequence[str]) -> Piece:
     inputs = {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in graph.inputs}
     inputs.update({name: (array.dtype, array.shape) for name, array in graph.parameters.items()})
     constants = {**graph.constants, ":one": np.asarray([1], dtype=np.int64)}
-    return Piece([*graph.nodes, *nodes], inputs, constants, [_LOWS, _HIGHS], OPSET)
+    return Subgraph([*graph.nodes, *nodes], inputs, constants, [_LOWS, _HIGHS], OPSET)
 
 
 def _sizes(shape: Sequence[int | None]) -> str:

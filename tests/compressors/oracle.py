@@ -20,7 +20,7 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import nn
 
 from compressors.graph.policy_graph import OPSET
-from compressors.int8.codes import IntegerLayer
+from compressors.int8.integer_graph import IntegerLayer
 from compressors.int8.static import Int8Encoder
 from compressors.pipeline import PipelinePlan
 

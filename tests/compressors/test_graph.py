@@ -160,7 +160,7 @@ def test_policies_of_certain_values_are_exported(make: type[nn.Module], dtype: t
     module = randomise(make(), seed=0)
     observations = torch.arange(5 * 11).reshape(5, 11).remainder(11).to(dtype)
     graph = export_policy(module, {"observations": torch.zeros(1, 11, dtype=dtype)}, ["params"])
-    found = graph.piece(["params"])({"observations": observations.numpy(), **graph.read(read_state(module))})
+    found = graph.subgraph(["params"])({"observations": observations.numpy(), **graph.read(read_state(module))})
     np.testing.assert_allclose(found["params"], run_module(module, {"o": observations.numpy()})[0], atol=1e-5)
 
 

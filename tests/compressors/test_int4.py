@@ -12,7 +12,7 @@ from torch import nn
 
 from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
 from compressors.errors import WeightsError
-from compressors.nibbles import NibbleWriter, padded_size
+from compressors.int4 import NibbleWriter, padded_size
 from compressors.quantisation.weight_codes import Changes
 from tests.compressors.policies import CASES, Case, randomise, run_artifact
 

@@ -15,7 +15,7 @@ from compressors.plan import Plan
 from compressors.qat import arithmetic
 from compressors.qat.arithmetic import Scaled
 from compressors.qat.differences import code_differences
-from compressors.qat.fake_quantiser import FakeQuantiser, RoundedPolicy
+from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
@@ -109,7 +109,7 @@ def test_the_rounded_forward_is_what_the_artifact_computes(name: str, scheme: st
     inputs = case.inputs(64, seed=1)
     plan.calibrate(inputs)
     wanted = run_artifact(plan.refresh(module, version=1), inputs)
-    for ours, theirs in zip(RoundedPolicy(quantiser, module)(*_tensors(inputs)), wanted, strict=True):
+    for ours, theirs in zip(FakeQuantisedPolicy(quantiser, module)(*_tensors(inputs)), wanted, strict=True):
         rows = np.abs(ours.detach().numpy() - theirs).max(axis=1)
         assert rows.max() < 0.02 and (rows > 1e-5).sum() <= _allowed(name)[1], "but for a float on a code's edge"
     assert np.abs(run_module(module, inputs)[0] - wanted[0]).max() > 1e-3, "the whole policy is another"
@@ -134,7 +134,7 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.01)  # as momentum does
-    quantiser.hold(module)
+    quantiser.apply_masks(module)
     for name, rows in gone.items():
         parameter = module.get_parameter(name)
         assert (parameter[rows] == 0).all() and not torch.equal(parameter, before[name])
@@ -272,7 +272,7 @@ def test_training_through_the_rounding_trains_the_artifact(scheme: str) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        quantiser.hold(module)
+        quantiser.apply_masks(module)
     assert losses[300] < 0.4 * losses[0]
 
 

@@ -14,7 +14,7 @@ from compressors.graph.payload import IR_VERSION, opset_imports
 from compressors.runtime import session_options
 
 
-class Piece:
+class Subgraph:
     """A few nodes as a function of named arrays; loaded once, called often.
 
     Args:
@@ -36,7 +36,7 @@ class Piece:
         used = {name for node in nodes for name in node.input}
         graph = helper.make_graph(
             nodes,
-            "piece",
+            "subgraph",
             [
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
                 for name, (dtype, shape) in inputs.items()
