@@ -13,24 +13,24 @@ from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch
 from accel.transport.topology import is_actor
 
-# name: (module, one line of help). A command's module has main(arguments) -> exit status.
+# name: (module:function, one line of help); the function takes the arguments and returns the exit status.
 COMMANDS = {
-    "train": ("accel.cli.train", "train a policy, with compressed actors under MPI or in one process"),
-    "evaluate": ("accel.cli.evaluate", "play a trained policy and report its return with an interval"),
-    "bench": ("accel.cli.bench", "measure policies, actors, refreshes, correctors and transport on this machine"),
+    "train": ("accel.cli.train:main", "train a policy, with compressed actors under MPI or in one process"),
+    "evaluate": ("accel.cli.evaluate:main", "play a trained policy and report its return with an interval"),
+    "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes, correctors and transport on this machine"),
     "export": (
-        "accel.cli.export",
+        "accel.cli.export:main",
         "write a compressed policy as a bundle for another machine: onnx, ort, openvino or C",
     ),
-    "verify": ("accel.cli.verify", "check a bundle where it is going to run, and measure its latency there"),
-    "sweep": ("accel.cli.sweep", "search compression policies with Optuna, after training or in training"),
-    "report": ("accel.cli.report", "write a page, figures and JSON about one run or several seeds of it"),
+    "verify": ("accel.cli.verify:main", "check a bundle where it is going to run, and measure its latency there"),
+    "sweep": ("accel.cli.sweep:main", "search compression policies with Optuna, after training or in training"),
+    "report": ("accel.cli.report:main", "write a page, figures and JSON about one run or several seeds of it"),
     "compare": (
-        "accel.cli.compare",
+        "accel.cli.report:main_compare",
         "compare runs with a baseline: time, speed, and whether the return is the same",
     ),
-    "watch": ("accel.cli.watch", "follow a run live, from another terminal"),
-    "doctor": ("accel.cli.doctor", "say what this machine offers: MPI, instruction sets, GPU, versions"),
+    "watch": ("accel.cli.watch:main", "follow a run live, from another terminal"),
+    "doctor": ("accel.cli.doctor:main", "say what this machine offers: MPI, instruction sets, GPU, versions"),
 }
 
 
@@ -110,6 +110,6 @@ def _run(argv: list[str]) -> int:
         from accel.cli.launch import act
 
         return act(info)
-    module = importlib.import_module(COMMANDS[argv[0]][0])
-    status: int = module.main(argv[1:])
+    module, _, function = COMMANDS[argv[0]][0].partition(":")
+    status: int = getattr(importlib.import_module(module), function)(argv[1:])
     return status

@@ -1,16 +1,46 @@
-"""``accel report``: a page, figures, Markdown and JSON about one run or several."""
+"""``accel report`` and ``accel compare``: a page, figures, Markdown and JSON about runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from accel.cli.report_choices import ReportChoices
-from accel.runs.reporting import report
+from accel.errors import ReportError
+from accel.runs.reporting import compare, report
+from monitor.errors import MonitorError
+
+if TYPE_CHECKING:
+    from monitor.report.analysis import Choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportChoices:
+    """How runs are grouped and measured."""
+
+    threshold: Annotated[
+        float | None,
+        tyro.conf.arg(help="return for time to threshold; default: the runs' stop-at-return, or 90 % of the gain"),
+    ] = None
+    group: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(help="options, such as compressor, by which to put runs together; default: all but the seed"),
+    ] = ()
+    confidence: Annotated[float, tyro.conf.arg(help="of the intervals, in (0, 1)")] = 0.95
+    overwrite: Annotated[bool, tyro.conf.arg(help="replace a report that is there")] = False
+
+    def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
+        """For the analysis. Raises ReportError for a value out of range."""
+        from monitor.report.analysis import Choices
+
+        group = tuple(key.replace("-", "_") for key in self.group)
+        try:
+            return Choices(self.threshold, margin, group, force, self.confidence, margin_return=margin_return)
+        except MonitorError as error:
+            raise ReportError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -33,5 +63,42 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, write, say where."""
     options = tyro.cli(ReportOptions, prog="accel report", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     written = report(options.runs, out=options.out, choices=options.choices(), overwrite=options.overwrite)
+    print(f"{written.headline}\n{written.page}")
+    return 0
+
+
+@dataclass(frozen=True)
+class CompareOptions(ReportChoices):
+    """Compare runs with a baseline: time to the same return, speed, and whether the return is the same.
+
+    Seeds of one configuration are put together, on both sides. Runs of another environment, machine, torch,
+    onnxruntime or budget are refused unless forced.
+
+    accel compare runs/fp32-s0 runs/fp32-s1 runs/int8-s0 runs/int8-s1
+    """
+
+    baseline: Annotated[
+        Path, tyro.conf.Positional, tyro.conf.arg(metavar="BASELINE", help="a run, or a directory of its seeds")
+    ]
+    runs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
+    ] = ()
+    out: Annotated[Path, tyro.conf.arg(help="directory to make")] = Path("comparison")
+    margin: Annotated[
+        float, tyro.conf.arg(help="how much lower a return still counts as the same, as a share of the baseline's gain")
+    ] = 0.05
+    margin_return: Annotated[
+        float | None, tyro.conf.arg(help="the same in units of return, such as 25; replaces the share")
+    ] = None
+    force: Annotated[bool, tyro.conf.arg(help="compare what is not comparable, and mark it")] = False
+
+
+def main_compare(arguments: Sequence[str]) -> int:
+    """Parse, write, say where."""
+    options = tyro.cli(CompareOptions, prog="accel compare", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    choices = options.choices(margin=options.margin, margin_return=options.margin_return, force=options.force)
+    written = compare(options.baseline, options.runs, out=options.out, choices=choices, overwrite=options.overwrite)
     print(f"{written.headline}\n{written.page}")
     return 0

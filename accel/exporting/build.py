@@ -42,10 +42,8 @@ from accel.exporting.quality import (
     reference_outputs,
 )
 from accel.json_object import Json
-from accel.runs.episodes import Episodes
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.players import Array, Policy
-from accel.runs.playing import MAX_ENVS, collect_inputs, play
+from accel.runs.playing import MAX_ENVS, Array, Episodes, Policy, collect_inputs, play
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
 from compressors.errors import CompressorError
@@ -280,10 +278,7 @@ class _Builder:
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
         """Both policies on the same seeds, the compressed one on its target unless that would take too long."""
-        games, key = self._run.games, (episodes, self._seed, self._greedy)
-        if key not in games:
-            games[key] = self._play_one("fp32", self._full, episodes)
-        full = games[key]
+        full = self._play_one("fp32", self._full, episodes)
         call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
         expected_s = full.env_steps * call_us / 1e6
         engine, name = self._target.name, self._name

@@ -13,10 +13,9 @@ from accel.envs.spaces import ActionSpec
 from accel.errors import ConfigError, ExportError
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.json_object import Json
-from accel.runs.episodes import Episodes
 from accel.runs.evaluation import interval_json, paired_difference
 from accel.runs.loading import TrainedRun
-from accel.runs.players import ActingSession, Array
+from accel.runs.playing import ActingSession, Array, Episodes
 from compressors.artifact import TensorSpec
 from monitor.divergence import divergences
 from monitor.statistics import Interval, mean_interval

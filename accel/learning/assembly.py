@@ -24,8 +24,8 @@ from accel.learning.device import choose_device, choose_precision, keep_freed_me
 from accel.learning.loop import Trainer
 from accel.learning.state_tree import Tree
 from accel.publishing.publisher import Publisher
-from accel.runs.comparison import compare_with_fp32
 from accel.runs.directory import RunDirectory
+from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.summary import SchemeComparison, Summary
 from accel.transport.base import LearnerTransport
 from accel.tuning.autotune import make_steering

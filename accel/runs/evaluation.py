@@ -10,14 +10,11 @@ import numpy as np
 from accel.display.progress import Progress, SilentProgress
 from accel.errors import ConfigError
 from accel.json_object import Json
-from accel.runs.episodes import Episodes
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import MAX_ENVS, collect_inputs, play
+from accel.runs.playing import MAX_ENVS, Episodes, collect_inputs, play
 from compressors.artifact import CompressedPolicy
 from compressors.scheme import parse_scheme
 from monitor.statistics import Interval, mean_interval
-
-__all__ = ["Episodes", "Evaluation", "collect_inputs", "compress_run", "evaluate", "paired_difference", "play"]
 
 FULL_PRECISION = "fp32"
 

@@ -20,7 +20,6 @@ from accel.networks import PolicyNetwork, build_network_from_config
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.runs.directory import RunDirectory
-from accel.runs.episodes import Episodes
 from accel.runs.summary import Summary
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 from compressors.artifact import CompressedPolicy, Json
@@ -45,8 +44,6 @@ class TrainedRun:
         network: policy and critic with the newest checkpoint's weights, on the CPU, in evaluation mode.
         env_steps: environment steps behind the weights.
         version: the policy version behind the weights.
-        games: played in full precision by exports of this object, by (episodes, seed, greedy); the next export need
-            not play them again.
     """
 
     path: Path
@@ -55,7 +52,6 @@ class TrainedRun:
     network: PolicyNetwork = field(repr=False)
     env_steps: int
     version: int
-    games: dict[tuple[int, int, bool], Episodes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def policy(self) -> ActingModule:

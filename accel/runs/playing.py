@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from accel.acting.rules import make_sampler
 from accel.display.progress import Progress, SilentProgress
@@ -16,16 +18,48 @@ from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
-from accel.runs.episodes import Episodes
 from accel.runs.loading import TrainedRun
-from accel.runs.players import Array, Bools, Player, Policy, make_player
+from compressors.artifact import CompressedPolicy
+from compressors.runtime import PolicySession
 
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 Picture = npt.NDArray[np.uint8]
 
 MAX_ENVS = 16
 _NOISE_ROWS = 64
 # what the seed is for; the actors' ranks stay far below
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Finished episodes in the order in which they were seeded: episode i of two calls has one seed.
+
+    Attributes:
+        returns: [n] undiscounted sums of the environment's own rewards.
+        lengths: [n] steps.
+        seconds: wall-clock time, environments included.
+        env_steps: steps in all, those of environments that waited for others included.
+        distinct: how many different games there are among them, told apart by return, length and last observation.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    seconds: float
+    env_steps: int
+    distinct: int
+
+    @property
+    def caveat(self) -> str | None:
+        """What to say of games that repeat each other: their interval is narrower than chance would have it."""
+        if self.distinct == len(self.returns):
+            return None
+        return (
+            f"only {self.distinct} of {len(self.returns)} games differ, as policy and environment leave little to "
+            "chance: intervals are too narrow; sample actions"
+        )
 
 
 def play(
@@ -218,3 +252,103 @@ def _sampled_inputs(
         done = terminated | truncated
         # next_step: the finished step's observation is the final one, and the row after it begins the next episode
         first, over = (done, over) if spec.autoreset == "same_step" else (over, done)
+
+
+class ActingSession(Protocol):
+    """A model loaded for a fixed batch, such as ``compressors.PolicySession``: write, run, read.
+
+    Attributes:
+        inputs: name to array [B, *shape]; observations first, then recurrent state.
+        outputs: name to array [B, *shape]; distribution parameters first, then the next state.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+    def run(self) -> None:
+        """Read ``inputs``, fill ``outputs``."""
+        ...
+
+
+Policy = CompressedPolicy | torch.nn.Module | Callable[[int], ActingSession]
+
+
+class Player(Protocol):
+    """A policy for a fixed number of environments, with its recurrent state."""
+
+    def params(self, observations: Array, first: Bools | None) -> Floats:
+        """Distribution parameters [B, P] of one step, valid until the next.
+
+        Args:
+            observations: [B, *obs].
+            first: [B], where an episode begins and the state is zeroed; None for nowhere.
+        """
+        ...
+
+    def inputs(self) -> dict[str, Array]:
+        """The policy's inputs by name, [B, *shape], as the latest step read them."""
+        ...
+
+
+class SessionPlayer:
+    """Plays a session, as actors do."""
+
+    def __init__(self, session: ActingSession) -> None:
+        self._session = session
+        self._observations, *states = session.inputs.values()
+        self._params, *following = session.outputs.values()
+        self._states = list(zip(states, following, strict=True))
+        self._before = [np.zeros_like(state) for state in states]
+
+    def params(self, observations: Array, first: Bools | None) -> Floats:
+        """See ``Player.params``."""
+        self._observations[...] = observations
+        for (state, _), before in zip(self._states, self._before, strict=True):
+            if first is not None:
+                state[first] = 0
+            before[...] = state
+        self._session.run()
+        for state, following in self._states:
+            state[...] = following
+        return self._params  # type: ignore[return-value]
+
+    def inputs(self) -> dict[str, Array]:
+        """See ``Player.inputs``."""
+        return dict(zip(self._session.inputs, (self._observations, *self._before), strict=True))
+
+
+class TorchPlayer:
+    """Plays an acting module in torch: the reference that artifacts are measured against."""
+
+    def __init__(self, module: torch.nn.Module, state_shapes: tuple[tuple[int, ...], ...], batch: int) -> None:
+        self._module = module
+        self._states = tuple(torch.zeros(batch, *shape) for shape in state_shapes)
+        self._inputs: dict[str, Array] = {}
+
+    @torch.inference_mode()
+    def params(self, observations: Array, first: Bools | None) -> Floats:
+        """See ``Player.params``."""
+        if first is not None:
+            keep = torch.from_numpy(np.logical_not(first))
+            self._states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in self._states)
+        self._inputs = {"observations": observations}
+        self._inputs.update({f"state_{i}": state.numpy() for i, state in enumerate(self._states)})
+        outputs = self._module(torch.from_numpy(np.ascontiguousarray(observations)), *self._states)
+        params, *states = outputs if isinstance(outputs, tuple) else (outputs,)
+        self._states = tuple(states)
+        array: Floats = params.numpy()
+        return array
+
+    def inputs(self) -> dict[str, Array]:
+        """See ``Player.inputs``."""
+        return self._inputs
+
+
+def make_player(policy: Policy, state_shapes: tuple[tuple[int, ...], ...], batch: int) -> Player:
+    """A player of ``batch`` environments; ``state_shapes``, of one environment's recurrent state, is for torch modules.
+
+    Raises: ArtifactError when an artifact cannot be loaded.
+    """
+    if isinstance(policy, torch.nn.Module):
+        return TorchPlayer(policy, state_shapes, batch)
+    return SessionPlayer(PolicySession(policy, batch=batch) if isinstance(policy, CompressedPolicy) else policy(batch))

@@ -1,10 +1,13 @@
-"""Reports and comparisons of runs: reads run directories, has the monitor analyse and write."""
+"""``accel.report`` and ``accel.compare``: read runs, have the monitor analyse them and write pages.
+
+A run is a directory, or its samples alone, kept beside a result in a ``runs.json`` and read as if they were one.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError, ReportError
 from accel.runs.directory import RunDirectory
-from accel.runs.kept import KEPT_RUNS, is_kept_run, kept_run_paths, load_kept_run
 from accel.system.extras import install_command, missing_distributions
 from monitor.errors import MonitorError
 from monitor.plain_text import one_line
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from monitor.report.analysis import Choices
     from monitor.report.document import WrittenReport
     from monitor.report.runs import Run
+
+KEPT_RUNS = "runs.json"
 
 logger = logging.getLogger("accel")
 
@@ -145,6 +149,33 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), max(starts, 1))
 
 
+def kept_run_paths(directory: Path) -> list[Path]:
+    """``directory``/NAME for every run whose samples are in its ``runs.json``; none without such a file.
+
+    Raises: ReportError: the file is damaged.
+    """
+    return [directory / name for name in _samples(directory)] if (directory / KEPT_RUNS).is_file() else []
+
+
+def is_kept_run(path: Path) -> bool:
+    """Whether a path that is no directory names a run in the ``runs.json`` beside it. Raises ReportError."""
+    return not path.exists() and path in kept_run_paths(path.parent)
+
+
+def load_kept_run(path: Path) -> Run:
+    """The run at a path of ``kept_run_paths``; what its table called it is the option ``variant``.
+
+    Raises: ReportError: the file or the run's samples are damaged.
+    """
+    from monitor.report.samples import run_from_json
+
+    sample = _samples(path.parent)[path.name]
+    config = sample.get("config")
+    if isinstance(config, Mapping) and "variant" in sample:
+        sample = {**sample, "config": {**config, "variant": sample["variant"]}}
+    return run_from_json(sample, str(path))
+
+
 def _write(
     paths: list[Path], baselines: int | None, out: Path, choices: Choices | None, overwrite: bool
 ) -> WrittenReport:
@@ -247,3 +278,18 @@ def _written() -> str:
     from accel.version import __version__
 
     return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
+
+
+def _samples(directory: Path) -> Mapping[str, Mapping[str, object]]:
+    file = directory / KEPT_RUNS
+    try:
+        runs = json.loads(file.read_bytes())["runs"]
+        if isinstance(runs, dict) and all(isinstance(sample, dict) and _is_name(n) for n, sample in runs.items()):
+            return runs
+        raise TypeError("runs is not a table of runs by name")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ReportError(f"{file} holds no samples of runs ({error!r}): restore it, or name runs instead") from None
+
+
+def _is_name(text: str) -> bool:
+    return Path(text).name == text

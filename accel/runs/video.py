@@ -16,10 +16,8 @@ from typing import Protocol, cast
 
 from accel.display.progress import Progress
 from accel.errors import ConfigError, EnvError, MissingExtraError
-from accel.runs.episodes import Episodes
 from accel.runs.loading import TrainedRun
-from accel.runs.players import Policy
-from accel.runs.playing import Picture, play
+from accel.runs.playing import Episodes, Picture, Policy, play
 from accel.system.extras import install_command
 
 FRAMES_PER_S = 30

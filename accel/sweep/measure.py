@@ -8,10 +8,9 @@ from time import perf_counter
 
 import numpy as np
 
-from accel.runs.comparison import compare_with_fp32
+from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.loading import TrainedRun
-from accel.runs.players import Array
-from accel.runs.playing import collect_inputs, play
+from accel.runs.playing import Array, collect_inputs, play
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 

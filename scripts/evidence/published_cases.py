@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from accel.runs.kept import kept_run_paths, load_kept_run
+from accel.runs.reporting import kept_run_paths, load_kept_run
 from monitor.report.analysis import Analysis, Choices, analyse
 from monitor.report.runs import Run
 

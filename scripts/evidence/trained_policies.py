@@ -19,10 +19,9 @@ from accel.bench.rows import Row, provenance
 from accel.bench.subject import Subject
 from accel.bench.timing import torch_threads
 from accel.errors import AccelError
-from accel.runs.episodes import Episodes
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import collect_inputs, play
+from accel.runs.playing import Episodes, collect_inputs, play
 from accel.system.atomic import write_atomically
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError

@@ -15,11 +15,9 @@ import torch
 from accel.cli import main
 from accel.envs import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
-from accel.runs.episodes import Episodes
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.players import SessionPlayer, TorchPlayer
-from accel.runs.playing import collect_inputs, play
+from accel.runs.playing import Episodes, SessionPlayer, TorchPlayer, collect_inputs, play
 from accel.runs.video import record_episode
 from compressors.errors import ArtifactError, SchemeError
 from compressors.runtime import PolicySession

@@ -31,9 +31,8 @@ from accel.exporting.formats import FORMATS, make_format
 from accel.exporting.graphs import dequantised_products, fixed_batch, integer_products, operators, standard_float
 from accel.exporting.quality import Agreement, Gate, Returns
 from accel.exporting.verify import verify
-from accel.runs.episodes import Episodes
 from accel.runs.loading import load_run
-from accel.runs.playing import collect_inputs
+from accel.runs.playing import Episodes, collect_inputs
 from compressors.errors import SchemeError
 from compressors.runtime import PolicySession
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run

@@ -8,7 +8,7 @@ import pytest
 from accel.envs.spaces import ActionSpec
 from accel.errors import ExportError
 from accel.exporting.quality import MEANS_AGREE, Agreement, Gate, Returns, agreement_label
-from accel.runs.episodes import Episodes
+from accel.runs.playing import Episodes
 from monitor.divergence import GREEDY_TOLERANCE
 
 

@@ -18,8 +18,8 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import build_network
 from accel.publishing.publisher import Publisher
-from accel.runs.comparison import compare_with_fp32
 from accel.runs.directory import RunDirectory
+from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.summary import SchemeComparison, Summary
 from compressors.pipeline import make_compressor
 

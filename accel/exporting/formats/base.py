@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from accel.display.progress import Progress
 from accel.json_object import Json
-from accel.runs.players import ActingSession, Array
+from accel.runs.playing import ActingSession, Array
 from compressors.artifact import CompressedPolicy
 
 Contract = dict[str, Any]

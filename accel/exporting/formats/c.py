@@ -27,7 +27,7 @@ from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_pr
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.json_object import Json
-from accel.runs.players import ActingSession, Array
+from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
 from compressors.artifact import CompressedPolicy, TensorSpec
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.exporting.formats.base import Vectors
-from accel.runs.players import Array
+from accel.runs.playing import Array
 from compressors.artifact import CompressedPolicy
 
 CHECK, VECTORS = "check.c", "vectors.h"

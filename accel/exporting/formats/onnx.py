@@ -10,7 +10,7 @@ from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
-from accel.runs.players import ActingSession
+from accel.runs.playing import ActingSession
 from compressors.artifact import CompressedPolicy
 
 MODEL = "model.onnx"

@@ -15,7 +15,7 @@ from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
-from accel.runs.players import ActingSession, Array
+from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
 from compressors.artifact import CompressedPolicy
 
