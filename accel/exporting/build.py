@@ -104,7 +104,7 @@ def export(
         print(bundle.report["returns"]["verdict"])
 
     Args:
-        run: a run's directory, or the run loaded, whose exports play full precision but once.
+        run: a run's directory, or the run loaded.
         out: the bundle's directory, which must not exist; it appears when it is complete.
         scheme: how to compress; what the run's actors had when None.
         format: ``onnx``, ``ort``, ``openvino`` or ``c``.

@@ -12,7 +12,6 @@ from accel.cli import main
 from accel.display.progress import LineProgress
 from accel.exporting import build
 from accel.exporting.build import export
-from accel.runs.loading import load_run
 from tests.accel.trained_runs import make_run
 
 COLLECTING = "collecting real inputs"
@@ -66,21 +65,6 @@ def test_the_command_shows_it_on_standard_error_alone(
     first, *_, last = captured.out.splitlines()
     assert first.startswith("fp32 as onnx: ") and last.startswith(f"{tmp_path / 'bundle'} is complete; MODEL_CARD.md")
     assert len(captured.out.splitlines()) == 4
-
-
-def test_full_precision_plays_once_for_all_exports_of_a_loaded_run(run: Path, tmp_path: Path) -> None:
-    loaded = load_run(run)
-    played, fulls = [], []
-    for scheme, episodes in (("int8", 2), ("prune(0.5)", 2), ("int8", 3)):
-        stream = io.StringIO()
-        out = tmp_path / f"{scheme}-{episodes}"
-        bundle = export(loaded, out, scheme=scheme, episodes=episodes, progress=LineProgress(stream))
-        played.append("playing fp32" in stages(stream.getvalue()))
-        returns = bundle.report["returns"]
-        assert isinstance(returns, dict)
-        fulls.append(returns["fp32"])
-    assert played == [True, False, True]
-    assert fulls[0] == fulls[1] != fulls[2]
 
 
 @pytest.mark.parametrize(("format", "engine"), [("c", "onnxruntime"), ("onnx", "onnx")])
