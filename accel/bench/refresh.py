@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_schemes, check_source
@@ -23,10 +24,10 @@ from accel.bench.transport import bench_transport
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
-from accel.publishing.check import IMAGES, ROWS
+from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
-from accel.publishing.level import DRIFT_ROWS, FOLLOW_STEPS, LESSON_IMAGES, LESSON_ROWS
-from accel.publishing.upkeep import Task, Twin, carry_out
+from accel.publishing.level import DISTILL_IMAGES, DISTILL_ROWS, DRIFT_ROWS, REFIT_STEPS
+from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from compressors.artifact import CompressedPolicy
 from compressors.checks.verify import verify_artifact
 from compressors.errors import CompressorError
@@ -282,40 +283,45 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
     steps = config.passes * config.minibatches if reduces else 1
-    tasks: dict[str, tuple[int, Task]] = {}
+    tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
-        tasks["calibration"] = config.calibration_interval_updates, Task(calibration=every)
+        tasks["calibration"] = config.calibration_interval_updates, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
-            tasks["drift"] = config.drift_interval_updates, Task(recent=_first(every, DRIFT_ROWS))
+            tasks["drift"] = config.drift_interval_updates, UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS))
         if reduces:
             interval = max(1, config.reselect_interval_updates // steps)
-            tasks["choice"] = interval, Task(chooses=True, calibration=every)
+            tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
-            rows = _first(every, LESSON_IMAGES if run.spec.is_image else LESSON_ROWS)
-            lesson = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
-            tasks["distill"] = config.distill_interval_updates, Task(lessons=[lesson])
+            rows = _first(every, DISTILL_IMAGES if run.spec.is_image else DISTILL_ROWS)
+            batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
+            tasks["distill"] = config.distill_interval_updates, UpkeepTask(distill_batches=[batch])
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
-        follow_s = _fastest(lambda: plan.refit(run.policy, every))
-        costs["follow"] = UpkeepCost(max(1, FOLLOW_STEPS // steps), 0.0, follow_s)
-    checked, measure = _first(every, IMAGES if run.spec.is_image else ROWS), PolicyDivergence(run.spec.action).of_arrays
+        refit_s = _fastest(lambda: plan.refit(run.policy, every))
+        costs["refit"] = UpkeepCost(max(1, REFIT_STEPS // steps), 0.0, refit_s)
+    checked = _first(every, FULL_IMAGES if run.spec.is_image else FULL_ROWS)
+    divergence = PolicyDivergence(run.spec.action)
+
+    def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:
+        return float(divergence.of_rows(reference, acting).mean())
+
     artifact = plan.refresh(run.policy, 0)
     check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
     costs["check"] = UpkeepCost(max(1, config.check_interval_updates // steps), 0.0, check_s)
     return costs
 
 
-def _task_cost(interval_updates: int, task: Task, subject: Subject, plan: Plan) -> UpkeepCost:
-    twin, stopping = Twin(subject.run.policy), threading.Event()
-    module = twin.take(gradients=task.chooses)
+def _task_cost(interval_updates: int, task: UpkeepTask, subject: Subject, plan: Plan) -> UpkeepCost:
+    copy, cancelled = ModuleCopy(subject.run.policy), threading.Event()
+    module = copy.update(gradients=task.reselects)
     worker_s, learner_s = [], []
     for _ in range(_UPKEEP_TIMES):
-        learner_s.append(_seconds(lambda: twin.take(gradients=task.chooses)))
+        learner_s.append(_seconds(lambda: copy.update(gradients=task.reselects)))
         began = time.perf_counter()
-        outcome = carry_out(task, plan, module, stopping)
+        result = perform_upkeep(task, plan, module, cancelled)
         worker_s.append(time.perf_counter() - began)
-        if outcome is not None:
-            learner_s[-1] += _seconds(outcome.update.commit)
+        if result is not None:
+            learner_s[-1] += _seconds(result.update.commit)
     return UpkeepCost(interval_updates, min(worker_s), min(learner_s))
 
 

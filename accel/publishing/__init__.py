@@ -1,1 +1,1 @@
-"""What the publisher is made of: levels, their upkeep, the inputs they are held against. Imports torch."""
+"""Policies on their way to the actors: levels, their validation, and background work on them. Imports torch."""

@@ -1,4 +1,4 @@
-"""What ``distill(64x2)`` needs from the pipeline: students made of our networks, and the divergence they learn by."""
+"""What ``distill(64x2)`` needs from the pipeline: students made of our networks, and the divergence they minimise."""
 
 from __future__ import annotations
 
@@ -79,24 +79,21 @@ class StudentCNN(Torso):
 
 
 class PolicyDivergence:
-    """Mean KL(policy ‖ student) in nats: a student must cover all that the policy does, for importance weights to
-    stay bounded."""
+    """KL(policy ‖ acting policy) in nats of the action distributions that first outputs describe: an acting policy must
+    cover all that the policy does, for importance weights to stay bounded. A ``Divergence``."""
 
     def __init__(self, action: ActionSpec) -> None:
         self._action = action
 
-    def __call__(self, student_params: Tensor, policy_params: Tensor) -> Tensor:
-        """[N, P] each to a scalar."""
-        return self.of_rows(student_params, policy_params).mean()
+    def __call__(self, student: Tensor, policy: Tensor) -> Tensor:
+        """[N, P] each to the mean, a scalar."""
+        return self._kl(policy, student).mean()
 
-    def of_rows(self, student_params: Tensor, policy_params: Tensor) -> Tensor:
+    def of_rows(self, reference: Array, acting: Array) -> Array:
         """[N, P] each to [N]."""
-        from accel.algorithms.distributions import make_distribution
+        return self._kl(*(torch.as_tensor(params, dtype=torch.float32) for params in (reference, acting))).numpy()
 
-        policy = make_distribution(self._action, policy_params)
-        return policy.kl(make_distribution(self._action, student_params))
-
-    def at_most(self, acting_params: Array, policy_params: Array) -> float:
+    def upper_bound(self, reference: Array, acting: Array) -> float:
         """What no row's divergence exceeds, in nats, found in a tenth of the time; [N, P] each. Infinite for Gaussians.
 
         With d the difference of logits, KL(softmax(p) ‖ softmax(p + d)) = log E_p[exp(d − E_p[d])] ≤ (max d − min d)²/8
@@ -107,11 +104,11 @@ class PolicyDivergence:
         """
         if self._action.kind == "gaussian":
             return math.inf
-        difference = np.asarray(acting_params, np.float32) - np.asarray(policy_params, np.float32)
+        difference = np.asarray(acting, np.float32) - np.asarray(reference, np.float32)
         greatest = float(np.abs(difference).max())
         return 0.5 * greatest * greatest * len(self._action.sizes)
 
-    def of_arrays(self, policy_params: object, acting_params: object) -> float:
-        """The same for numpy arrays, the policy's first."""
-        policy, acting = (torch.as_tensor(params, dtype=torch.float32) for params in (policy_params, acting_params))
-        return float(self(acting, policy))
+    def _kl(self, policy: Tensor, acting: Tensor) -> Tensor:
+        from accel.algorithms.distributions import make_distribution
+
+        return make_distribution(self._action, policy).kl(make_distribution(self._action, acting))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from accel.envs.spaces import EnvSpec
-from accel.experience.batch import Batch
 
 Array = npt.NDArray[np.generic]
 
@@ -16,11 +16,14 @@ REFILLS = 16
 
 
 class RecentInputs:
-    """The last ``capacity`` inputs that were sampled from batches, by name: observations, then recurrent states.
+    """The last ``capacity`` inputs that were sampled from what was observed, by name.
+
+    Until it is full it takes all that it needs; from then on a portion whenever enough updates have passed. Arrays may
+    be observed whole, or, where gathering a row is not free, only the rows that ``choose`` names.
 
     Args:
         capacity: rows kept.
-        renewal_updates: updates over which a full store is renewed once; until it is full, every update adds rows.
+        renewal_updates: learner updates over which a full store is renewed once.
         seed: of the choice of rows.
     """
 
@@ -33,6 +36,7 @@ class RecentInputs:
         self._next = 0
         self._end = 0
         self._updates = 0
+        self._due = 0
         self.rows = 0
 
     @property
@@ -40,25 +44,31 @@ class RecentInputs:
         """Whether ``capacity`` rows have been seen."""
         return self.rows == self._capacity
 
-    def observe(self, batch: Batch) -> None:
-        """Count one update and take rows from its batch when it is time: random ones, or, with a recurrent core, those
-        of its first step, whose state is known."""
+    @property
+    def wanted(self) -> int:
+        """How many more rows are taken at present."""
+        return self._due if self.full else self._capacity - self.rows
+
+    def tick(self) -> None:
+        """Count one learner update, before its inputs are observed."""
         self._updates += 1
-        if self.full and self._updates % self._interval:
+        self._due = 0 if self._updates % self._interval else self._portion
+
+    def choose(self, rows: int) -> npt.NDArray[np.int64]:
+        """Which of so many rows to observe: random ones, as many as are wanted; all where no more are there."""
+        wanted = self.wanted
+        return self._generator.integers(rows, size=wanted) if wanted < rows else np.arange(rows)
+
+    def observe(self, inputs: Mapping[str, Array]) -> None:
+        """Take as many rows as are wanted, at random, from arrays [N, *shape] by name; only these are copied."""
+        wanted = self.wanted
+        if not wanted:
             return
-        wanted = self._portion if self.full else self._capacity - self.rows
-        if batch.states:
-            keep = torch.logical_not(batch.first[0])
-            rows = {"observations": batch.observations[0]}
-            for i, state in enumerate(batch.states):
-                rows[f"state_{i}"] = state * keep.view(-1, *[1] * (state.dim() - 1))
-        else:
-            rows = {"observations": batch.observations[:-1].flatten(0, 1)}
-        count = len(rows["observations"])
+        count = len(next(iter(inputs.values())))
         if wanted < count:
-            chosen = torch.from_numpy(self._generator.integers(count, size=wanted)).to(batch.observations.device)
-            rows = {name: values.index_select(0, chosen) for name, values in rows.items()}
-        self._store({name: values.cpu().numpy() for name, values in rows.items()})
+            chosen = self.choose(count)
+            inputs = {name: values[chosen] for name, values in inputs.items()}
+        self._store(inputs)
 
     def every(self) -> dict[str, Array]:
         """All rows kept, [rows, *shape] by name, as copies."""
@@ -77,14 +87,15 @@ class RecentInputs:
         self._end = start
         return {name: array[start : min(start + rows, self.rows)] for name, array in self._arrays.items()}
 
-    def draw(self, rows: int, images: int) -> dict[str, torch.Tensor]:
-        """Random rows, with repetition, as tensors on the CPU: so many of vectors, or of images [N, C, H, W]."""
+    def draw(self, rows: int, images: int) -> dict[str, Array]:
+        """Random rows, with repetition: so many of vectors, or of images [N, C, H, W]."""
         is_image = self._arrays["observations"].ndim == 4
         places = self._generator.integers(self.rows, size=images if is_image else rows)
-        return {name: torch.from_numpy(array[places]) for name, array in self._arrays.items()}
+        return {name: array[places] for name, array in self._arrays.items()}
 
-    def _store(self, rows: dict[str, Array]) -> None:
-        count = len(rows["observations"])
+    def _store(self, rows: Mapping[str, Array]) -> None:
+        count = len(next(iter(rows.values())))
+        self._due = max(self._due - count, 0)
         places = np.arange(self._next, self._next + count) % self._capacity
         for name, values in rows.items():
             if name not in self._arrays:

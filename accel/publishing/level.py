@@ -1,10 +1,32 @@
-"""One compression scheme on a live run: bound once, refreshed at each publication, kept up in between."""
+"""One compression scheme on a live run: bound once, refreshed at each publication, kept up to date in between.
+
+Metrics, as ``name/scheme``:
+
+    payload_bytes           bytes of the last artifact
+    refresh_ms              quantise and patch, mean since the last record; serialise_ms: header, checksum, copy
+    changed_codes           share of integer weight codes that the last refresh changed, in [0, 1]
+    calibrations            how often activation ranges were measured
+    drifted_activations     activations found outside their range, over the whole run
+    withheld                publications at which the policy failed validation
+    publish_kl              mean divergence of the artifact from the policy, nats, at the last full check
+    publish_kl_age_updates  learner updates since that check; check_ms: what it took
+    quick_check_ms          check of every other publication on few rows, mean since the last record
+    inconclusive_checks     quick checks after which a full one had to decide, over the whole run
+    reselections            selections of channels and bases; reselect_ms: mean time of one, over the whole run
+    distill_kl              mean divergence of the student from the policy, nats, at its last training step
+    distill_steps           the student's training steps
+    qat_differences         share of activation codes in which a learner at a qat level and its artifact differed at the
+                            last full check, in [0, 1]; qat_greatest_difference: by how many steps at most
+
+A number is absent where the scheme has no such thing, or there is none yet.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -12,13 +34,18 @@ from typing import Literal
 import torch
 
 from accel.config import TrainConfig
-from accel.publishing.check import ArtifactCheck
-from accel.publishing.examination import Examiner
-from accel.publishing.figures import LevelFigures
+from accel.publishing.background import (
+    BackgroundWorker,
+    ModuleCopy,
+    Schedule,
+    UpkeepCancelled,
+    UpkeepResult,
+    UpkeepTask,
+    is_finite,
+    perform_upkeep,
+)
 from accel.publishing.inputs import RecentInputs
-from accel.publishing.schedule import Schedule
-from accel.publishing.upkeep import Outcome, Stopped, Task, Twin, carry_out, is_finite
-from accel.publishing.worker import Worker
+from accel.publishing.validation import Validator
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
 from compressors.plan import Plan
@@ -27,92 +54,106 @@ from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
 DRIFT_ROWS = 64
-LESSON_ROWS = 256
-LESSON_IMAGES = 16
-FIRST_LESSONS = 100
-_FIRST_RECHOICE_UPDATES = 25
+DISTILL_ROWS = 256
+DISTILL_IMAGES = 16
+FIRST_DISTILL_STEPS = 100
+_FIRST_RESELECT_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
-FOLLOW_STEPS = 16
-"""Optimiser steps between measurements of what a pruned policy must make up for; at least one update."""
-Due = Literal["lesson", "choice", "calibration", "drift"]
+REFIT_STEPS = 16
+"""Optimiser steps between fits of the compensation for pruned channels; at least one update."""
+Work = Literal["distillation", "selection", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 logger = logging.getLogger("accel")
 
 
+@dataclass
+class LevelStatistics:
+    """What happened at one level so far. Refreshes and their times start anew at each record."""
+
+    refreshes: int = 0
+    refresh_s: float = 0.0
+    serialise_s: float = 0.0
+    payload_bytes: int = 0
+    withheld: int = 0
+    distill_steps: int = 0
+    student_divergence: float | None = None
+    reselections: int = 0
+    reselect_s: float = 0.0
+
+
 class Level:
     """One scheme as actors may be given it.
 
-    What ``tend`` finds due is done by ``work``, in a worker's thread or at once, and taken over as a whole by
-    ``settle``, between two publications. Until then artifacts follow from the choices, ranges and student of the last
-    time.
+    What ``after_update`` finds due is done by ``start_work``, in a worker's thread or at once, and adopted as a whole
+    by ``adopt_result``, between two publications. Until then artifacts follow from the last selection, ranges and
+    student.
 
     Args:
         scheme: its text.
         plan: bound to the module, not calibrated yet.
         module: the learner's acting module.
         config: the run's intervals.
-        check: what artifacts must pass, on few rows each and on many now and then.
+        validator: what artifacts must pass.
     Attributes:
-        ready: whether real inputs have been seen, where the scheme waits for them: calibrated, chosen, trained.
-        awaited: whether choices for a policy long gone are being renewed, until when the level is not published.
+        ready: whether real inputs have been seen, where the scheme waits for them: calibrated, selected, trained.
+        renewing: whether a selection for a policy long gone is being renewed, until when the level is not published.
         quantiser: what the learner trains with at a ``qat`` level, once that is ready.
     """
 
     def __init__(
-        self, scheme: str, plan: Plan, module: torch.nn.Module, config: TrainConfig, check: ArtifactCheck
+        self, scheme: str, plan: Plan, module: torch.nn.Module, config: TrainConfig, validator: Validator
     ) -> None:
         self.scheme = scheme
-        self.plan = plan
-        self.figures = LevelFigures()
         self.ready = scheme == FULL_PRECISION
-        self.awaited = False
+        self.renewing = False
         self.quantiser: FakeQuantiser | None = None
+        self._plan = plan
+        self._statistics = LevelStatistics()
         self._module = module
-        self._config = config
-        self._blocked = False
+        self._validator = validator
+        self._withheld = False
         self._calibrations = Schedule(config.calibration_interval_updates)
         self._drift = Schedule(config.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
-        self._rounds = is_quantisation_aware(scheme)
-        self._chooses = not names.isdisjoint({"prune", "lowrank"}) and not self._rounds
-        self._prunes = "prune" in names and not self._rounds
-        # what a pruned policy goes by ages with the optimiser's steps
-        steps = config.passes * config.minibatches if self._chooses else 1
+        self._quantisation_aware = is_quantisation_aware(scheme)
+        self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
+        self._prunes = "prune" in names and not self._quantisation_aware
+        # a selection and what it compensates for age with the optimiser's steps
+        steps = config.passes * config.minibatches if self._selects else 1
         self._check_interval = max(1, config.check_interval_updates // steps)
-        self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._chooses else None)
-        self._choices = Schedule(max(1, config.reselect_interval_updates // steps), first=_FIRST_RECHOICE_UPDATES)
-        self._follows = Schedule(max(1, FOLLOW_STEPS // steps))
+        self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
+        self._selections = Schedule(max(1, config.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES)
+        self._refits = Schedule(max(1, REFIT_STEPS // steps))
         self._has_student = "distill" in names
-        self._examiner = Examiner(check, self.figures, follows=not self._has_student)
-        self._lessons = Schedule(config.distill_interval_updates)
-        self._due: set[Due] = set()
-        self._started = Task()
-        self._pending: Future[Outcome | None] | None = None
+        self._distillations = Schedule(config.distill_interval_updates)
+        self._due: set[Work] = set()
+        self._task = UpkeepTask()
+        self._pending: Future[UpkeepResult | None] | None = None
         self._causes: set[str] = set()
 
     def artifact(self, version: int) -> CompressedPolicy:
         """The present policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
-        return self.plan.refresh(self._module, version=version)
+        return self._plan.refresh(self._module, version=version)
 
     def payload(self) -> bytes | None:
-        """The present policy as it goes on the wire, as version 0; None when it is unfit and is withheld."""
-        if self._blocked and not self._examiner.due:
-            self.figures.withheld += 1
+        """The present policy as it goes on the wire, as version 0; None when it fails validation and is withheld."""
+        if self._withheld and not self._validator.full_check_due:
+            self._statistics.withheld += 1
             return None
-        figures, started = self.figures, perf_counter()
+        statistics, started = self._statistics, perf_counter()
         try:
-            artifact = self.plan.refresh(self._module, version=0)
+            artifact = self._plan.refresh(self._module, version=0)
             refreshed = perf_counter()
             payload = artifact.to_bytes()
-            figures.refresh_s += refreshed - started
-            figures.serialise_s += perf_counter() - refreshed
-            figures.refreshes += 1
-            self._examiner.examine(artifact, payload, self._module, self.quantiser)
+            statistics.refresh_s += refreshed - started
+            statistics.serialise_s += perf_counter() - refreshed
+            statistics.refreshes += 1
+            self._validator.validate(artifact, payload, self._module, self.quantiser)
         except (VerificationError, WeightsError) as error:
             self._withhold(error)
             return None
-        figures.payload_bytes = len(payload)
+        statistics.payload_bytes = len(payload)
         self._release()
         return payload
 
@@ -120,155 +161,196 @@ class Level:
     def fit(self) -> bool:
         """Whether its artifacts are published: it has seen real inputs, and no check since it came into use failed
         without a later one that passed."""
-        return self.ready and not self._blocked
+        return self.ready and not self._withheld
 
     @property
     def has_work(self) -> bool:
-        """Whether something is due and nothing in work."""
+        """Whether something is due and nothing in progress."""
         return bool(self._due) and self._pending is None
 
     @property
     def is_quick(self) -> bool:
         """Whether what is due is best done at once: ranges that nothing is published without, and whatever the
         learner's own forward pass computes with."""
-        return self._rounds or ((not self.ready or self.awaited) and not (self._chooses or self._has_student))
+        return self._quantisation_aware or (
+            (not self.ready or self.renewing) and not (self._selects or self._has_student)
+        )
 
-    def resume(self, inputs: RecentInputs) -> None:
-        """Before use, or after a time out of it: ranges and choices of channels and bases for the present policy."""
+    def enter_use(self, inputs: RecentInputs) -> None:
+        """Before use, or after a time out of it: ranges and a selection for the present policy."""
         if self.scheme == FULL_PRECISION or not inputs.full:
             return
         self._renew()
-        self.awaited = self.ready
-        self._examiner.due = True
+        self.renewing = self.ready
+        self._validator.full_check_due = True
 
-    def rest(self) -> None:
-        """Out of use: what checks keep from one publication to the next goes, and so does what they found. Nobody would
-        check it again here, and ``resume`` has it chosen and calibrated anew and wholly checked."""
-        self._examiner.rest()
-        self._blocked = False
+    def leave_use(self) -> None:
+        """Out of use: what validation keeps from one publication to the next goes, and so does its verdict. Nobody
+        would check it again here, and ``enter_use`` has it selected and calibrated anew and fully checked."""
+        self._validator.close()
+        self._withheld = False
 
-    def tend(self, inputs: RecentInputs) -> None:
-        """After each learner update: find out what is due; what a pruned policy goes by is measured at once."""
+    def after_update(self, inputs: RecentInputs) -> None:
+        """After each learner update: find out what is due; the compensation for pruned channels is fitted at once."""
         if self.quantiser is not None:
             self.quantiser.apply_masks(self._module)
+        self._validator.count_update()
         check = self._checks.tick()
-        self._examiner.due |= check and (self.scheme == FULL_PRECISION or not self._blocked)
+        self._validator.full_check_due |= check and (self.scheme == FULL_PRECISION or not self._withheld)
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
             if inputs.full:
                 self._renew()
             return
-        if self._has_student and self._lessons.tick():
-            self._due.add("lesson")
-        # when it is blocked, the check follows, on what comes of the choice
-        if (self._chooses and self._choices.tick()) or (self._blocked and check):
-            self._due.add("choice")
+        if self._has_student and self._distillations.tick():
+            self._due.add("distillation")
+        # when it is withheld, the check follows, on the new selection
+        if (self._selects and self._selections.tick()) or (self._withheld and check):
+            self._due.add("selection")
         if self._calibrations.tick():
             self._due.add("calibration")
-        if self._drift.tick() and self.plan.statistics.calibrations:
+        if self._drift.tick() and self._plan.statistics.calibrations:
             self._due.add("drift")
-        if self._prunes and self._follows.tick():
-            self._follow(inputs)
+        if self._prunes and self._refits.tick():
+            self._refit(inputs)
 
-    def work(self, worker: Worker, twin: Twin, inputs: RecentInputs) -> None:
+    def start_work(self, worker: BackgroundWorker, copy: ModuleCopy, inputs: RecentInputs) -> None:
         """Give a worker what is due; it gets copies of the policy and of inputs."""
         due, self._due = self._due, set()
-        calibrates = not due.isdisjoint({"choice", "calibration"})
-        lessons = 0 if "lesson" not in due else 1 if self.ready else FIRST_LESSONS
-        self._started = task = Task(
-            lessons=[inputs.draw(LESSON_ROWS, images=LESSON_IMAGES) for _ in range(lessons)],
+        calibrates = not due.isdisjoint({"selection", "calibration"})
+        steps = 0 if "distillation" not in due else 1 if self.ready else FIRST_DISTILL_STEPS
+        self._task = task = UpkeepTask(
+            distill_batches=[_tensors(inputs) for _ in range(steps)],
             # what is pruned from the learner's own network is gone
-            chooses="choice" in due and not (self._rounds and self.ready),
+            reselects="selection" in due and not (self._quantisation_aware and self.ready),
             calibration=inputs.every() if calibrates else None,
-            recent=inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
+            drift_inputs=inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
         )
-        module = self._module if worker.inline else twin.take(gradients=task.chooses)
-        self._pending = worker.start(partial(carry_out, task, self.plan, module, worker.stopping))
+        module = self._module if worker.inline else copy.update(gradients=task.reselects)
+        self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
 
-    def settle(self) -> None:
-        """Take over what is done, all of it, so that the next artifact follows from it. Whatever went wrong in the
-        worker and is no matter of ranges is raised here."""
+    def adopt_result(self) -> None:
+        """Adopt what is done, all of it, so that the next artifact follows from it. Whatever went wrong in the worker
+        and is no matter of ranges is raised here."""
         if self._pending is None or not self._pending.done():
             return
-        pending, self._pending, task = self._pending, None, self._started
+        pending, self._pending, task = self._pending, None, self._task
         try:
-            outcome = pending.result()
-            if outcome is not None:
-                self._adopt(task, outcome)
+            result = pending.result()
+            if result is not None:
+                self._adopt(task, result)
         except CalibrationError as error:
             kept = f"{self.scheme} keeps its ranges" if self.ready else f"{self.scheme} cannot be calibrated"
-            self._complain(kept, error)
+            self._warn_once(kept, error)
         if task.calibration is not None:
-            self.awaited = False
-            self._examiner.due = True
+            self.renewing = False
+            self._validator.full_check_due = True
 
     def abandon(self) -> None:
-        """At the end of a run: forget what is in work. An error that nobody has seen yet is logged."""
+        """At the end of a run: forget what is in progress. An error that nobody has seen yet is logged."""
         pending, self._pending = self._pending, None
         if pending is None or not pending.done() or pending.cancelled():
             return
         error = pending.exception()
-        if error is not None and not isinstance(error, CalibrationError | Stopped):
-            logger.error("the upkeep of %s failed as the run ended", self.scheme, exc_info=error)
+        if error is not None and not isinstance(error, CalibrationError | UpkeepCancelled):
+            logger.error("background work on %s failed as the run ended", self.scheme, exc_info=error)
 
     def policy_is_finite(self) -> bool:
         """Whether the learner's policy may be published at all."""
         return is_finite(self._module)
 
-    def _follow(self, inputs: RecentInputs) -> None:
+    def metrics(self) -> dict[str, float]:
+        """By name, without the scheme; means start anew. See the module's docstring."""
+        statistics, checks, plan = self._statistics, self._validator.statistics, self._plan.statistics
+        differences, count = checks.code_differences, statistics.reselections
+        is_checked = checks.divergence is not None
+        found: dict[str, float | None] = {
+            "payload_bytes": statistics.payload_bytes or None,
+            "changed_codes": plan.changed_codes,
+            "calibrations": plan.calibrations or None,
+            "drifted_activations": plan.drifted_activations if plan.calibrations else None,
+            "withheld": statistics.withheld,
+            "publish_kl": checks.divergence,
+            "publish_kl_age_updates": checks.age_updates if is_checked else None,
+            "check_ms": 1e3 * checks.full_check_s if is_checked else None,
+            "inconclusive_checks": checks.inconclusive_checks,
+            "reselections": count or None,
+            "reselect_ms": 1e3 * statistics.reselect_s / count if count else None,
+            "distill_kl": statistics.student_divergence,
+            "distill_steps": statistics.distill_steps or None,
+            "qat_differences": None if differences is None else differences.rate,
+            "qat_greatest_difference": None if differences is None else differences.greatest,
+        }
+        if statistics.refreshes:
+            found["refresh_ms"] = 1e3 * statistics.refresh_s / statistics.refreshes
+            found["serialise_ms"] = 1e3 * statistics.serialise_s / statistics.refreshes
+            statistics.refreshes, statistics.refresh_s, statistics.serialise_s = 0, 0.0, 0.0
+        if checks.quick_checks:
+            found["quick_check_ms"] = 1e3 * checks.quick_check_s / checks.quick_checks
+            checks.quick_checks, checks.quick_check_s = 0, 0.0
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    def _refit(self, inputs: RecentInputs) -> None:
         """At once, as it is worth little later."""
         if not self.policy_is_finite():
             return
         try:
-            self.plan.refit(self._module, inputs.every())
+            self._plan.refit(self._module, inputs.every())
         except CalibrationError as error:
-            self._complain(f"{self.scheme} keeps its predictions", error)
+            self._warn_once(f"{self.scheme} keeps its compensation", error)
 
     def _renew(self) -> None:
         if self.ready:
-            self._due |= {"choice", "calibration"}
+            self._due |= {"selection", "calibration"}
         elif self._pending is None:
-            self._due = {"lesson", "choice", "calibration"} if self._has_student else {"choice", "calibration"}
+            self._due = {"selection", "calibration"}
+            if self._has_student:
+                self._due.add("distillation")
 
-    def _adopt(self, task: Task, outcome: Outcome) -> None:
-        outcome.update.commit()
-        self._examiner.due |= outcome.update.changed
-        figures = self.figures
-        figures.distill_steps += len(task.lessons)
-        if outcome.student_kl is not None:
-            figures.student_kl = outcome.student_kl
-        if self.ready and task.chooses:
-            figures.reselections += self._chooses
-            figures.reselect_s += outcome.choice_s
+    def _adopt(self, task: UpkeepTask, result: UpkeepResult) -> None:
+        result.update.commit()
+        self._validator.full_check_due |= result.update.changed
+        statistics = self._statistics
+        statistics.distill_steps += len(task.distill_batches)
+        if result.student_divergence is not None:
+            statistics.student_divergence = result.student_divergence
+        if self.ready and task.reselects:
+            statistics.reselections += self._selects
+            statistics.reselect_s += result.selection_s
         if not self.ready and task.calibration is not None:
-            if self._rounds:
-                self.quantiser = FakeQuantiser(self.plan, self._module)
+            if self._quantisation_aware:
+                self.quantiser = FakeQuantiser(self._plan, self._module)
                 self.quantiser.prune(self._module)
-                self.plan.calibrate(task.calibration)
+                self._plan.calibrate(task.calibration)
             self.ready = True
-            rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * outcome.elapsed_s
+            rows, elapsed_ms = len(next(iter(task.calibration.values()))), 1e3 * result.elapsed_s
             logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
     def _withhold(self, error: CompressorError) -> None:
-        """Nothing goes out until a check passes; the next is soon, later ones are rarer. Before each, the level is
-        chosen and calibrated anew for the present weights."""
-        self.figures.withheld += 1
-        self._examiner.due = False
-        if not self._blocked:
-            self._blocked = True
+        """Nothing is published until a check passes; the next is soon, later ones are rarer. Before each, channels and
+        ranges are selected and measured anew for the present weights."""
+        self._statistics.withheld += 1
+        self._validator.full_check_due = False
+        if not self._withheld:
+            self._withheld = True
             self._checks = Schedule(self._check_interval, first=1)
         instead = "fp32 stands in for it" if self.policy_is_finite() else "actors go on with the last good policy"
-        self._complain(f"{self.scheme} is withheld, {instead}", error)
+        self._warn_once(f"{self.scheme} is withheld, {instead}", error)
 
     def _release(self) -> None:
-        if self._blocked:
+        if self._withheld:
             logger.info("%s is published again", self.scheme)
-        self._blocked = False
+        self._withheld = False
 
-    def _complain(self, consequence: str, error: CompressorError) -> None:
-        """Log each cause once, whatever its figures."""
+    def _warn_once(self, consequence: str, error: CompressorError) -> None:
+        """Log each cause once, whatever its numbers."""
         cause = _NUMBER.sub("#", f"{consequence}: {error}")
         if cause not in self._causes:
             self._causes.add(cause)
             logger.warning("%s: %s", consequence, error)
+
+
+def _tensors(inputs: RecentInputs) -> dict[str, torch.Tensor]:
+    drawn = inputs.draw(DISTILL_ROWS, images=DISTILL_IMAGES)
+    return {name: torch.from_numpy(values) for name, values in drawn.items()}

@@ -1,4 +1,4 @@
-"""From the learner's network to the actors' policies: bind, calibrate, compress, check, publish.
+"""From the learner's network to the actors' policies: bind, calibrate, compress, validate, publish.
 
 Artifacts travel as they are, neither deflated nor as differences. Weights in single precision hardly shrink; codes
 shrink well as differences from the version before, but encoding and decoding them takes longer than sending them whole
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from accel.acting.torch_policy import serialise_module
@@ -22,20 +24,18 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
-from accel.publishing.check import ArtifactCheck
+from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.publishing.figures import level_metrics
 from accel.publishing.inputs import REFILLS, RecentInputs
 from accel.publishing.level import FULL_PRECISION, Level
-from accel.publishing.upkeep import Twin
-from accel.publishing.worker import Worker
+from accel.publishing.validation import Divergence, ValidationInputs, Validator
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError
 from compressors.pipeline import make_compressor
 from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
 from compressors.scheme import parse_scheme
 
-PATIENCE_S = 0.2
+CLOSE_TIMEOUT_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8
 
 logger = logging.getLogger("accel")
@@ -46,17 +46,17 @@ class Publisher:
 
     A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
     ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
-    wrong. Every artifact is checked on a few recent rows, the first of a level, and one every
-    ``check_interval_updates``, on many; a bad one is withheld, and ``fp32`` stands in for it until one is fit again.
-    With the torch runtime the weights are published as they are.
+    wrong. Every artifact is validated (``accel.publishing.validation``); a bad one is withheld, logged once per cause
+    and counted, and ``fp32`` stands in for it until one passes again, so that no scheme ruins a run. With the torch
+    runtime the weights are published as they are, as long as they are finite.
 
-    Students' lessons, choices of channels and bases, and later calibrations are worked out in a thread beside the
-    learner's, on copies, and taken over between two publications. What falls due while that thread is busy is noted
-    once and done when it is free. With ``actors = 0`` all is done at once, so that equal seeds give equal bits.
+    Students' training steps, selections of channels and bases, and later calibrations are done in the background
+    (``accel.publishing.background``). With ``actors = 0`` all is done at once, so that equal seeds give equal bits.
 
     Args:
         config: the run's configuration.
         network: what the learner trains.
+        divergence: of acting policies from the learner's, as the action rule sees it; None: KL of the distributions.
         cpu_features: what every actor's CPU offers, which chooses between variants of int8; None: this machine's.
         levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
     Attributes:
@@ -70,6 +70,7 @@ class Publisher:
         config: TrainConfig,
         network: PolicyNetwork,
         *,
+        divergence: Divergence | None = None,
         cpu_features: frozenset[str] | None = None,
         levels: Iterable[str] | None = None,
     ) -> None:
@@ -84,13 +85,14 @@ class Publisher:
         }
         self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compressor,))))
         self._recent = RecentInputs(config.calibration_size, self._renewal_updates(), config.seed)
-        self._check = ArtifactCheck(network.spec, network.state_shapes, self._recent, config.max_publish_kl)
+        self._validation_inputs = ValidationInputs(network.spec, network.state_shapes, self._recent)
+        self._divergence = PolicyDivergence(network.spec.action) if divergence is None else divergence
         self._bound: dict[str, Level] = {}
         self._in_use: tuple[str, ...] = ()
         self._prepared: tuple[str, ...] = ()
         self.replaced: frozenset[str] = frozenset()
-        self._worker, self._caller = Worker(inline=config.actors == 0), Worker(inline=True)
-        self._twin = Twin(self._module)
+        self._worker, self._caller = BackgroundWorker(inline=config.actors == 0), BackgroundWorker(inline=True)
+        self._copy = ModuleCopy(self._module)
         self._last_served = FULL_PRECISION
         self.scheme = FULL_PRECISION
         if config.actor_runtime == "onnxruntime":
@@ -108,7 +110,7 @@ class Publisher:
 
         Args:
             levels: to be published.
-            prepare: levels to be got ready besides, once, where they are not; they are published only when in use.
+            prepare: levels to prepare in the background, where they are not ready; they are published only when in use.
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
@@ -123,13 +125,18 @@ class Publisher:
             self._level(level)
         for level in wanted:
             if level not in self._in_use:
-                self._bound[level].resume(self._recent)
+                self._bound[level].enter_use(self._recent)
         for level in self._in_use:
             if level not in wanted:
-                self._bound[level].rest()
+                self._bound[level].leave_use()
         self._in_use, self._prepared = wanted, prepared
-        self._work()
-        self._round()
+        self._start_work()
+        self._round_learner()
+
+    @property
+    def busy(self) -> bool:
+        """Whether background work is in progress; its result is adopted by the next ``observe`` or ``payloads``."""
+        return self._worker.busy
 
     def offers(self, level: str) -> bool:
         """Whether actors that are assigned this level get it, rather than fp32 in its stead. Out of use: whether they
@@ -138,22 +145,24 @@ class Publisher:
 
     def observe(self, batch: Batch) -> None:
         """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use, and
-        at those to be got ready.
+        at those to prepare.
 
-        Whatever went wrong in the work that was begun earlier is raised here, or by ``payloads``.
+        Whatever went wrong in background work is raised here, or by ``payloads``.
         """
         if self._config.actor_runtime == "torch":
             return
-        self._recent.observe(batch)
-        self._settle()
-        for scheme in self._tended():
-            self._bound[scheme].tend(self._recent)
+        self._recent.tick()
+        if self._recent.wanted:
+            self._recent.observe(_rows(batch, self._recent))
+        self._adopt_results()
+        for scheme in self._maintained():
+            self._bound[scheme].after_update(self._recent)
         if FULL_PRECISION not in self._in_use:
-            self._bound[FULL_PRECISION].tend(self._recent)
-        self._work()
+            self._bound[FULL_PRECISION].after_update(self._recent)
+        self._start_work()
 
     def payloads(self) -> Mapping[str, bytes]:
-        """The network as it is now at each level in use, to be published together; empty when all is withheld.
+        """The network as it is now at each level in use, to be published together; empty when everything is withheld.
 
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own.
@@ -161,9 +170,9 @@ class Publisher:
         if self._config.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
             return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
-        self._settle()
+        self._adopt_results()
         found = {
-            scheme: level.payload() if level.ready and not level.awaited else None
+            scheme: level.payload() if level.ready and not level.renewing else None
             for scheme, level in self._levels_in_use()
         }
         offered = {scheme: payload for scheme, payload in found.items() if payload is not None}
@@ -194,23 +203,21 @@ class Publisher:
         return self._level(FULL_PRECISION).artifact(version)
 
     def metrics(self) -> dict[str, float]:
-        """Figures by ``name/level``, of the levels in use; see ``accel.publishing.figures``."""
+        """By ``name/level``, of the levels in use; see ``accel.publishing.level``."""
         metrics: dict[str, float] = {}
         for scheme, level in self._levels_in_use():
-            metrics |= {
-                f"{name}/{scheme}": value for name, value in level_metrics(level.figures, level.plan.statistics).items()
-            }
+            metrics |= {f"{name}/{scheme}": value for name, value in level.metrics().items()}
         return metrics
 
     def close(self) -> None:
-        """At the end of a run: nothing is worked on any more. What is in work is waited for only briefly."""
-        self._worker.close(PATIENCE_S)
+        """At the end of a run: no work is begun any more. What is in progress is waited for only briefly."""
+        self._worker.close(CLOSE_TIMEOUT_S)
         for level in self._bound.values():
             level.abandon()
 
     def _renewal_updates(self) -> int:
         """Ranges outlive a calibration interval; a student must learn from where the policy is now, and a pruned policy
-        make up for what is gone there."""
+        compensate for what is gone there."""
         config = self._config
         if any("prune" in level for level in self.levels):
             return IMAGE_RENEWAL_UPDATES if self._network.spec.is_image else 1
@@ -220,34 +227,34 @@ class Publisher:
     def _levels_in_use(self) -> list[tuple[str, Level]]:
         return [(scheme, self._bound[scheme]) for scheme in self._in_use]
 
-    def _tended(self) -> tuple[str, ...]:
-        """The levels in use, and those that still have to be got ready."""
+    def _maintained(self) -> tuple[str, ...]:
+        """The levels in use, and those that still have to be prepared."""
         return (*self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
 
-    def _work(self) -> None:
+    def _start_work(self) -> None:
         """Begin what is due, at the level first whose turn it is."""
-        tended = self._tended()
-        turn = tended.index(self._last_served) + 1 if self._last_served in tended else 0
-        for scheme in (*tended[turn:], *tended[:turn]):
+        maintained = self._maintained()
+        turn = maintained.index(self._last_served) + 1 if self._last_served in maintained else 0
+        for scheme in (*maintained[turn:], *maintained[:turn]):
             level = self._bound[scheme]
             if not level.has_work:
                 continue
             if level.is_quick or self._worker.inline:
-                level.work(self._caller, self._twin, self._recent)
+                level.start_work(self._caller, self._copy, self._recent)
             elif not self._worker.busy:
-                level.work(self._worker, self._twin, self._recent)
+                level.start_work(self._worker, self._copy, self._recent)
                 self._last_served = scheme
-        self._settle()
+        self._adopt_results()
 
-    def _settle(self) -> None:
-        """Take over what is done, at every level at once."""
+    def _adopt_results(self) -> None:
+        """Adopt what is done, at every level at once."""
         for level in self._bound.values():
             was_ready = level.ready
-            level.settle()
+            level.adopt_result()
             if level.ready and not was_ready:
-                self._round()
+                self._round_learner()
 
-    def _round(self) -> None:
+    def _round_learner(self) -> None:
         """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""
         rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
         self._network.fake_quantisation = None
@@ -263,7 +270,7 @@ class Publisher:
                     scheme,
                     cpu=self._cpu,
                     student_factory=StudentFactory(self._config, self._network),
-                    divergence=PolicyDivergence(self._network.spec.action),
+                    divergence=self._divergence,
                 ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
                 if is_quantisation_aware(scheme):
                     FakeQuantiser(plan, self._module)
@@ -271,9 +278,19 @@ class Publisher:
                 raise ConfigError(
                     f"compressor '{scheme}' does not suit network '{self._config.network}': {error}"
                 ) from error
-            self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._check)
+            self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._validator(scheme))
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
         return self._bound[scheme]
+
+    def _validator(self, scheme: str) -> Validator:
+        methods = {method.name for method in parse_scheme(scheme).methods}
+        return Validator(
+            self._validation_inputs,
+            self._divergence,
+            self._config.max_publish_kl,
+            batch=self._config.envs_per_actor if "int8-dynamic" in methods else None,
+            follows_policy="distill" not in methods,
+        )
 
     def _example(self) -> dict[str, torch.Tensor]:
         spec = self._network.spec
@@ -282,6 +299,25 @@ class Publisher:
         for i, shape in enumerate(self._network.state_shapes):
             example[f"state_{i}"] = torch.zeros(1, *shape)
         return example
+
+
+def _rows(batch: Batch, recent: RecentInputs) -> dict[str, npt.NDArray[np.generic]]:
+    """The rows to observe: random ones, or, with a recurrent core, of those of the first step, whose state is known.
+
+    They are chosen where the batch is, so that nothing else leaves the device.
+    """
+    if batch.states:
+        keep = torch.logical_not(batch.first[0])
+        rows = {"observations": batch.observations[0]}
+        for i, state in enumerate(batch.states):
+            rows[f"state_{i}"] = state * keep.view(-1, *[1] * (state.dim() - 1))
+    else:
+        rows = {"observations": batch.observations[:-1].flatten(0, 1)}
+    count = len(rows["observations"])
+    if recent.wanted < count:
+        chosen = torch.from_numpy(recent.choose(count)).to(batch.observations.device)
+        rows = {name: values.index_select(0, chosen) for name, values in rows.items()}
+    return {name: values.cpu().numpy() for name, values in rows.items()}
 
 
 def _canonical(scheme: str) -> str:

@@ -69,6 +69,11 @@ def make_batch(network: PolicyNetwork, seed: int = 0, scale: float = 1.0) -> Bat
     )  # fmt: skip
 
 
+def rows_of(batch: Batch) -> dict[str, np.ndarray]:
+    """A batch's steps as rows, [N, *shape] by name, of a policy without a recurrent state."""
+    return {"observations": batch.observations[:-1].flatten(0, 1).numpy()}
+
+
 def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) -> None:
     """As many learner updates, each with a publication."""
     for update in range(updates):

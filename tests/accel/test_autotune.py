@@ -88,7 +88,7 @@ class Rig:
 
     def rest(self) -> None:
         """Until the publisher's worker is done, so that what it did is taken over in the same turn at any speed."""
-        while self.publisher._worker.busy:
+        while self.publisher.busy:
             time.sleep(0.001)
 
     def publish(self) -> None:
@@ -245,7 +245,7 @@ def test_a_level_that_fails_its_first_checks_is_surveyed_again_later(make_rig: C
         _exaggerate(head, 300.0)
     for _ in range(500):
         rig.turn(looks=False)
-        if rig.publisher.offers("int8") and rig.publisher._bound[pruned].figures.withheld:
+        if rig.publisher.offers("int8") and rig.publisher.metrics().get(f"withheld/{pruned}"):
             break
     assert rig.stage == "wait" and not rig.publisher.offers(pruned)
     steering.tuner._options = dataclasses.replace(steering.tuner._options, patience=0.0)

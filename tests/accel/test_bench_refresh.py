@@ -11,7 +11,7 @@ from accel.bench.refresh import _break_even, _changing, measure_upkeep
 from accel.bench.rows import Row, number
 from accel.bench.subject import default_spec, random_subject
 from accel.errors import ConfigError
-from accel.publishing.level import FOLLOW_STEPS
+from accel.publishing.level import REFIT_STEPS
 from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
@@ -67,8 +67,8 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
 UPKEEP = {
     "fp32": {"check"},
     "int8": {"check", "calibration", "drift"},
-    "lowrank(0.25)": {"check", "calibration", "choice"},
-    "prune(0.5)+int8": {"check", "calibration", "drift", "choice", "follow"},
+    "lowrank(0.25)": {"check", "calibration", "selection"},
+    "prune(0.5)+int8": {"check", "calibration", "drift", "selection", "refit"},
     "distill(8x1)": {"check", "calibration", "distill"},
     "qat": {"check", "calibration", "drift"},
 }
@@ -83,12 +83,12 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     config = subject.run.config
     intervals = {
         "check": config.check_interval_updates, "calibration": config.calibration_interval_updates,
-        "drift": config.drift_interval_updates, "choice": config.reselect_interval_updates,
-        "distill": config.distill_interval_updates, "follow": FOLLOW_STEPS,
+        "drift": config.drift_interval_updates, "selection": config.reselect_interval_updates,
+        "distill": config.distill_interval_updates, "refit": REFIT_STEPS,
     }  # fmt: skip
     assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}
     for name, cost in costs.items():
-        assert (cost.worker_s > 0) == (name not in {"check", "follow"})
+        assert (cost.worker_s > 0) == (name not in {"check", "refit"})
         assert cost.learner_s > 0
 
 

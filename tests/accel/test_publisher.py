@@ -10,7 +10,7 @@ import torch
 
 from accel.acting.torch_policy import TorchPolicy
 from accel.errors import ConfigError
-from accel.publishing import figures
+from accel.publishing import level as publishing_level
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import float_kernels
@@ -202,7 +202,7 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
     metrics = publisher.metrics()
     names = {name.partition("/") for name in metrics}
     assert {level for _, _, level in names} == {"prune(0.5)+int8", "fp32"}
-    assert all(name in (figures.__doc__ or "") for name, _, _ in names)
+    assert all(name in (publishing_level.__doc__ or "") for name, _, _ in names)
     assert {
         "refresh_ms",
         "serialise_ms",

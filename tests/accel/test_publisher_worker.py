@@ -1,4 +1,4 @@
-"""Upkeep beside the learner: publications go on, results come whole, errors come out, runs end."""
+"""Background work: publications go on, results come whole, errors come out, runs end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.distill import Student
-from compressors.pipeline import PipelinePlan, PipelineUpdate
+from compressors.pipeline import PipelineUpdate
 from compressors.prune.structured import PrunedModule
 from tests.accel.live_policies import config_for, make_batch, make_network
 
@@ -62,7 +61,7 @@ def _publisher(level: str, network: str = "mlp:32x2", **changes: object) -> Iter
 
 
 def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
-    """All but the last wait for what is in work, so that what falls due at the last is begun at once."""
+    """All but the last wait for background work, so that what falls due at the last is begun at once."""
     for seed in range(updates):
         if seed:
             _rest(publisher)
@@ -70,9 +69,9 @@ def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
 
 
 def _rest(publisher: Publisher) -> None:
-    """Until nothing is in work; what was is not taken over yet."""
+    """Until nothing is in progress; the result is not adopted yet."""
     deadline = time.monotonic() + LIMIT_S
-    while publisher._worker.busy:
+    while publisher.busy:
         assert time.monotonic() < deadline, "the worker does not finish"
         time.sleep(0.001)
 
@@ -87,7 +86,7 @@ def _scale(net: PolicyNetwork, factor: float) -> None:
             parameter.mul_(factor)
 
 
-def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
@@ -102,7 +101,7 @@ def test_fp32_goes_out_until_the_first_lessons_are_over(monkeypatch: pytest.Monk
         assert publisher.metrics()[f"distill_steps/{STUDENT}"] == gate.calls == 100
 
 
-def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_finished_student_is_published_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
     gate.open.set()
     with _publisher(STUDENT, distill_interval_updates=1) as (publisher, net):
@@ -116,59 +115,64 @@ def test_the_last_finished_student_goes_out_while_it_learns_on(monkeypatch: pyte
         for _ in range(6):
             _update(publisher, net)
             assert publisher.payloads()[STUDENT] == before
-        assert gate.calls == taught + 1, "one lesson at a time"
+        assert gate.calls == taught + 1, "one training step at a time"
         gate.open.set()
         _rest(publisher)
         assert publisher.payloads()[STUDENT] != before
         _update(publisher, net)
         _rest(publisher)
-        assert gate.calls == taught + 2, "lessons missed meanwhile are not made up for"
+        assert gate.calls == taught + 2, "steps missed meanwhile are not made up for"
 
 
-def test_choices_are_made_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _reverse_units(net: PolicyNetwork) -> None:
+    """The same policy with the first layer's units in reverse order: others are kept."""
+    first, second = net.torso.layers
+    with torch.no_grad():
+        first.weight.copy_(first.weight.flip(0))
+        first.bias.copy_(first.bias.flip(0))
+        second.weight.copy_(second.weight.flip(1))
+
+
+def _train_on(net: PolicyNetwork) -> None:
+    _scale(net, -0.5)
+    with torch.no_grad():
+        net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.roll(5, 0))
+
+
+def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the learner's own thread selects at once, though here the learner changes its policy meanwhile."""
+    with _publisher(PRUNED, reselect_interval_updates=8, actors=0) as (publisher, net):
+        _update(publisher, net, 2)
+        _reverse_units(net)
+        _update(publisher, net, 8)
+        _train_on(net)
+        expected = publisher.payloads()[PRUNED]
     gate = Gate(monkeypatch, PrunedModule, "observe")
     gate.open.set()
     with _publisher(PRUNED, reselect_interval_updates=8) as (publisher, net):
         _update(publisher, net, 2)
         _rest(publisher)
-        publisher.payloads()
+        assert _published(publisher) == [PRUNED]
+        _reverse_units(net)
         gate.close()
-        plan = publisher._bound[PRUNED].plan
-        assert isinstance(plan, PipelinePlan)
-        with torch.no_grad():  # units in reverse order: other ones are kept
-            net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.flip(0))
-            net.torso.layers[0].bias.copy_(net.torso.layers[0].bias.flip(0))
-            net.torso.layers[1].weight.copy_(net.torso.layers[1].weight.flip(1))
-        update = plan.begin_update(net.acting_module())
-        update.reselect()
-        (wanted,) = update.reductions
-        (old,) = plan.reductions
-        assert isinstance(wanted, PrunedModule) and isinstance(old, PrunedModule)
         _update(publisher, net, 8)
         assert gate.reached.wait(LIMIT_S)
-        _scale(net, -0.5)  # the learner goes on
-        with torch.no_grad():
-            net.torso.layers[0].weight.copy_(net.torso.layers[0].weight.roll(5, 0))
-        assert _published(publisher) == [PRUNED] and plan.reductions == (old,)
+        _train_on(net)
+        assert publisher.payloads()[PRUNED] != expected, "other channels were kept before"
         gate.open.set()
         _rest(publisher)
-        assert plan.reductions == (old,), "nothing changes but at a publication or an update"
-        assert _published(publisher) == [PRUNED]
-        (new,) = plan.reductions
-        assert isinstance(new, PrunedModule)
-        for group, kept in wanted.kept.items():
-            np.testing.assert_array_equal(new.kept[group], kept)
-        assert any((new.kept[group] != kept).any() for group, kept in old.kept.items())
-        assert publisher.metrics()[f"reselections/{PRUNED}"] == 1
+        name = f"reselections/{PRUNED}"
+        assert name not in publisher.metrics(), "nothing changes but at a publication or an update"
+        assert publisher.payloads()[PRUNED] == expected and publisher.metrics()[name] == 1
 
 
-def test_a_level_that_comes_back_waits_for_new_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     with _publisher(RANKED) as (publisher, net):
         _update(publisher, net, 2)
         _rest(publisher)
         assert _published(publisher) == [RANKED]
         publisher.set_levels(["fp32"])
-        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which chooses on the way
+        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which selects on the way
         publisher.set_levels([RANKED])
         assert gate.reached.wait(LIMIT_S)
         assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
@@ -197,14 +201,14 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("prepare", [True, False])
-def test_a_level_out_of_use_is_got_ready_where_asked_for(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_out_of_use_is_prepared_where_asked_for(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
     net = make_network(config := config_for("mlp:32x2", STUDENT, actors=1, max_publish_kl=None))
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED))
     publisher.set_levels([STUDENT, PRUNED])
     for update in range(3):
         publisher.observe(make_batch(net, seed=update))
-    assert gate.reached.wait(LIMIT_S), "the student's lessons come first, and the choice of channels has to wait"
+    assert gate.reached.wait(LIMIT_S), "the student is trained first, and the selection of channels has to wait"
     publisher.set_levels(["fp32"], prepare=[STUDENT, PRUNED] if prepare else [])
     gate.open.set()
     for update in range(4):
@@ -215,7 +219,7 @@ def test_a_level_out_of_use_is_got_ready_where_asked_for(prepare: bool, monkeypa
     publisher.close()
 
 
-def test_ranges_alone_are_there_at_once() -> None:
+def test_ranges_alone_are_measured_at_once() -> None:
     with _publisher("int8") as (publisher, net):
         _update(publisher, net, 2)
         assert _published(publisher) == ["int8"]
@@ -223,7 +227,7 @@ def test_ranges_alone_are_there_at_once() -> None:
 
 @pytest.mark.parametrize("actors", [0, 1])
 @pytest.mark.parametrize("what", ["reselect", "calibration"])
-def test_new_choices_and_ranges_get_a_whole_check(what: str, actors: int) -> None:
+def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int) -> None:
     changes = {f"{what}_interval_updates": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
     with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
@@ -242,7 +246,7 @@ def test_new_choices_and_ranges_get_a_whole_check(what: str, actors: int) -> Non
         assert _published(publisher) == [level] and publisher.metrics()[f"publish_kl/{level}"] > 2.0 * first_kl
 
 
-def test_ranges_that_cannot_be_measured_are_a_complaint(
+def test_ranges_that_cannot_be_measured_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _publisher(RANKED, calibration_interval_updates=2) as (publisher, net):
@@ -253,8 +257,8 @@ def test_ranges_that_cannot_be_measured_are_a_complaint(
         for update in range(12):
             publisher.observe(make_batch(net, seed=update, scale=float("nan")))
             _rest(publisher)
-        complaints = [record.message for record in caplog.records if "keeps its ranges" in record.message]
-        assert len(complaints) == 1 and "not finite" in complaints[0]
+        warnings = [record.message for record in caplog.records if "keeps its ranges" in record.message]
+        assert len(warnings) == 1 and "not finite" in warnings[0]
         assert publisher.payloads() == before
 
 
@@ -282,13 +286,13 @@ def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, cap
     gate = Gate(monkeypatch, Student, "distill_step")
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
-        gate.open.set()  # nobody looks at the lesson from here to the end
+        gate.open.set()  # nobody looks at the result from here to the end
         _rest(publisher)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert STUDENT in record.message and record.exc_info is not None and "no room" in str(record.exc_info[1])
 
 
-def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
+def test_the_end_of_a_run_does_not_wait_for_background_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
@@ -296,11 +300,11 @@ def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
         _update(publisher, net, 2)
         assert gate.reached.wait(LIMIT_S)
         publisher.close()
-        assert publisher._worker.busy, "it came back while a lesson was in work"
+        assert publisher.busy, "it came back while a training step was in progress"
         assert _published(publisher) == ["fp32"] and publisher.artifact(3) is not None
         gate.open.set()
         _rest(publisher)
-    assert gate.calls == 1, "the other lessons are not taken"
+    assert gate.calls == 1, "the other steps are not taken"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -308,14 +312,14 @@ def test_the_end_of_a_run_does_not_wait_for_what_is_in_work(
 def test_a_process_ends_well_with_a_worker_at_rest_and_in_the_middle_of_a_decomposition(size: int) -> None:
     code = f"""
 import torch
-from accel.publishing.worker import Worker
-worker, started = Worker(), __import__("threading").Event()
+from accel.publishing.background import BackgroundWorker
+worker, started = BackgroundWorker(), __import__("threading").Event()
 def job():
     matrix = torch.eye({size}, dtype=torch.float64)
     started.set()
     if len(matrix):
         torch.linalg.eigh(matrix + torch.randn_like(matrix))
-worker.start(job)
+worker.submit(job)
 started.wait()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,0 +1,312 @@
+"""A policy is validated before it reaches an actor: it loads, fits, is finite, and is close to the learner's.
+
+A full check loads the artifact as an actor does and runs it on 256 recent rows (32 images). It is made of the first
+artifact of a level, of the first with new ranges or a new selection of channels and bases, and at an interval. Every
+other publication gets a quick check, as loading takes most of a full one: 16 rows (4 images), the newest first and then
+the older ones in turn, in a session that stays open and takes the weights as inputs (``ArtifactProbe``).
+
+Few rows say little about the mean over all. A quick check passes if two standard errors above the mean divergence of
+its rows are within the bound. Otherwise it takes three times as many further rows; if the bound is not met by all of
+them together either, it is inconclusive, and a full check decides at once, so that chance withholds no policy.
+
+Outputs must be finite and of the right shapes whatever the bound. A bound of 0.5 nats is where the effective sample
+size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah with pruned actors learned up to 0.8 and
+collapsed above 2. What divergence means is the action rule's business: it is given from outside (``Divergence``).
+
+Schemes that quantise activations by the range of the batch (``int8-dynamic``) couple the rows of a batch, so that they
+are run at the actors' batch size. A payload that did not change is not checked again, except a student's, which stays
+as it is while the policy changes. 4-bit convolutions are loaded each time. ``qat`` is compared with the learner's
+rounded policy, and each full check compares all activation codes. An artifact for CPUs that can do more than this one
+is run, but not held to the bound: what this CPU saturates, the actors' do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from accel.envs.spaces import EnvSpec
+from accel.publishing.inputs import RecentInputs, made_up_inputs
+from compressors.artifact import CompressedPolicy
+from compressors.checks.probe import ArtifactProbe
+from compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
+from compressors.cpu import cpu_features
+from compressors.errors import ArtifactError, VerificationError
+from compressors.qat.differences import CodeDifferences, code_differences
+from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
+
+FULL_ROWS = 256
+FULL_IMAGES = 32
+QUICK_ROWS = 16
+QUICK_IMAGES = 4
+EXTENSION = 4
+"""By how much the sample of a quick check grows before it is inconclusive."""
+STANDARD_ERRORS = 2.0
+"""Of a mean over few rows, that must fit below the bound too."""
+
+Array = npt.NDArray[np.generic]
+Inputs = Mapping[str, Array]
+
+
+class Divergence(Protocol):
+    """How far the policy that acts is from the learner's, by their first outputs: distribution parameters or values."""
+
+    def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+        """[N, P] each to a differentiable scalar, which distilled students minimise."""
+        ...
+
+    def of_rows(self, reference: Array, acting: Array) -> Array:
+        """[N, P] each to [N], nats or the action rule's equivalent; zero where both act alike."""
+        ...
+
+    def upper_bound(self, reference: Array, acting: Array) -> float:
+        """What no row's divergence exceeds, where that is found faster than the divergence; infinite otherwise."""
+        ...
+
+
+class ValidationInputs:
+    """The rows on which policies are validated: recent ones, or random ones until there are any.
+
+    Every method takes the number of rows that are run at once, of which it returns a whole multiple; where too few are
+    kept, some occur twice.
+
+    Args:
+        spec: the environment's layout.
+        state_shapes: of the policy's recurrent state.
+        recent: where inputs come from.
+    """
+
+    def __init__(self, spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], recent: RecentInputs) -> None:
+        self._spec = spec
+        self._state_shapes = state_shapes
+        self._recent = recent
+        self._random: Inputs = {}
+
+    def full(self, batch: int = 1) -> Inputs:
+        """What a full check runs, [N, *shape] by name."""
+        rows = _rounded_up(FULL_IMAGES if self._spec.is_image else FULL_ROWS, batch)
+        return _whole_batches(self._recent.newest(rows) if self._recent.rows else self._random_rows(), batch)
+
+    def quick(self, batch: int = 1) -> Inputs:
+        """A few of them, others at each call, to be read at once."""
+        rows = self._quick_rows(batch)
+        if self._recent.rows:
+            return _whole_batches(self._recent.next_few(rows), batch)
+        return _whole_batches({name: values[:rows] for name, values in self._random_rows().items()}, batch)
+
+    def further(self, batch: int = 1) -> Inputs | None:
+        """Three times as many others, as copies; None where so many are not kept."""
+        rows = self._quick_rows(batch)
+        if self._recent.rows < EXTENSION * rows:
+            return None
+        portions = [{**self._recent.next_few(rows)} for _ in range(EXTENSION - 1)]
+        return {name: np.concatenate([portion[name] for portion in portions]) for name in portions[0]}
+
+    def _quick_rows(self, batch: int) -> int:
+        return _rounded_up(QUICK_IMAGES if self._spec.is_image else QUICK_ROWS, batch)
+
+    def _random_rows(self) -> Inputs:
+        if not self._random:
+            rows = FULL_IMAGES if self._spec.is_image else FULL_ROWS
+            self._random = made_up_inputs(self._spec, self._state_shapes, rows)
+        return self._random
+
+
+@dataclass
+class ValidationStatistics:
+    """What validation found at one level.
+
+    Attributes:
+        divergence: mean at the last full check that ran through. age_updates: learner updates since then.
+        full_check_s: what the last full check took.
+        quick_checks: since whoever reads them last reset them. quick_check_s: their total time.
+        inconclusive_checks: quick checks after which a full one had to decide, over the whole run.
+        code_differences: between the learner and its artifact at the last full check of a ``qat`` level.
+    """
+
+    divergence: float | None = None
+    age_updates: int = 0
+    full_check_s: float = 0.0
+    quick_checks: int = 0
+    quick_check_s: float = 0.0
+    inconclusive_checks: int = 0
+    code_differences: CodeDifferences | None = None
+
+
+class Validator:
+    """Validates the artifacts of one level.
+
+    Args:
+        inputs: what they are run on.
+        divergence: of their first output from the policy's.
+        bound: greatest mean divergence allowed; None: only shapes and finiteness count.
+        batch: rows that actors run at once, where outputs depend on that; None: any number will do.
+        follows_policy: whether bytes that are the same mean a policy that is the same; not so for students, which stay
+            as they are while the policy changes.
+    Attributes:
+        full_check_due: whether the next artifact gets a full check.
+    """
+
+    def __init__(
+        self,
+        inputs: ValidationInputs,
+        divergence: Divergence,
+        bound: float | None,
+        *,
+        batch: int | None = None,
+        follows_policy: bool = True,
+    ) -> None:
+        self.full_check_due = True
+        self.statistics = ValidationStatistics()
+        self._inputs = inputs
+        self._divergence = divergence
+        self._bound = bound
+        self._batch = batch
+        self._follows_policy = follows_policy
+        self._passed = b""
+        self._probe: ArtifactProbe | None = None
+        self._device: torch.device | None = None
+
+    def validate(
+        self,
+        artifact: CompressedPolicy,
+        payload: bytes,
+        module: torch.nn.Module,
+        quantiser: FakeQuantiser | None = None,
+    ) -> None:
+        """A quick check of a new payload; a full one when it is due, or when the quick one is inconclusive.
+
+        Args:
+            artifact: what is going to be published. payload: its bytes.
+            module: the learner's acting module. quantiser: what the learner trains with at a ``qat`` level.
+        Raises:
+            VerificationError: it cannot be loaded or run, an output has a wrong shape or is not finite, or the mean
+                divergence exceeds the bound.
+        """
+        if not self.full_check_due and payload == self._passed and self._follows_policy:
+            return
+        reference = module if quantiser is None else FakeQuantisedPolicy(quantiser, module)
+        if self.full_check_due or not self._passes_quick_check(artifact, reference):
+            self.full_check_due = False
+            started = perf_counter()
+            try:
+                self.check_fully(artifact, reference)
+                if quantiser is not None:
+                    differences = code_differences(quantiser, artifact, module, self._inputs.full())
+                    self.statistics.code_differences = differences
+            finally:
+                self.statistics.full_check_s = perf_counter() - started
+        self._passed = payload
+
+    def check_fully(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> float:
+        """The mean divergence over many rows, in a session of its own; VerificationError as for ``validate``."""
+        artifact, bound = self._runnable(artifact)
+        inputs = self._inputs.full(self._batch or 1)
+        found = verify_artifact(artifact, reference, inputs, bound, measure=self._mean, batch=self._batch)
+        self.statistics.divergence, self.statistics.age_updates = found.measured, 0
+        return found.measured
+
+    def check_quickly(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
+        """Whether few rows show that the artifact is close enough, in a session that stays open.
+
+        Raises:
+            VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
+        """
+        artifact, bound = self._runnable(artifact)
+        inputs = self._inputs.quick(self._batch or 1)
+        batch = self._batch or len(inputs[artifact.inputs[0].name])
+        wanted, found = self._outputs(artifact, reference, inputs, batch)
+        if bound is None or self._divergence.upper_bound(wanted, found) <= bound:
+            return True
+        few = self._divergence.of_rows(wanted, found)
+        if upper_limit_of_mean(few) <= bound:
+            return True
+        further = self._inputs.further(self._batch or 1)
+        if further is None:
+            return False
+        others = self._divergence.of_rows(*self._outputs(artifact, reference, further, batch))
+        return upper_limit_of_mean(np.concatenate([few, others])) <= bound
+
+    def count_update(self) -> None:
+        """After each learner update."""
+        self.statistics.age_updates += 1
+
+    def close(self) -> None:
+        """While the level is out of use: keep neither a session, nor a payload, nor what was found about one."""
+        self._probe = None
+        self._passed = b""
+        self.statistics.divergence = None
+
+    def _passes_quick_check(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
+        statistics, started = self.statistics, perf_counter()
+        statistics.quick_checks += 1
+        try:
+            passes = self.check_quickly(artifact, reference)
+        finally:
+            statistics.quick_check_s += perf_counter() - started
+        statistics.inconclusive_checks += not passes
+        return passes
+
+    def _runnable(self, artifact: CompressedPolicy) -> tuple[CompressedPolicy, float | None]:
+        """What to run here, and the bound to hold it to."""
+        if set(artifact.cpu_features) <= cpu_features():
+            return artifact, self._bound
+        return dataclasses.replace(artifact, cpu_features=()), None
+
+    def _mean(self, reference: Array, acting: Array) -> float:
+        return float(self._divergence.of_rows(reference, acting).astype(np.float64).mean())
+
+    def _outputs(
+        self, artifact: CompressedPolicy, module: torch.nn.Module, inputs: Inputs, batch: int
+    ) -> tuple[Array, Array]:
+        """First outputs [N, P] of policy and artifact, after a look at all; N is a multiple of the batch."""
+        found = self._run(artifact, inputs, batch)
+        if self._device is None:
+            self._device = next(module.parameters()).device
+        wanted = reference_outputs(artifact, module, inputs, self._device)
+        check_outputs(artifact, found, wanted)
+        return wanted[0], found[0]
+
+    def _run(self, artifact: CompressedPolicy, inputs: Inputs, batch: int) -> list[Array]:
+        rows = len(inputs[artifact.inputs[0].name])
+        portions = [{name: values[i : i + batch] for name, values in inputs.items()} for i in range(0, rows, batch)]
+        try:
+            if self._probe is None or self._probe.batch != batch or not self._probe.fits(artifact):
+                self._probe = ArtifactProbe.open(artifact, portions[0])
+            if len(portions) == 1:
+                return list(self._probe.run(artifact, inputs).values())
+            runs = [[values.copy() for values in self._probe.run(artifact, few).values()] for few in portions]
+            return [np.concatenate(outputs) for outputs in zip(*runs, strict=True)]
+        except ArtifactError as error:
+            self._probe = None
+            raise VerificationError(str(error)) from error
+
+
+def upper_limit_of_mean(sample: Array) -> float:
+    """Two standard errors above a sample's mean; infinite for a single number, and NaN if the sample has one."""
+    count = len(sample)
+    if count < 2:
+        return float("inf")
+    values = sample.astype(np.float64)
+    mean = float(values.sum()) / count
+    deviations = values - mean
+    return mean + STANDARD_ERRORS * float(np.sqrt(float(deviations @ deviations) / (count * (count - 1))))
+
+
+def _rounded_up(rows: int, batch: int) -> int:
+    return -(-rows // batch) * batch
+
+
+def _whole_batches(inputs: Inputs, batch: int) -> Inputs:
+    rows = len(next(iter(inputs.values())))
+    if rows % batch == 0:
+        return inputs
+    places = np.arange(_rounded_up(rows, batch)) % rows
+    return {name: values[places] for name, values in inputs.items()}

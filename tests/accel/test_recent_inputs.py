@@ -1,0 +1,58 @@
+"""The store of recent inputs: what it takes, how often, and in which order it gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from accel.publishing.inputs import RecentInputs
+from tests.accel.live_policies import config_for, make_batch, make_network, rows_of
+
+
+def test_few_rows_are_the_newest_and_then_all_others_in_turn() -> None:
+    net = make_network(config_for("mlp:8x1", "int8"))
+    recent = RecentInputs(100, 16, seed=0)
+    for seed in range(2):
+        recent.observe(rows_of(make_batch(net, seed=seed)))
+    newest = recent.newest(7)["observations"]
+    few = recent.next_few(7)["observations"].copy()
+    np.testing.assert_array_equal(few, newest)
+    seen = np.concatenate([few, *(recent.next_few(7)["observations"].copy() for _ in range(16))])
+    assert all((recent.every()["observations"] == row).all(axis=1).any() for row in seen)
+    assert len(np.unique(seen, axis=0)) == len(np.unique(recent.every()["observations"], axis=0))
+    assert len(recent.next_few(1000)["observations"]) == 100
+
+
+def _numbered(rows: int, first: int = 0) -> dict[str, np.ndarray]:
+    numbers = np.arange(first, first + rows, dtype=np.float32)
+    return {"observations": numbers[:, None], "state_0": -numbers[:, None]}
+
+
+def test_it_fills_at_once_and_is_then_renewed_by_portions_at_an_interval() -> None:
+    recent, taken = RecentInputs(64, renewal_updates=32, seed=0), []
+    for update in range(1, 34):
+        recent.tick()
+        before = recent.every()["observations"] if update > 1 else np.full((64, 1), -1.0)
+        for part in range(2):  # two unrolls arrive for each update
+            recent.observe(_numbered(40, 100 * update + 50 * part))
+        after = recent.every()["observations"]
+        taken.append(int((after != (before if len(before) == len(after) else 0)).sum()))
+        assert recent.full and recent.wanted == 0
+    assert taken[0] == 64 and taken[1:5] == [4, 0, 4, 0], "a sixteenth every other update renews all in 32"
+    rows = recent.every()
+    np.testing.assert_array_equal(rows["observations"], -rows["state_0"])
+    assert rows["observations"].min() >= 200.0, "nothing is left of the first rows"
+
+
+@pytest.mark.parametrize("rows", [3, 200])
+def test_rows_that_the_caller_gathers_are_chosen_beforehand(rows: int) -> None:
+    whole, gathered = (RecentInputs(64, 16, seed=5) for _ in range(2))
+    for update in range(40):
+        inputs = _numbered(rows, 1000 * update)
+        for recent in (whole, gathered):
+            recent.tick()
+        whole.observe(inputs)
+        chosen = gathered.choose(rows)
+        assert len(chosen) == min(rows, gathered.wanted)
+        gathered.observe({name: values[chosen] for name, values in inputs.items()})
+    np.testing.assert_array_equal(whole.every()["observations"], gathered.every()["observations"])

@@ -1,0 +1,379 @@
+"""Validation: what goes bad between two full checks reaches no actor, and chance withholds nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from accel.envs.spaces import ActionSpec
+from accel.networks import PolicyNetwork
+from accel.publishing.distillation import PolicyDivergence
+from accel.publishing.inputs import RecentInputs
+from accel.publishing.publisher import Publisher
+from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
+from compressors.artifact import CompressedPolicy
+from compressors.checks.probe import ArtifactProbe
+from compressors.errors import VerificationError
+from compressors.runtime import PolicySession
+from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, rows_of
+
+
+def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
+    """One that has published its level, with no full check to come for long."""
+    values: dict[str, object] = {
+        "activation": "relu",
+        "check_interval_updates": 1000,
+        "reselect_interval_updates": 1000,
+    }
+    config = config_for(network, level, **(values | changes))
+    publisher = Publisher(config, net := make_network(config))
+    calibrate(publisher, net)
+    assert _offered(publisher) == level
+    return publisher, net
+
+
+def _offered(publisher: Publisher) -> str:
+    return "+".join(CompressedPolicy.from_bytes(payload).scheme for payload in publisher.payloads().values())
+
+
+def _scale(parameter: torch.Tensor, factor: float) -> None:
+    with torch.no_grad():
+        parameter.mul_(factor)
+
+
+def _jitter(net: PolicyNetwork, generator: torch.Generator) -> None:
+    """Weights of another publication, and of the same worth."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.0 + 1e-3 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("compressor", ["int8", "int8(per_channel)", "int4", "prune(0.5)+int8", "lowrank(0.25)+int8"])
+@pytest.mark.parametrize("part", ["torso.layers.0.weight", "torso.layers.1.weight", "policy_head.mean.weight"])
+def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
+    compressor: str, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="accel")
+    publisher, net = _publisher(compressor)
+    generator, parameter = torch.Generator().manual_seed(0), net.get_parameter(part)
+    for _ in range(3):
+        _jitter(net, generator)
+        assert _offered(publisher) == compressor
+    good = parameter.detach().clone()
+    _scale(parameter, 1e4)
+    assert [_offered(publisher) for _ in range(3)] == ["fp32"] * 3
+    assert publisher.metrics()[f"withheld/{compressor}"] == 3
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "is withheld, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
+    with torch.no_grad():
+        parameter.copy_(good)
+    publisher.observe(make_batch(net, seed=2))
+    assert _offered(publisher) == compressor
+    assert [r for r in caplog.records if r.message == f"{compressor} is published again"]
+
+
+@pytest.mark.parametrize("max_publish_kl", [0.5, None])
+@pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:32"])
+def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
+    network: str, max_publish_kl: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every weight is finite, what fp32 makes of them is not."""
+    publisher, net = _publisher("int8", network, max_publish_kl=max_publish_kl)
+    weight = next(p for name, p in net.policy_head.named_parameters() if name.endswith("weight"))
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(torch.where(torch.arange(weight.numel()).view_as(weight) % 2 == 0, 3e38, -3e38))
+    assert torch.isfinite(weight).all() and _offered(publisher) == ""
+    assert [r for r in caplog.records if "is withheld" in r.message and "not finite" in r.message]
+    with torch.no_grad():
+        weight.copy_(good)
+    publisher.observe(make_batch(net, seed=2))
+    assert _offered(publisher) == "int8"
+
+
+def test_a_noisy_policy_within_the_bound_is_not_withheld_by_chance() -> None:
+    """Few rows alone are over the bound time and again; a full check decides then."""
+    publisher, net = _publisher("int4", max_publish_kl=None)
+    artifact = publisher.artifact(1, "int4")
+    assert artifact is not None
+    bound = 1.2 * _validator(net, _recent(net)).check_fully(artifact, net.acting_module())
+    publisher, net = _publisher("int4", max_publish_kl=bound)
+    generator, means, recent = torch.Generator().manual_seed(0), [], _recent(net)
+    for update in range(60):
+        _jitter(net, generator)
+        assert _offered(publisher) == "int4", update
+        artifact = publisher.artifact(1, "int4")
+        assert artifact is not None
+        few = recent.next_few(16)["observations"]
+        wanted = net.acting_module()(torch.from_numpy(few))[0].detach()
+        means.append(_mean_kl(artifact, few, wanted))
+    assert sum(mean > bound for mean in means) >= 3, "so that a check of few rows alone would raise false alarms"
+    metrics = publisher.metrics()
+    assert (
+        metrics["withheld/int4"] == 0
+        and metrics["inconclusive_checks/int4"] >= 3
+        and metrics["quick_check_ms/int4"] > 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("compressor", "network", "few", "more"), [("int4", "mlp:64x2", 16, 64), ("int8", "nature-cnn:0.25", 4, 16)]
+)
+def test_an_unclear_quick_check_takes_further_rows_in_the_open_session(
+    compressor: str, network: str, few: int, more: int
+) -> None:
+    publisher, net = _publisher(compressor, network, max_publish_kl=None)
+    artifact = publisher.artifact(1)
+    assert artifact is not None
+    of_few, of_more, first = min((_upper_limits(net, artifact, few, more, first) for first in range(16)), key=_excess)
+    assert of_more < of_few, "first rows that are worse than the next ones, or else this shows nothing"
+
+    def quick_check(bound: float) -> tuple[bool, int]:
+        """Whether it passes, and at which of the newest rows it would go on; -1: it has read all of them."""
+        recent = _recent(net, first=first)
+        passes = _validator(net, recent, bound).check_quickly(artifact, net.acting_module())
+        newest, next_ones = recent.newest(more)["observations"], recent.next_few(few)["observations"]
+        return passes, next((i for i in range(0, more, few) if np.array_equal(newest[i : i + few], next_ones)), -1)
+
+    assert quick_check(1.01 * of_few) == (True, more - 2 * few), "few were enough"
+    assert quick_check(0.5 * (of_few + of_more)) == (True, -1)
+    assert quick_check(0.99 * of_more) == (False, -1), "a full check decides"
+
+
+def _recent(net: PolicyNetwork, rows: int = 256, first: int = 0) -> RecentInputs:
+    recent = RecentInputs(rows, 16, seed=0)
+    for seed in (first, first + 1):
+        recent.tick()
+        recent.observe(rows_of(make_batch(net, seed=seed)))
+    return recent
+
+
+def _validator(net: PolicyNetwork, recent: RecentInputs, bound: float | None = None) -> Validator:
+    inputs = ValidationInputs(net.spec, net.state_shapes, recent)
+    return Validator(inputs, PolicyDivergence(net.spec.action), bound)
+
+
+def _upper_limits(
+    net: PolicyNetwork, artifact: CompressedPolicy, few: int, more: int, first: int
+) -> tuple[float, float, int]:
+    """Of the newest few rows and of the newest of more, in an actor's session."""
+    observations = _recent(net, first=first).newest(more)["observations"]
+    wanted = net.acting_module()(torch.from_numpy(observations))[0].detach()
+    found = PolicyDivergence(net.spec.action).of_rows(wanted.numpy(), _outputs(artifact, observations))
+    return upper_limit_of_mean(found[-few:]), upper_limit_of_mean(found), first
+
+
+def _excess(means: tuple[float, float, int]) -> float:
+    return means[1] / means[0]
+
+
+def test_further_rows_are_others_and_none_where_too_few_are_kept() -> None:
+    net = make_network(config_for("mlp:8x1", "int8"))
+    assert ValidationInputs(net.spec, (), _recent(net, rows=63)).further() is None
+    assert ValidationInputs(net.spec, (), RecentInputs(64, 16, seed=0)).further() is None
+    inputs = ValidationInputs(net.spec, (), _recent(net, rows=64))
+    few, more = inputs.quick(), inputs.further()
+    assert more is not None
+    seen = np.concatenate([few["observations"], more["observations"]])
+    assert seen.shape == (64, 6) and len(np.unique(seen, axis=0)) == len(
+        np.unique(_recent(net, 64).every()["observations"], axis=0)
+    )
+
+
+def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[weakref.ref[ArtifactProbe]] = []
+    make = ArtifactProbe.open
+
+    def recorded(artifact: CompressedPolicy, inputs: Mapping[str, np.ndarray]) -> ArtifactProbe:
+        probe = make(artifact, inputs)
+        opened.append(weakref.ref(probe))
+        return probe
+
+    monkeypatch.setattr(ArtifactProbe, "open", recorded)
+    config = config_for("mlp:64x2", "int8", check_interval_updates=1000)
+    publisher = Publisher(config, net := make_network(config), levels=("int8", "prune(0.5)", "fp32"))
+    calibrate(publisher, net)
+    generator = torch.Generator().manual_seed(0)
+    for level in ("int8", "prune(0.5)", "fp32", "int8"):
+        publisher.set_levels([level])
+        publisher.observe(make_batch(net, seed=2))
+        for _ in range(2):
+            _jitter(net, generator)
+            assert _offered(publisher) == level
+        assert "quick_check_ms/" + level in publisher.metrics()
+        assert [probe() is not None for probe in opened] == [False] * (len(opened) - 1) + [True], "one for each in use"
+    assert len(opened) == 4
+
+
+def _mean_kl(artifact: CompressedPolicy, observations: np.ndarray, wanted: torch.Tensor) -> float:
+    return float(PolicyDivergence(BOX).of_rows(wanted.numpy(), _outputs(artifact, observations)).mean())
+
+
+def test_what_did_not_change_is_not_checked_again() -> None:
+    publisher, net = _publisher("int8")
+    publisher.metrics()
+    assert _offered(publisher) == "int8" and "quick_check_ms/int8" not in publisher.metrics()
+    _jitter(net, torch.Generator().manual_seed(0))
+    assert _offered(publisher) == "int8" and "quick_check_ms/int8" in publisher.metrics()
+
+
+def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
+    """Its bytes stay the same, its distance does not."""
+    publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_updates=1000)
+    _scale(net.policy_head.mean.weight, 1e3)
+    assert _offered(publisher) == "fp32"
+
+
+def test_a_model_that_cannot_be_loaded_is_refused() -> None:
+    publisher, net = _publisher("int8")
+    artifact = publisher.artifact(1, "int8")
+    assert artifact is not None
+    check = _validator(net, _recent(net)).check_quickly
+    assert check(artifact, net.acting_module())
+    broken = dataclasses.replace(artifact, model=artifact.model[:-40])
+    with pytest.raises(VerificationError, match="cannot be loaded"):
+        check(broken, net.acting_module())
+    assert check(artifact, net.acting_module())
+
+
+@pytest.mark.parametrize("action", [DISCRETE, ActionSpec("multi_categorical", (3, 2, 5))], ids=lambda a: a.kind)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_no_row_exceeds_the_upper_bound(action: ActionSpec, scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3.0 * torch.randn(4096, action.param_size, generator=generator)
+    policy, acting = logits.numpy(), (logits + scale * torch.randn(logits.shape, generator=generator)).numpy()
+    divergence = PolicyDivergence(action)
+    for rows in range(0, 4096, 4):
+        mine, theirs = acting[rows : rows + 4], policy[rows : rows + 4]
+        exact = float(divergence.of_rows(theirs, mine).max())
+        assert exact <= divergence.upper_bound(theirs, mine) + 1e-6
+    assert math.isnan(divergence.upper_bound(np.full_like(policy, np.nan), acting))
+
+
+def test_gaussians_have_no_finite_upper_bound() -> None:
+    assert PolicyDivergence(BOX).upper_bound(np.zeros((4, 6), np.float32), np.zeros((4, 6), np.float32)) == math.inf
+
+
+def test_the_upper_limit_of_a_mean_is_two_standard_errors_above() -> None:
+    sample = np.random.default_rng(0).exponential(size=16).astype(np.float32)
+    assert upper_limit_of_mean(sample) == pytest.approx(sample.mean() + 2.0 * sample.std(ddof=1) / 4.0, rel=1e-6)
+    assert upper_limit_of_mean(sample[:1]) == math.inf and math.isnan(
+        upper_limit_of_mean(np.array([1.0, np.nan], np.float32))
+    )
+
+
+def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound() -> None:
+    """A learner without the actors' CPU features still sees shapes and finiteness."""
+    publisher, net = _publisher("int8")
+    artifact = publisher.artifact(1, "int8")
+    assert artifact is not None
+    validator = _validator(net, _recent(net), 1e-9)
+    with pytest.raises(VerificationError, match="over the bound"):
+        validator.check_fully(artifact, net.acting_module())
+    foreign = dataclasses.replace(artifact, cpu_features=("a feature of tomorrow",))
+    assert 0.0 < validator.check_fully(foreign, net.acting_module()) < 0.1
+
+
+def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
+    publisher, net = _publisher("int8", check_interval_updates=4)
+    first = publisher.metrics()
+    assert first["publish_kl_age_updates/int8"] == 0.0
+    _scale(net.policy_head.mean.weight, 2.0)
+    ages = []
+    for update in range(6):
+        publisher.observe(make_batch(net, seed=update))
+        assert _offered(publisher) == "int8"
+        metrics = publisher.metrics()
+        ages.append(metrics["publish_kl_age_updates/int8"])
+        assert (metrics["publish_kl/int8"] == first["publish_kl/int8"]) == (update < 1)
+    assert ages == [1.0, 0.0, 1.0, 2.0, 3.0, 0.0]
+
+
+class ActionDifference:
+    """The greatest difference of two deterministic policies' actions, which are the means; deviations do not matter."""
+
+    def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+        return (student - policy)[:, :3].square().mean()
+
+    def of_rows(self, reference: np.ndarray, acting: np.ndarray) -> np.ndarray:
+        return np.abs(reference - acting)[:, :3].max(axis=1)
+
+    def upper_bound(self, reference: np.ndarray, acting: np.ndarray) -> float:
+        return math.inf
+
+
+@pytest.mark.parametrize("level", ["int8", "distill(32x2)"])
+def test_the_divergence_is_the_action_rules(level: str) -> None:
+    """Deviations so small that any difference of means is a large KL; a deterministic rule does not look at them."""
+    config = config_for("mlp:64x2", level, max_publish_kl=0.5, check_interval_updates=1)
+    net = make_network(config)
+    _scale(net.policy_head.mean.weight, 0.1)
+    with torch.no_grad():
+        net.policy_head.log_std.fill_(-8.0)
+    publishers = Publisher(config, net), Publisher(config, net, divergence=ActionDifference())
+    for publisher in publishers:
+        calibrate(publisher, net)
+    assert [_offered(publisher) for publisher in publishers] == ["fp32", level]
+    artifact = publishers[1].artifact(1, level)
+    assert artifact is not None
+    rows = _recent(net).newest(256)["observations"]
+    wanted = net.acting_module()(torch.from_numpy(rows))[0].detach().numpy()
+    difference = float(ActionDifference().of_rows(wanted, _outputs(artifact, rows)).mean())
+    assert publishers[1].metrics()[f"publish_kl/{level}"] == pytest.approx(difference, rel=1e-3)
+
+
+def _outputs(artifact: CompressedPolicy, observations: np.ndarray) -> np.ndarray:
+    """The first output [N, P] in an actor's session."""
+    session = PolicySession(artifact, batch=len(observations))
+    session.inputs["observations"][...] = observations
+    session.run()
+    return session.outputs["params"]
+
+
+@pytest.mark.parametrize("envs", [1, 64])
+def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -> None:
+    """One environment's large observations set the range, and so the error, of all that are in the same batch."""
+    config = config_for("mlp:64x2", "int8-dynamic", envs_per_actor=envs, max_publish_kl=None, activation="relu")
+    publisher, recent = (
+        Publisher(config, net := make_network(config)),
+        RecentInputs(config.calibration_size, 16, seed=0),
+    )
+    batches = [make_batch(net, seed=seed) for seed in range(2)]
+    for batch in batches:
+        batch.observations[:, 0] *= 100.0
+        publisher.observe(batch)
+        recent.observe(rows_of(batch))
+    assert _offered(publisher) == "int8-dynamic"
+    artifact = publisher.artifact(1)
+    assert artifact is not None
+    found = {size: _kl_in_batches(net, artifact, recent.newest(256)["observations"], size) for size in (1, 64)}
+    assert found[64] > 3.0 * found[1], "or else this shows nothing"
+    assert publisher.metrics()["publish_kl/int8-dynamic"] == pytest.approx(found[envs], rel=1e-3)
+    bound = float(np.sqrt(found[1] * found[64]))
+    bounded = Publisher(config.replace(max_publish_kl=bound), net)
+    for batch in batches:
+        bounded.observe(batch)
+    assert _offered(bounded) == ("int8-dynamic" if envs == 1 else "fp32")
+
+
+def _kl_in_batches(net: PolicyNetwork, artifact: CompressedPolicy, rows: np.ndarray, batch: int) -> float:
+    wanted = net.acting_module()(torch.from_numpy(rows))[0].detach()
+    parts = zip(np.split(rows, len(rows) // batch), torch.split(wanted, batch), strict=True)
+    return float(np.mean([_mean_kl(artifact, part, outputs) for part, outputs in parts]))
+
+
+@pytest.mark.parametrize("batch", [7, 48, 300])
+def test_rows_come_in_whole_batches_of_distinct_rows_where_enough_are_kept(batch: int) -> None:
+    net = make_network(config_for("mlp:8x1", "int8"))
+    for recent in (_recent(net), RecentInputs(256, 16, seed=0)):
+        inputs = ValidationInputs(net.spec, (), recent)
+        full, quick = inputs.full(batch)["observations"], inputs.quick(batch)["observations"]
+        assert len(full) % batch == 0 == len(quick) % batch and len(full) >= 256 and len(quick) >= 16
+        assert len(np.unique(full, axis=0)) == 256 and len(np.unique(quick, axis=0)) == min(len(quick), 256)
