@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from accel.acting.policy import SessionPolicy
-from accel.acting.rules import make_sampler
+from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.rules import Sampler, make_sampler
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
@@ -83,12 +83,17 @@ def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) ->
 
 def session_policy(spec: EnvSpec, network: PolicyNetwork, envs: int = ENVS) -> SessionPolicy:
     """The actor's side."""
+    return SessionPolicy(spec, envs, begun_sampler(spec, envs), network.state_shapes)
+
+
+def begun_sampler(spec: EnvSpec, envs: int = ENVS) -> Sampler:
+    """Ready to sample the first steps of an unroll."""
     sampler = make_sampler(spec.action, envs, LENGTH, np.random.default_rng(0))
     sampler.begin()
-    return SessionPolicy(spec, envs, sampler, network.state_shapes)
+    return sampler
 
 
-def act_once(policy: SessionPolicy, network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
+def act_once(policy: ActingPolicy, network: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
     """The distribution parameters [B, P] of one step."""
     spec = network.spec
     actions = np.zeros((len(observations), *spec.action.shape), spec.action.dtype)

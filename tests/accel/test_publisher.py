@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 
 from accel.acting.torch_policy import TorchPolicy
 from accel.errors import ConfigError
+from accel.networks import PolicyNetwork
 from accel.publishing import level as publishing_level
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import float_kernels
+from compressors.checks.verify import relative_error
 from compressors.errors import ArtifactError
 from tests.accel.live_policies import (
     ENVS,
     act_once,
+    begun_sampler,
     calibrate,
     config_for,
     make_batch,
@@ -29,19 +33,19 @@ from tests.accel.live_policies import (
 )
 
 PAIRS = [
-    ("mlp:32x2", "int8", 0.1),
-    ("mlp:32x2", "int8(per_channel)", 0.1),
-    ("mlp:32x2", "fp16", 0.01),
-    ("mlp:32x2", "int8-dynamic", 0.1),
-    ("mlp:32x2", "int4", 0.6),
-    ("mlp:64x2", "prune(0.25)+int8", 1.5),
-    ("mlp:64x2", "lowrank(0.25)", 0.9),
-    ("mlp:64x2", "lowrank(0.25)+int8", 0.9),
-    ("mlp:32x2", "distill(16x2)", 1.5),
-    ("mlp:32x1+lstm:16", "int8", 0.15),
-    ("mlp:32x1+lstm:16", "prune(0.25)+int8", 1.5),
-    ("nature-cnn:0.25", "int8", 0.15),
-    ("nature-cnn:0.5", "prune(0.5)+int8", 1.5),
+    ("mlp:32x2", "int8", 0.04),
+    ("mlp:32x2", "int8(per_channel)", 0.04),
+    ("mlp:32x2", "fp16", 0.002),
+    ("mlp:32x2", "int8-dynamic", 0.04),
+    ("mlp:32x2", "int4", 0.25),
+    ("mlp:64x2", "prune(0.25)+int8", 0.15),
+    ("mlp:64x2", "lowrank(0.25)", 0.2),
+    ("mlp:64x2", "lowrank(0.25)+int8", 0.2),
+    ("mlp:32x2", "distill(16x2)", 0.5),
+    ("mlp:32x1+lstm:16", "int8", 0.06),
+    ("mlp:32x1+lstm:16", "prune(0.25)+int8", 0.15),
+    ("nature-cnn:0.25", "int8", 0.12),
+    ("nature-cnn:0.5", "prune(0.5)+int8", 0.8),
     ("impala-resnet:0.5", "int8", 0.7),
 ]
 
@@ -65,9 +69,10 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
     actor = session_policy(net.spec, net)
     actor.load(update_of(payload))
     assert level == actor.scheme == publisher.scheme == scheme and actor.scheme in publisher.schemes
-    found, wanted = act_once(actor, net, observations), torch_params(net, observations)
-    error = np.sqrt(np.mean((found - wanted) ** 2)) / np.sqrt(np.mean((wanted - wanted.mean(0)) ** 2))
-    assert error < tolerance
+    wanted = torch_params(net, observations)
+    assert relative_error(act_once(actor, net, observations), wanted) < tolerance
+    wrong = np.zeros_like(wanted), np.broadcast_to(wanted.mean(0), wanted.shape), _shuffled(net, observations)
+    assert min(relative_error(output, wanted) for output in wrong) > 1.2 * tolerance, "the tolerance tells them apart"
     artifact = publisher.artifact(version=7)
     assert artifact is not None and (artifact.version, artifact.scheme) == (7, scheme)
     assert publisher.full_precision(7).scheme == "fp32"
@@ -146,11 +151,10 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
     actor = session_policy(net.spec, net)
     actor.load(update_of(publisher.payloads()["int8"]))
-    error = act_once(actor, net, wide) - torch_params(net, wide)
-    assert np.sqrt(np.mean(error**2)) < 0.2 * torch_params(net, wide).std()
+    assert relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1
 
 
-def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
+def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
     config = config_for("mlp:32x2", "prune(0.5)", reselect_interval_updates=8, max_publish_kl=None)
     net = make_network(config)
     publisher = Publisher(config, net)
@@ -168,7 +172,7 @@ def test_pruned_channels_are_chosen_again_on_a_schedule() -> None:
         publisher.observe(make_batch(net, seed=update))
     assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
     fresh = _error(publisher.payloads()["prune(0.5)"], net)
-    assert fresh < 0.8 * stale
+    assert fresh < 0.3 and stale > 1.0
     assert before != publisher.payloads()["prune(0.5)"]
 
 
@@ -180,7 +184,7 @@ def test_a_student_follows_the_policy() -> None:
     publisher = Publisher(config, net)
     net.normaliser.update(make_batch(net).observations.flatten(0, 1) + 1.0)
     calibrate(publisher, net)
-    assert publisher.metrics()[f"distill_kl/{level}"] < 0.05, "taught before it acts"
+    assert publisher.metrics()[f"distill_kl/{level}"] < 0.05, "trained before it acts"
     with torch.no_grad():
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.roll(7, 1))
         net.normaliser.mean.add_(0.3)
@@ -190,7 +194,11 @@ def test_a_student_follows_the_policy() -> None:
         publisher.observe(make_batch(net, seed=update))
     assert publisher.metrics()[f"distill_kl/{level}"] < 0.3 * behind
     payload = publisher.payloads()[level]
-    assert _error(payload, net) < 0.6 * distance and len(payload) < 0.5 * len(publisher.full_precision(0).to_bytes())
+    assert (
+        distance > 1.0
+        and _error(payload, net) < 0.5
+        and len(payload) < 0.5 * len(publisher.full_precision(0).to_bytes())
+    )
 
 
 def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
@@ -231,21 +239,34 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     (payload,) = publisher.payloads().values()
     assert publisher.artifact(3) is None and publisher.metrics() == {}
     spec = spec_for("mlp:32x2")
-    policy = TorchPolicy(config.to_json(), spec, ENVS, session_policy(spec, net)._sampler)
+    policy = TorchPolicy(config.to_json(), spec, ENVS, begun_sampler(spec))
     policy.load(update_of(payload, version=4, level="fp32"))
-    weights = {name: tensor.clone() for name, tensor in policy._module.state_dict().items()}
+    observations = make_batch(net).observations[0].numpy()
+    before = act_once(policy, net, observations)
+    np.testing.assert_allclose(before, torch_params(net, observations), atol=1e-5)
     other = make_network(config_for("mlp:16x2", "fp32", actor_runtime="torch"))
     foreign = Publisher(config_for("mlp:16x2", "fp32", actor_runtime="torch"), other).payloads()["fp32"]
     for bad in (foreign, payload[:-5], b"", payload[:40] + bytes(40) + payload[80:][:200]):
         with pytest.raises(ArtifactError):
             policy.load(update_of(bad, version=5))
         assert policy.version == 4
-    for name, tensor in policy._module.state_dict().items():
-        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=0)
+    np.testing.assert_array_equal(act_once(policy, net, observations), before)
+    with torch.no_grad():
+        net.torso.layers[0].weight[0, 0] = float("nan")
+    assert publisher.payloads() == {}
 
 
-def _error(payload: bytes, net: object) -> float:
+def _shuffled(net: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
+    """What the same weights give in another order."""
+    broken, generator = copy.deepcopy(net), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in broken.parameters():
+            weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
+    return torch_params(broken, observations)
+
+
+def _error(payload: bytes, net: PolicyNetwork) -> float:
     actor = session_policy(net.spec, net)
     actor.load(update_of(payload))
     observations = make_batch(net, seed=3).observations[0].numpy()
-    return float(np.sqrt(np.mean((act_once(actor, net, observations) - torch_params(net, observations)) ** 2)))
+    return relative_error(act_once(actor, net, observations), torch_params(net, observations))
