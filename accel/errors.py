@@ -71,3 +71,7 @@ class ExportError(AccelError):
 
 class BundleError(AccelError):
     """An exported bundle is damaged, incomplete, or not for this machine."""
+
+
+class SweepError(AccelError):
+    """A study cannot be opened or shared, every trial failed, or no trial meets the constraints."""

@@ -14,7 +14,7 @@ from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.sweep import CandidateOptions, SearchOptions, SweepResult
-    from accel.sweep.front import Row
+    from accel.sweep.pareto import Candidate
 
 _SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
 _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
@@ -26,9 +26,9 @@ _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 class SweepOptions:
     """Search compression policies with Optuna.
 
-    --run RUN: per-layer compression of a trained policy, seconds a trial. --config FILE: whole training runs, any field
-    of the configuration as search space. The same command again, also at the same time, under mpirun or as a Slurm
-    array, works on the same study; a killed sweep goes on where it was.
+    --run RUN: per-layer compression of a trained policy, seconds per trial. --config FILE: whole training runs, with
+    any fields of the configuration as search space. The same command, given again or several times at once, also under
+    mpirun or as a Slurm array, works on the same study; a killed sweep continues where it stopped.
     """
 
     run: Annotated[Path | None, tyro.conf.arg(help="run directory of a trained policy")] = None
@@ -36,7 +36,8 @@ class SweepOptions:
     trials: Annotated[
         int | None,
         tyro.conf.arg(
-            help="candidates in all, without repeated ones or such as cannot be built; 100 after, 20 in training"
+            help="candidates in total, without repeated ones and those that cannot be built; default: 100 after, 20 in "
+            "training"
         ),
     ] = None
     objectives: Annotated[
@@ -54,25 +55,35 @@ class SweepOptions:
         str | None,
         tyro.conf.arg(help="none, median, hyperband or halving; in training, with one objective; default: none"),
     ] = None
-    seed: Annotated[int | None, tyro.conf.arg(help="of sampler and episodes; default: 0")] = None
+    seed: Annotated[int | None, tyro.conf.arg(help="seed of sampler and episodes; default: 0")] = None
     storage: Annotated[
         str | None, tyro.conf.arg(help="Optuna storage URL; default: sqlite:///OUT/study.db, for workers on one host")
     ] = None
     study: Annotated[str | None, tyro.conf.arg(help="the study's name in the storage; default: OUT's name")] = None
     out: Annotated[Path | None, tyro.conf.arg(help="output directory; default: results/sweeps/NAME")] = None
     max_seconds: Annotated[float | None, tyro.conf.arg(help="start no trial after this time")] = None
-    bits: Annotated[str | None, tyro.conf.arg(help="of a layer; default: fp32,int8,int8-per-channel,int4")] = None
+    bits: Annotated[
+        str | None, tyro.conf.arg(help="number formats of a layer; default: fp32,int8,int8-per-channel,int4")
+    ] = None
     prune: Annotated[str | None, tyro.conf.arg(help="shares of units to remove; default: 0,0.25,0.5,0.75")] = None
     rank: Annotated[str | None, tyro.conf.arg(help="ranks as shares of the full one; default: 1,0.5,0.25")] = None
-    rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch")] = None
+    rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch; default: 1024")] = (
+        None
+    )
     batch: Annotated[
         int | None,
-        tyro.conf.arg(help="observations of a timed policy call, 1 for most devices; default: envs-per-actor"),
+        tyro.conf.arg(help="observations per timed policy call, 1 for most devices; default: envs-per-actor"),
     ] = None
-    episodes: Annotated[int | None, tyro.conf.arg(help="seeded episodes of candidates that deserve them")] = None
-    sample: Annotated[bool, tyro.conf.arg(help="sample their actions instead of taking the likeliest")] = False
-    max_kl: Annotated[float | None, tyro.conf.arg(help="nats; candidates further from fp32 are not played")] = None
-    no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure every layer alone first")] = False
+    episodes: Annotated[
+        int | None, tyro.conf.arg(help="seeded episodes per candidate that passes the screening; default: 16")
+    ] = None
+    sample: Annotated[bool, tyro.conf.arg(help="sample actions in episodes instead of taking the most likely ones")] = (
+        False
+    )
+    max_kl: Annotated[
+        float | None, tyro.conf.arg(help="nats; candidates with a higher KL from fp32 are not played; default: 1")
+    ] = None
+    no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure each layer alone first")] = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         given = [name for name in _CANDIDATES if getattr(options, name) not in (None, False)]
         if given:
-            raise ConfigError(f"--{given[0].replace('_', '-')} goes with --run; trials of --config are training runs")
+            raise ConfigError(f"--{given[0].replace('_', '-')} needs --run; trials of --config are training runs")
         result = sweep_training(Path(str(options.config)), _search(options), command=command)
     print(without_controls(_text(result)))
     return 0
@@ -133,16 +144,15 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _text(result: SweepResult) -> str:
-    many = "" if len(result.front) == 1 else "s"
-    lines = [f"{result.tally}", f"{len(result.front)} best trade-off{many}:"]
+    lines = [result.tally, f"Pareto front of {len(result.front)}:"]
     for place, (row, file) in enumerate(zip(result.front, result.configurations, strict=True)):
-        lines.append(f"  trial {row.number}: {row.label}\n    {_figures(row)}\n    accel train --config {file}")
+        lines.append(f"  trial {row.number}: {row.label}\n    {_values(row)}\n    accel train --config {file}")
         lines += [f"    {result.exports[place]}"] if result.exports else []
-    return "\n".join([*lines, f"Tables and figures are in {result.directory}"])
+    return "\n".join([*lines, f"tables and plots: {result.directory}"])
 
 
-def _figures(row: Row) -> str:
-    """Every quantity; of a latency its ratio too, rather than the two times that it is made of."""
+def _values(row: Candidate) -> str:
+    """Every metric; of a latency its ratio to fp32's too, instead of the two times behind it."""
     parts = []
     for name, value in row.values.items():
         if name in _PARTS_OF_LATENCY:

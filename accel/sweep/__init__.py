@@ -8,34 +8,34 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from accel.errors import MissingExtraError
+from accel.system.extras import install_command, missing_distributions
+
 if TYPE_CHECKING:
-    from accel.sweep.choices import ChoiceOptions
-    from accel.sweep.driver import SweepResult
-    from accel.sweep.entry import CandidateOptions, SearchOptions, sweep_run, sweep_training
-    from accel.sweep.errors import SweepError
+    from accel.sweep.driver import SweepResult, sweep_run, sweep_training
+    from accel.sweep.options import CandidateOptions, SearchOptions
+    from accel.sweep.scheme_space import ChoiceOptions
 
 _HOMES = {
-    "CandidateOptions": "entry",
-    "ChoiceOptions": "choices",
-    "SearchOptions": "entry",
-    "SweepError": "errors",
+    "CandidateOptions": "options",
+    "ChoiceOptions": "scheme_space",
+    "SearchOptions": "options",
     "SweepResult": "driver",
-    "sweep_run": "entry",
-    "sweep_training": "entry",
+    "sweep_run": "driver",
+    "sweep_training": "driver",
 }
 
-__all__ = [
-    "CandidateOptions",
-    "ChoiceOptions",
-    "SearchOptions",
-    "SweepError",
-    "SweepResult",
-    "sweep_run",
-    "sweep_training",
-]
+__all__ = ["CandidateOptions", "ChoiceOptions", "SearchOptions", "SweepResult", "sweep_run", "sweep_training"]
 
 
 def __getattr__(name: str) -> object:
+    """Raises MissingExtraError: Optuna or matplotlib is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if missing := missing_distributions("sweep"):
+        raise MissingExtraError(f"accel sweep needs {' and '.join(missing)}: {install_command('sweep')}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

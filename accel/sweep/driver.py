@@ -1,4 +1,4 @@
-"""Runs a sweep of either kind from its first trial to its tables, figures and configurations."""
+"""Runs a sweep, after training or in training, from its first trial to tables, plots and configurations."""
 
 from __future__ import annotations
 
@@ -16,30 +16,36 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from accel.display.text import duration
+from accel.errors import ConfigError, SweepError
 from accel.json_object import Json
-from accel.sweep.endings import SAME_AS, tally
-from accel.sweep.errors import SweepError
-from accel.sweep.front import Row, balanced, front, nearest_miss
-from accel.sweep.hosts import one_host
+from accel.runs.loading import load_run
+from accel.sweep.after_training import AfterTraining
+from accel.sweep.in_training import InTraining
+from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Metric, Values
+from accel.sweep.options import CandidateOptions, SearchOptions
 from accel.sweep.outputs import Findings, write_outputs
-from accel.sweep.quantities import Quantity, Values
+from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import connected
+from accel.sweep.storage import connected, one_host
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
+    REPORTS,
+    SAME_AS,
     SKIPPED,
-    Outcome,
+    Measurement,
     StudyOptions,
     counts,
     open_study,
     remaining_seconds,
+    tally,
     work,
 )
+from accel.sweep.sweep_file import load_sweep_file
 from accel.system.atomic import write_atomically
 from accel.system.signals import terminations_interrupt
 
-# Contenders that are measured again may be this much worse than others at first.
+# Candidates this much worse than the front, as a share, are measured again.
 _SLACK = 0.1
 _LOCK, _ABOUT = ".lock", "study.json"
 
@@ -47,11 +53,11 @@ logger = logging.getLogger("accel")
 
 
 class Experiment(Protocol):
-    """What trials are."""
+    """The kind of trials that a sweep runs."""
 
     @property
-    def quantities(self) -> Mapping[str, Quantity]:
-        """What trials measure."""
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metrics that trials measure, by name."""
         ...
 
     @property
@@ -61,62 +67,62 @@ class Experiment(Protocol):
 
     @property
     def title(self) -> str:
-        """What is swept, in a few words."""
+        """The subject in a few words."""
         ...
 
     @property
     def references(self) -> Values:
-        """What fp32 has, by quantity, as far as it was measured."""
+        """The metrics of fp32, as far as they are measured."""
         ...
 
     def subject(self) -> Json:
-        """Plain JSON that tells this sweep from others; a study is about one subject."""
+        """Plain JSON that identifies what is swept; a study has one subject."""
         ...
 
     def prepare(self, study: Study, directory: Path) -> None:
-        """Measure what trials are compared with, and queue the first ones; called by every worker, one at a time."""
+        """Measure the references and queue the first trials; called by every worker, one at a time."""
         ...
 
-    def evaluate(self, trial: Trial) -> Outcome:
+    def evaluate(self, trial: Trial) -> Measurement:
         """Measure one trial. Raises AccelError for one that fails."""
         ...
 
     def label(self, trial: FrozenTrial) -> str:
-        """What a trial tried, in a line; trials of one label are one candidate."""
+        """The trial's candidate in a line; trials of equal labels are one candidate."""
         ...
 
     def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
-        """Values of a TOML file with which ``accel train`` trains what the trial tried."""
+        """TOML values with which ``accel train`` trains the trial's candidate."""
         ...
 
     def export_command(self, label: str, directory: Path) -> str | None:
-        """What exports a candidate into a directory; None where ``accel train`` comes first."""
+        """The command that exports a candidate into a directory; None if it must be trained first."""
         ...
 
     def how_measured(self) -> str:
-        """How figures came about, in a few sentences, for the table."""
+        """How the metrics were measured, in a few sentences, for the table."""
         ...
 
-    def measure_again(self, rows: list[Row]) -> list[Row]:
-        """The front measured anew under equal conditions, where that makes it more exact."""
+    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
+        """Candidates measured again under equal conditions, where that is more precise."""
         ...
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found.
+    """The result of a sweep.
 
     Attributes:
-        directory: where everything is.
-        front: the best trade-offs, best in the first objective first.
-        trials: how many trials the study has that came to their end.
+        directory: of all outputs.
+        front: the Pareto front, best in the first objective first.
+        trials: number of the study's trials that have ended.
         configurations: TOML files of the front, in its order.
-        exports: commands that export the front as it is, in its order; none in training.
+        exports: commands that export the front, in its order; none in training.
         tally: how all trials ended, in a line.
     """
 
     directory: Path
-    front: tuple[Row, ...]
+    front: tuple[Candidate, ...]
     trials: int
     configurations: tuple[Path, ...]
     exports: tuple[str, ...]
@@ -124,17 +130,17 @@ class SweepResult:
 
 
 def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, command: Sequence[str]) -> SweepResult:
-    """Join or begin a study, work on it until it is complete, and write what it found.
+    """Create or join a study, work on it until it is complete, and write its outputs.
 
     Args:
-        experiment: what trials are.
+        experiment: the kind of trials.
         options: how the study searches.
-        directory: for outputs; made here, after everything else was checked.
+        directory: for outputs; created after all other input is checked.
         command: the command line, for the record.
     Raises:
-        SweepError: the study cannot be opened, it or the directory is about something else, every trial failed, or none
-            is feasible.
-        KeyboardInterrupt: a worker was interrupted; its trial is queued again.
+        SweepError: the study cannot be opened, it or the directory has another subject, every trial failed, or none is
+            feasible.
+        KeyboardInterrupt: this worker was interrupted; its trial is queued again.
     """
     directory = directory.absolute()
     with (
@@ -151,32 +157,82 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
             experiment.prepare(study, directory)
         done, _ = counts(study)
         if done:
-            logger.info("study %r has %d of %d trials; going on", options.name, done, options.trials)
+            logger.info("study %r has %d of %d trials; continuing", options.name, done, options.trials)
         work(study, options, experiment.evaluate, lambda s, trial: _report(experiment, options, s, trial))
         with _one_at_a_time(directory):
             return _conclude(experiment, options, study, directory, command)
 
 
-def rows_of(experiment: Experiment, study: Study) -> list[Row]:
-    """Every trial whose objectives were measured, but those that repeat another."""
-    rows: list[Row] = []
+def sweep_run(
+    run: Path,
+    search: SearchOptions | None = None,
+    candidates: CandidateOptions | None = None,
+    *,
+    command: Sequence[str] = (),
+) -> SweepResult:
+    """Search per-layer compression of a trained policy: mismatch, measured latency, bytes, then seeded episodes.
+
+        result = accel.sweep_run(Path("results/cheetah"), SearchOptions(trials=200, constraints=("return>=0.95*fp32",)))
+        print(result.front[0].label)
+
+    Args:
+        run: a run directory with a checkpoint.
+        search: how the study searches; objectives and constraints of ``objectives.AFTER_TRAINING``.
+        candidates: how candidates are made and measured.
+        command: the command line, for the record.
+    Raises:
+        AccelError: one clear message; nothing is written before all input is checked.
+    """
+    search, candidates = search or SearchOptions(), candidates or CandidateOptions()
+    trained = load_run(run)
+    directory = search.directory(trained.path.name)
+    options = search.study_options(AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
+    if options.pruner != "none":
+        raise ConfigError(
+            "a pruner stops training runs early, and a sweep after training has none: it screens candidates by "
+            "mismatch before it plays them; leave --pruner out"
+        )
+    return run_sweep(AfterTraining(trained, candidates, options), options, directory, command)
+
+
+def sweep_training(file: Path, search: SearchOptions | None = None, *, command: Sequence[str] = ()) -> SweepResult:
+    """Search any fields of the configuration by whole training runs.
+
+    Args:
+        file: TOML with [train], [space.FIELD] and [sweep]; see ``sweep_file.load_sweep_file``.
+        search: overrides the file's [sweep]; objectives and constraints of ``objectives.IN_TRAINING``.
+        command: the command line, for the record.
+    Raises:
+        AccelError: one clear message; nothing is written before all input is checked.
+    """
+    loaded = load_sweep_file(file)
+    search = (search or SearchOptions()).over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
+    directory = search.directory(file.stem)
+    interval = max(loaded.base.total_env_steps // REPORTS, 1)
+    options = search.study_options(IN_TRAINING, directory, 20, ("return",), interval)
+    return run_sweep(InTraining(loaded, options, directory), options, directory, command)
+
+
+def candidates_of(experiment: Experiment, study: Study) -> list[Candidate]:
+    """The candidates of all complete trials, without repeated ones."""
+    rows: list[Candidate] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if SAME_AS in trial.user_attrs:
             continue
         own = trial.user_attrs.get(OWN_BOUNDS, [])
         unmet = {name: trial.constraints[name] for name in own if trial.constraints[name] > 0}
         label, measured = experiment.label(trial), trial.user_attrs[MEASURED]
-        rows.append(Row(trial.number, label, measured, trial.params, experiment.references, unmet))
+        rows.append(Candidate(trial.number, label, measured, trial.params, experiment.references, unmet))
     return rows
 
 
 def _conclude(
     experiment: Experiment, options: StudyOptions, study: Study, directory: Path, command: Sequence[str]
 ) -> SweepResult:
-    rows = rows_of(experiment, study)
+    rows = candidates_of(experiment, study)
     objectives, constraints = options.objectives, options.constraints
-    again: dict[int, Row] = {}
-    while True:  # a contender that is worse than it seemed leaves its place to others, to be measured again in turn
+    again: dict[int, Candidate] = {}
+    while True:  # a candidate that gets worse when measured again makes room for others, which are then measured too
         contenders = front(rows, objectives, constraints, _SLACK)
         if all(row.number in again for row in contenders):
             break
@@ -206,22 +262,22 @@ def _conclude(
     return SweepResult(directory, tuple(found), done, files, exports, tally(study.trials))
 
 
-def _nothing_feasible(options: StudyOptions, rows: Sequence[Row], done: int, directory: Path) -> str:
+def _nothing_feasible(options: StudyOptions, rows: Sequence[Candidate], done: int, directory: Path) -> str:
     nearest = nearest_miss(rows, options.constraints)
     if nearest is None:
-        reason = "no trial was measured to its end: see the reasons in pareto.json, and allow milder choices"
-        return f"after {done} trials there is no candidate: {reason}. Everything measured is in {directory}"
+        reason = "no trial was measured completely: see the reasons in pareto.json, and allow milder choices"
+        return f"after {done} trials there is no candidate: {reason}. All results are in {directory}"
     missed = [
-        f"{c.quantity} {nearest.values[c.quantity]:.6g} where {c.bound(nearest.references):.6g} is the bound"
+        f"{c.metric} {nearest.values[c.metric]:.6g} where {c.bound(nearest.references):.6g} is the bound"
         for c in options.constraints
-        if c.violation(nearest.values[c.quantity], nearest.references) > 0
+        if c.violation(nearest.values[c.metric], nearest.references) > 0
     ]
     missed += [f"{name} missed by {share:.1%}" for name, share in nearest.unmet.items()]
     figures = ", ".join(missed)
     wanted = " and ".join([*(constraint.text for constraint in options.constraints), *nearest.unmet])
     return (
         f"none of {done} trials meets {wanted}. Nearest is trial {nearest.number} ({nearest.label}): {figures}. Relax "
-        f"the constraint, widen the space or give more --trials; everything measured is in {directory}"
+        f"the constraint, widen the space or give more --trials; all results are in {directory}"
     )
 
 
@@ -230,8 +286,8 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
     parts = [f"trial {trial.number} ({min(done, options.trials)}/{options.trials})", experiment.label(trial)]
     measured: Values = trial.user_attrs.get(MEASURED, {})
     parts += [
-        f"{name} {measured[name]:.4g} {quantity.unit}".rstrip()
-        for name, quantity in experiment.quantities.items()
+        f"{name} {measured[name]:.4g} {metric.unit}".rstrip()
+        for name, metric in experiment.metrics.items()
         if name in measured
     ]
     if ERROR in trial.user_attrs:
@@ -247,7 +303,7 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
 
 
 def _check_directory(directory: Path, about: Mapping[str, object]) -> None:
-    """Raises SweepError: the directory has another study's runs and tables, which would be taken for this one's."""
+    """Raises SweepError: the directory holds another study's runs and tables."""
     file = directory / _ABOUT
     if not file.exists():
         return
@@ -258,15 +314,15 @@ def _check_directory(directory: Path, about: Mapping[str, object]) -> None:
         raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
     if differing:
         what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
-        raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the options that it had")
+        raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the study's own options")
 
 
 @contextmanager
 def _writable(directory: Path) -> Iterator[None]:
-    """A directory that can be written; if it was made here and stays without content, it is gone at the end.
+    """Create the directory if necessary and check that it is writable; remove it at the end if it stays empty.
 
     Raises:
-        SweepError: it cannot be made or written.
+        SweepError: it cannot be created or written.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     probe = directory / f".probe-{os.getpid()}"
@@ -279,7 +335,7 @@ def _writable(directory: Path) -> Iterator[None]:
             raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
         yield
     finally:
-        with suppress(OSError):  # not empty: there is something to keep
+        with suppress(OSError):  # not empty
             if made and [entry.name for entry in directory.iterdir()] == [_LOCK]:
                 (directory / _LOCK).unlink()
             for path in made:
@@ -288,7 +344,7 @@ def _writable(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_at_a_time(directory: Path) -> Iterator[None]:
-    """Workers on one host begin and end one after the other, so that nothing is queued or written twice."""
+    """Let workers on one host begin and end one at a time, so that nothing is queued or written twice."""
     with (directory / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

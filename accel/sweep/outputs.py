@@ -1,4 +1,4 @@
-"""A sweep's files: the table and figures of its front, importances, and configurations to train with."""
+"""A sweep's files: table and plot of the Pareto front, parameter importances, configurations to train with."""
 
 from __future__ import annotations
 
@@ -15,44 +15,43 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from accel.json_object import Json
-from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, tally
-from accel.sweep.figures import FrontFigure, draw_importances
-from accel.sweep.front import Row
-from accel.sweep.importance import METHOD, Importance, Sample, importances
-from accel.sweep.quantities import Quantity, Values
+from accel.sweep.importance import METHOD, Importance, Trials, importances
+from accel.sweep.objectives import Metric, Values
+from accel.sweep.pareto import Candidate
+from accel.sweep.plots import FrontFigure, draw_importances
 from accel.sweep.recovery import ERROR
 from accel.sweep.storage import public_url
-from accel.sweep.study import CAVEAT, MEASURED, SKIPPED, StudyOptions, counts
+from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, StudyOptions, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
 from monitor.statistics import Interval, mean_interval
 
-_MOST_DECISIVE = 3
+_MOST_IMPORTANT = 3
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a sweep found, ready to be written.
+    """The results of a sweep, ready to be written.
 
     Attributes:
         kind, title: of the experiment.
         options: how the study searched.
-        references: what fp32 has.
-        rows: all measured trials. front: the best trade-offs. balanced: the one in the middle of them.
+        references: fp32's values.
+        rows: all candidates. front: the Pareto front. balanced: the most balanced one of the front.
         labels: of all trials, by number.
         configurations: of the front, by trial number.
         command: the command line.
-        exports: what exports the front, in its order; none in training.
-        how_measured: how figures came about.
+        exports: commands that export the front, in its order; none in training.
+        how_measured: how the metrics were measured.
     """
 
     kind: str
     title: str
     options: StudyOptions
     references: Values
-    rows: Sequence[Row]
-    front: Sequence[Row]
-    balanced: Row | None
+    rows: Sequence[Candidate]
+    front: Sequence[Candidate]
+    balanced: Candidate | None
     labels: Mapping[int, str]
     configurations: Mapping[int, Mapping[str, object]]
     command: tuple[str, ...]
@@ -67,15 +66,15 @@ def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Pa
         The configurations, in the front's order.
     """
     files = _write_configurations(findings, directory)
-    decisive = importances(_samples(study), findings.options.objectives)
-    document = _document(findings, study, decisive, files)
+    importance = importances(_measured_trials(study), findings.options.objectives)
+    document = _document(findings, study, importance, files)
     write_atomically(directory / "pareto.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
-    write_atomically(directory / "pareto.md", _markdown(findings, study, decisive, files).encode())
+    write_atomically(directory / "pareto.md", _markdown(findings, study, importance, files).encode())
     objectives, title = findings.options.objectives, f"{findings.title} ({findings.kind})"
-    bounds = {c.quantity: c.bound(findings.references) for c in findings.options.constraints}
+    bounds = {c.metric: c.bound(findings.references) for c in findings.options.constraints}
     figure = FrontFigure(findings.rows, findings.front, objectives, findings.references, bounds, title)
     write_atomically(directory / "pareto.png", figure.draw())
-    write_atomically(directory / "importance.png", draw_importances(decisive, title))
+    write_atomically(directory / "importance.png", draw_importances(importance, title))
     return files
 
 
@@ -94,7 +93,7 @@ def _write_configurations(findings: Findings, directory: Path) -> tuple[Path, ..
     return tuple(files)
 
 
-def _document(findings: Findings, study: Study, decisive: Mapping[str, Importance], files: Sequence[Path]) -> Json:
+def _document(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Sequence[Path]) -> Json:
     options, differences = findings.options, _differences(study)
     by_number = {trial.number: trial for trial in study.trials}
     return {
@@ -113,11 +112,11 @@ def _document(findings: Findings, study: Study, decisive: Mapping[str, Importanc
         "constraints": [constraint.text for constraint in options.constraints],
         "fp32": dict(findings.references),
         "front": [
-            _row_json(row, differences.get(row.number))
+            _candidate_json(row, differences.get(row.number))
             | {"configuration": f"best/{path.name}", "balanced": row is findings.balanced}
             for row, path in zip(findings.front, files, strict=True)
         ],
-        "importances": {name: dataclasses.asdict(found) for name, found in decisive.items()},
+        "importances": {name: dataclasses.asdict(found) for name, found in importance.items()},
         "subject": study.user_attrs.get("sweep"),
         "fp32_returns": study.user_attrs.get("returns"),
         "machine": describe_machine(),
@@ -126,7 +125,7 @@ def _document(findings: Findings, study: Study, decisive: Mapping[str, Importanc
     }  # fmt: skip
 
 
-def _row_json(row: Row, difference: Interval | None) -> Json:
+def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
     value: Json = {"trial": row.number, "label": row.label, "values": dict(row.values)}
     value["parameters"] = dict(row.parameters)
     if difference is not None:
@@ -163,18 +162,18 @@ def _trial_json(trial: FrozenTrial, label: str) -> Json:
     return value
 
 
-def _samples(study: Study) -> list[Sample]:
-    """Every candidate that was measured in part at least, once each."""
+def _measured_trials(study: Study) -> Trials:
+    """All candidates that were measured at least in part, once each."""
     trials = [trial for trial in study.trials if trial.user_attrs.get(MEASURED) and SAME_AS not in trial.user_attrs]
-    return [Sample(trial.params, trial.user_attrs[MEASURED]) for trial in trials]
+    return [(trial.params, trial.user_attrs[MEASURED]) for trial in trials]
 
 
-def _markdown(findings: Findings, study: Study, decisive: Mapping[str, Importance], files: Sequence[Path]) -> str:
+def _markdown(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Sequence[Path]) -> str:
     options = findings.options
     columns, differences = _columns(findings), _differences(study)
     constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
     lines = [
-        f"# Best trade-offs of {findings.title}",
+        f"# Pareto front of {findings.title}",
         "",
         f"{tally(study.trials)}.",
         "",
@@ -190,34 +189,34 @@ def _markdown(findings: Findings, study: Study, decisive: Mapping[str, Importanc
     if not findings.front:
         lines += ["**No trial meets the constraints.** All trials are in pareto.json.", ""]
     lines += [
-        "| trial | " + " | ".join([*(column.title for column in columns), *extra]) + " | what | train with |",
+        "| trial | " + " | ".join([*(column.title for column in columns), *extra]) + " | candidate | train with |",
         "|---|" + "---:|" * (len(columns) + len(extra)) + "---|---|",
     ]
     if findings.references:
-        known = [_figure(findings.references.get(column.name)) for column in columns] + [""] * len(extra)
+        known = [_value_text(findings.references.get(column.name)) for column in columns] + [""] * len(extra)
         lines.append("| fp32 | " + " | ".join(known) + " | the uncompressed policy | |")
     for row, path in zip(findings.front, files, strict=True):
-        figures = [_figure(row.values.get(column.name)) for column in columns]
+        values = [_value_text(row.values.get(column.name)) for column in columns]
         if extra:
             found = differences.get(row.number)
-            figures.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
+            values.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
         mark = " **balanced**" if row is findings.balanced else ""
-        lines.append(f"| {row.number}{mark} | " + " | ".join(figures) + f" | `{row.label}` | best/{path.name} |")
+        lines.append(f"| {row.number}{mark} | " + " | ".join(values) + f" | `{row.label}` | best/{path.name} |")
     if findings.exports:
-        lines += ["", "Export one as it is:", "", "```", *findings.exports, "```"]
-    return "\n".join([*lines, "", *_what_decides(decisive), ""])
+        lines += ["", "To export one:", "", "```", *findings.exports, "```"]
+    return "\n".join([*lines, "", *_importance_lines(importance), ""])
 
 
-def _what_decides(decisive: Mapping[str, Importance]) -> list[str]:
-    lines = ["## What decides", "", f"By {METHOD}.", ""]
-    for objective, found in decisive.items():
-        greatest = ", ".join(f"`{name}` {share:.2f}" for name, share in list(found.shares.items())[:_MOST_DECISIVE])
+def _importance_lines(importance: Mapping[str, Importance]) -> list[str]:
+    lines = ["## Parameter importance", "", f"{METHOD}.", ""]
+    for objective, found in importance.items():
+        greatest = ", ".join(f"`{name}` {share:.2f}" for name, share in list(found.shares.items())[:_MOST_IMPORTANT])
         lines.append(f"- {objective}: " + (found.remark or f"{greatest} ({found.trials} trials)") + ".")
     return lines
 
 
 def _how_played(study: Study) -> list[str]:
-    """After training: how many episodes a return stands for, and what is to be said of them."""
+    """After training: the episodes behind a return, and their caveat."""
     subject = study.user_attrs.get("sweep", {})
     if "acted" not in subject or "returns" not in study.user_attrs:
         return []
@@ -226,9 +225,9 @@ def _how_played(study: Study) -> list[str]:
     return [f"A return is the mean of {subject['episodes']} {subject['acted']} episodes on the same seeds{ends}", ""]
 
 
-def _columns(findings: Findings) -> list[Quantity]:
-    """The objectives, then what else was measured and says something."""
-    from accel.sweep.quantities import AFTER_TRAINING, IN_TRAINING
+def _columns(findings: Findings) -> list[Metric]:
+    """The objectives, then all other metrics that were measured."""
+    from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING
 
     known = AFTER_TRAINING if findings.kind == "after training" else IN_TRAINING
     measured = {name for row in findings.rows for name in row.values}
@@ -236,7 +235,7 @@ def _columns(findings: Findings) -> list[Quantity]:
     return objectives + [q for name, q in known.items() if name in measured and q not in objectives]
 
 
-def _figure(value: float | None) -> str:
+def _value_text(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

@@ -1,7 +1,9 @@
-"""Trials whose workers are gone: found, failed, and put back into the queue."""
+"""Recovery of trials whose workers are dead: they are found, failed and queued again."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import logging
 import os
@@ -15,38 +17,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
-
-from accel.sweep.errors import storage_errors
+from sqlalchemy.exc import SQLAlchemyError
 
 HEARTBEAT_S = 10
 GRACE_S = 60
 MAXIMAL_RETRIES = 3
-# Attributes of a trial: who works on it, that worker's latest sign of life, how the trial failed by itself, and how
-# often it was interrupted.
+# Attributes of a trial: its worker, that worker's latest sign of life, its own error, the number of interruptions.
 WORKER, SIGN, ERROR, INTERRUPTIONS = "worker", "sign_of_life", "error", "interruptions"
 
 logger = logging.getLogger("accel")
 
 
 class Attendance:
-    """One worker's watch over the others: finds trials whose workers are gone.
+    """Finds trials whose workers are dead.
 
-    Workers on this host are known by their process. Those on others write a sign of life into their trial, whatever the
-    storage; a trial on which it has not changed for the grace period, by this machine's clock alone, is lost. Databases
-    have Optuna's heartbeats besides, by the server's clock.
+    Workers on this host are identified by their process. Those on other hosts write a sign of life into their trial, in
+    any storage; a trial whose sign has not changed for the grace period, by this machine's clock, is lost. Databases
+    have Optuna's heartbeats too, by the server's clock.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
-        """Args: grace_s: seconds after which a worker without a sign of life is gone."""
+        """Args: grace_s: seconds without a sign of life after which a worker counts as dead."""
         self._grace_s = grace_s
-        # by trial: its last sign of life, when that was seen first, and whether it replaced another
+        # by trial: its last sign of life, when this was first seen, and whether it replaced another
         self._signs: dict[int, tuple[object, float, bool]] = {}
         self._has_told = False
 
     def recover(self, study: Study) -> None:
-        """Fail what killed workers left running, and queue it again."""
+        """Fail trials that killed workers left running, and queue them again."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(study)
@@ -54,11 +55,11 @@ class Attendance:
             try:
                 study.tell(trial.number, state=TrialState.FAIL)
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
-                continue  # another worker was quicker
+                continue  # another worker was faster
             queue_again(study, trial)
 
     def settle(self, study: Study) -> bool:
-        """Whether every running trial has a worker that is known to live; if not, it takes a while to find out."""
+        """Whether the worker of every running trial is known to be alive."""
         trials = [t for t in _running(study) if not (is_mine(t) or _is_here(t) or self._shows_life(t))]
         if trials and not self._has_told:
             hosts = ", ".join(sorted({str(trial.user_attrs.get(WORKER, {}).get("host", "?")) for trial in trials}))
@@ -73,7 +74,7 @@ class Attendance:
         return not self._shows_life(trial) and time.monotonic() - self._signs[trial.number][1] > self._grace_s
 
     def _shows_life(self, trial: FrozenTrial) -> bool:
-        """Whether a worker elsewhere was seen to give a sign of life within the grace period."""
+        """Whether a worker on another host renewed its sign of life within the grace period."""
         sign, now = (trial.user_attrs.get(WORKER), trial.user_attrs.get(SIGN)), time.monotonic()
         known = self._signs.get(trial.number)
         if known is None or known[0] != sign:
@@ -84,7 +85,7 @@ class Attendance:
 
 @contextmanager
 def signs_of_life(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
-    """Sign a trial, and write signs of life into it while this context lasts, several in a grace period."""
+    """Mark a trial as this worker's, and write signs of life into it within this context, several per grace period."""
     trial.set_user_attr(WORKER, this_worker())
     ended = threading.Event()
     no_answer: tuple[type[Exception], ...] = (*storage_errors(), OSError)
@@ -97,7 +98,7 @@ def signs_of_life(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
                 trial.set_user_attr(SIGN, count)
             except optuna.exceptions.UpdateFinishedTrialError:
                 return
-            except no_answer as error:  # the next sign may get through
+            except no_answer as error:  # the next sign may succeed
                 logger.debug("trial %d: no sign of life: %r", trial.number, error)
 
     thread = threading.Thread(target=write, daemon=True, name="sweep-signs-of-life")
@@ -110,14 +111,14 @@ def signs_of_life(trial: Trial, grace_s: float = GRACE_S) -> Iterator[None]:
 
 
 def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) -> None:
-    """Put a trial whose worker is gone back into the queue, once, and up to ``MAXIMAL_RETRIES`` times in all.
+    """Queue a dead worker's trial again, once, and up to ``MAXIMAL_RETRIES`` times in total.
 
-    As Optuna's own ``RetryHeartbeatStaleTrialCallback``, but the new trial must not look like the old worker's, and
-    orderly interruptions, of which a long trial may need many, do not count.
+    Like Optuna's ``RetryHeartbeatStaleTrialCallback``, but the new trial is not marked as the old worker's, and orderly
+    interruptions, of which a long trial may have many, do not count.
 
     Args:
         study, trial: which.
-        interrupted: whether its worker was asked to end.
+        interrupted: whether its worker was asked to stop.
     """
     system = {name: value for name, value in trial.system_attrs.items() if not name.startswith("constraints")}
     history = [*system.get("retry_history", []), trial.number]
@@ -146,13 +147,13 @@ def queue_again(study: Study, trial: FrozenTrial, *, interrupted: bool = False) 
 
 
 def this_worker() -> dict[str, object]:
-    """What a trial is signed with: host, what tells it from others of that name, process and its time of start."""
+    """This worker's identity: host, its boot and container, process number and start time."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "system": _system(), "pid": pid, "started": process_start(pid)}
 
 
 def _system() -> str:
-    """Tells hosts of one name, boots of a host, and containers with process numbers of their own; "" if unknown."""
+    """Identifies the boot of a host and the container with its own process numbers; "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -161,7 +162,7 @@ def _system() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """What tells a process from a later one of the same number; None if there is no such process, "" if unknown."""
+    """Start time of a process, which a later one of the same number does not share; None without it, "" if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
@@ -180,12 +181,12 @@ def process_start(pid: int) -> str | None:
 
 
 def is_mine(trial: FrozenTrial) -> bool:
-    """Whether this process signed a trial."""
+    """Whether a trial is this process's."""
     return bool(trial.user_attrs.get(WORKER) == this_worker())
 
 
 def _is_here(trial: FrozenTrial) -> bool:
-    """Whether a trial's worker is a process that can be seen from here; not so before a trial is signed."""
+    """Whether a trial's worker is a process on this host; False for a trial without a worker."""
     worker, mine = trial.user_attrs.get(WORKER), this_worker()
     return worker is not None and all(worker[name] == mine[name] for name in ("host", "system"))
 
@@ -195,14 +196,14 @@ def _running(study: Study) -> list[FrozenTrial]:
 
 
 def was_taken_over(study: Study) -> bool:
-    """Whether this process's last trial was failed and queued again by others."""
+    """Whether other workers failed this process's last trial and queued it again."""
     trials = study.get_trials(deepcopy=False)
     mine = [trial for trial in trials if is_mine(trial)]
     return bool(mine) and any(mine[-1].number in trial.system_attrs.get("retry_history", []) for trial in trials)
 
 
 def release_own(study: Study) -> None:
-    """Put the trial that an interrupt ended, or caught at its end, back into the queue."""
+    """Queue this process's trial again after an interrupt, unless it failed by itself."""
     mine = [trial for trial in study.get_trials(deepcopy=False) if is_mine(trial)]
     if not mine or ERROR in mine[-1].user_attrs:
         return
@@ -211,3 +212,11 @@ def release_own(study: Study) -> None:
     elif mine[-1].state != TrialState.FAIL:
         return
     queue_again(study, mine[-1], interrupted=True)
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """The errors that Optuna's storages raise when their server does not answer."""
+    errors: list[type[Exception]] = [StorageInternalError, SQLAlchemyError]
+    if importlib.util.find_spec("redis") is not None:
+        errors.append(importlib.import_module("redis").RedisError)
+    return tuple(errors)

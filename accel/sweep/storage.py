@@ -1,21 +1,28 @@
-"""Where a study lives: any storage of Optuna's, SQLite by default."""
+"""Storages of studies: any of Optuna's, by default SQLite, which workers on one host at a time may use."""
 
 from __future__ import annotations
 
+import _thread
+import glob
+import json
+import logging
+import os
+import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from accel.errors import AccelError, MissingExtraError
-from accel.sweep.errors import SweepError, storage_errors
-from accel.sweep.recovery import GRACE_S, HEARTBEAT_S, queue_again
-from accel.system.extras import install_command, missing_distributions
+import optuna
+from optuna.storages import BaseStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalRedisBackend
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
+from accel.errors import AccelError, SweepError
+from accel.sweep.recovery import GRACE_S, HEARTBEAT_S, queue_again, storage_errors
 
 _SQLITE_TIMEOUT_S = 60
 _RETRY_S = 0.5
@@ -23,13 +30,12 @@ _DRIVERS = {
     "redis": "redis", "postgresql://": "psycopg2-binary", "postgresql+psycopg2": "psycopg2-binary",
     "postgresql+psycopg:": "'psycopg[binary]'", "mysql://": "mysqlclient", "mysql+pymysql": "pymysql",
 }  # fmt: skip
+_REMEDY = (
+    "SQLite does not lock across hosts: give a server instead, such as --storage postgresql://USER@HOST/NAME, or a "
+    "journal on a file system that all hosts share, --storage journal:FILE, or run all workers on one host"
+)
 
-
-def require_optuna() -> None:
-    """Raises MissingExtraError with the command that installs Optuna and matplotlib."""
-    missing = missing_distributions("sweep")
-    if missing:
-        raise MissingExtraError(f"accel sweep needs {', '.join(missing)}: {install_command('sweep')}")
+logger = logging.getLogger("accel")
 
 
 def default_url(directory: Path) -> str:
@@ -47,23 +53,22 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
     Raises:
         SweepError: it cannot be reached, its driver is not installed, or it would not outlive this process.
     """
-    import optuna
-    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 
     unusable: tuple[type[Exception], ...] = (*storage_errors(), OSError, ValueError, optuna.exceptions.OptunaError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if url.startswith("journal:"):
-                return optuna.storages.JournalStorage(JournalFileBackend(url.removeprefix("journal:")))
+                path = Path(url.removeprefix("journal:"))
+                return optuna.storages.JournalStorage(JournalFileBackend(str(path), _RepairingLock(path)))
             if url.startswith("redis"):
                 return optuna.storages.JournalStorage(JournalRedisBackend(url))
-            path = sqlite_path(url)
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite_path(url)
+            if database is not None:
+                database.parent.mkdir(parents=True, exist_ok=True)
             return optuna.storages.RDBStorage(
                 url,
-                engine_kwargs={} if path is None else {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}},
+                engine_kwargs={} if database is None else {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}},
                 heartbeat_interval=HEARTBEAT_S,
                 grace_period=GRACE_S,
                 heartbeat_stale_trial_callback=queue_again,
@@ -73,10 +78,38 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
         remedy = f"pip install {package}" if (package := next(known, None)) else str(error)
         raise SweepError(f"storage {public_url(url)} needs a driver that is not installed: {remedy}") from error
     except unusable as error:
-        if attempts > 1:  # workers that start at once get in each other's way when they make the tables
+        if attempts > 1:  # workers that start together may collide when they create the tables
             time.sleep(_RETRY_S)
             return open_storage(url, attempts - 1)
         raise SweepError(f"cannot open storage {public_url(url)}: {_first_line(error)}") from error
+
+
+class _RepairingLock(JournalFileSymlinkLock):
+    """A journal's lock that removes an incomplete last line, which a worker killed while writing leaves.
+
+    The lock is held for each write, so an incomplete line is nobody's. Without the repair, the next record would be
+    appended to it, and the journal could not be read any more.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        """See ``JournalFileSymlinkLock.acquire``."""
+        acquired = super().acquire()
+        with self._journal.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read() not in (b"", b"\n"):
+                file.seek(0)
+                complete = file.read().rfind(b"\n") + 1
+                file.truncate(complete)
+                logger.warning(
+                    "%s: removed an incomplete last record of %d bytes, which a killed worker left",
+                    self._journal, size - complete,
+                )  # fmt: skip
+        return acquired
 
 
 @contextmanager
@@ -84,9 +117,8 @@ def connected(url: str) -> Iterator[BaseStorage]:
     """A storage whose connections are closed at the end; see ``open_storage``.
 
     Raises:
-        SweepError: also where the storage is lost on the way.
+        SweepError: it cannot be opened, or is lost during use.
     """
-    import optuna
 
     storage = open_storage(url)
     try:
@@ -96,7 +128,7 @@ def connected(url: str) -> Iterator[BaseStorage]:
         if cause is None:
             raise
         raise SweepError(
-            f"storage {public_url(url)} was lost: {_first_line(cause)}. What is in it is kept: start the same command "
+            f"storage {public_url(url)} was lost: {_first_line(cause)}. Finished trials are kept: run the same command "
             "again when it is back"
         ) from error
     finally:
@@ -106,7 +138,7 @@ def connected(url: str) -> Iterator[BaseStorage]:
 
 
 def _storage_error(error: BaseException | None) -> Exception | None:
-    """The storage's error that led to another: Optuna, which tries to note down a failure there, may raise its own."""
+    """The storage's error behind another: Optuna may raise its own when it cannot record a failure."""
     known = storage_errors()
     while error is not None and not isinstance(error, AccelError):
         if isinstance(error, known):
@@ -116,13 +148,11 @@ def _storage_error(error: BaseException | None) -> Exception | None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return str(error).splitlines()[0].rstrip(". ") if str(error) else type(error).__name__
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, None for other storages. Raises SweepError: a malformed URL, a database in memory."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
+    """The file of a SQLite URL, None for other storages. Raises SweepError: a malformed URL, an in-memory database."""
 
     if url.startswith(("journal:", "redis")):
         return None
@@ -142,10 +172,120 @@ def sqlite_path(url: str) -> Path | None:
 
 def public_url(url: str) -> str:
     """The URL without its password."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
 
     try:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
         return url
+
+
+@contextmanager
+def one_host(url: str, host: str | None = None, stale_s: float = GRACE_S) -> Iterator[None]:
+    """Refuse workers on other hosts the same SQLite file, which does not lock across hosts, within this context.
+
+    A file beside the database, DATABASE.host-NUMBER, names the host, and its modification time shows that a worker
+    there is alive. Both times that are compared come from that file system, so hosts' clocks need not agree.
+
+    Args:
+        url: of the storage; only SQLite files are claimed.
+        host: this one's name.
+        stale_s: seconds after which a claim expires unless it is renewed.
+    Raises:
+        SweepError: another host works on it; the message says what to do.
+    """
+    path = sqlite_path(url)
+    if path is None:
+        yield
+        return
+    host = host or socket.gethostname()
+    _claim(path, host, stale_s)
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(stale_s / 6):
+            with suppress(OSError, ValueError):  # the user may have removed the claims
+                _, last = max(_claims(path).items())
+                if _holder(last) != host:
+                    logger.error(
+                        "another host has taken %s over, because this one was suspended for too long. Stopping", path
+                    )
+                    _thread.interrupt_main()
+                    return
+                os.utime(last)
+
+    thread = threading.Thread(target=renew, daemon=True, name="sweep-host-claim")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _claim(database: Path, host: str, stale_s: float) -> None:
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        while not _try_claim(database, host, stale_s):
+            pass
+    except OSError as error:
+        raise SweepError(
+            f"cannot write to {database.parent}: {error.strerror}; choose another --out or --storage"
+        ) from error
+
+
+def _try_claim(database: Path, host: str, stale_s: float) -> bool:
+    """Claim the database, or share the claim of workers on this host; False if another one was faster.
+
+    Claims are numbered, and the greatest number counts. A claim is created by a link, which only one of several hosts
+    can make; whoever finds it expired creates the next number. The valid claim is never removed, so a claim made since
+    the last look cannot be removed either.
+
+    Raises:
+        SweepError: it is another host's.
+    """
+    claims = _claims(database)
+    probe = database.with_name(f".{database.name}.{host}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}")
+    probe.write_text(json.dumps({"host": host}))
+    try:
+        number = 0
+        if claims:
+            number, last = max(claims.items())
+            holder = _holder(last)
+            if holder is not None and probe.stat().st_mtime - last.stat().st_mtime < stale_s:
+                if holder != host:
+                    raise SweepError(
+                        f"{database} is in use on host {holder}, and this is {host}. {_REMEDY}. If nothing runs on "
+                        f"{holder} any more, wait {stale_s:.0f} s"
+                    )
+                os.utime(last)
+                return max(_claims(database)) == number
+        claim = database.with_name(f"{database.name}.host-{number + 1}")
+        os.link(probe, claim)
+        if max(_claims(database)) > number + 1:  # the listing is outdated: that number was used and has expired
+            claim.unlink(missing_ok=True)
+            return False
+        for old in claims.values():
+            old.unlink(missing_ok=True)
+        return True
+    except (FileNotFoundError, FileExistsError):
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _claims(database: Path) -> dict[int, Path]:
+    """Every claim on a database by its number."""
+    found = {}
+    for path in database.parent.glob(f"{glob.escape(database.name)}.host-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal():
+            found[int(number)] = path
+    return found
+
+
+def _holder(claim: Path) -> str | None:
+    """The host of a claim; None for a truncated file, which claims nothing."""
+    try:
+        return str(json.loads(claim.read_text())["host"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,4 +1,4 @@
-"""One study shared by any number of workers: created or joined, resumed, recovered from killed workers, worked on."""
+"""One study, shared by any number of workers: creating or joining it, running its trials, counting how they ended."""
 
 from __future__ import annotations
 
@@ -7,25 +7,37 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from accel.errors import AccelError, ConfigError
-from accel.sweep.endings import DRAWN_AT_RANDOM, SAME_AS, SKIP, UNBUILT, Skip, is_done
-from accel.sweep.errors import SweepError
-from accel.sweep.quantities import Constraint, Quantity, Values
+from accel.errors import AccelError, ConfigError, SweepError
+from accel.sweep.objectives import Constraint, Metric, Values
 from accel.sweep.recovery import ERROR, GRACE_S, Attendance, is_mine, release_own, signs_of_life, was_taken_over
-from accel.sweep.samplers import PrunerName, SamplerName, make_pruner, make_sampler
 from accel.sweep.storage import public_url
 from accel.transport.launcher import detect_launch
 from compressors.errors import CompressorError
 
+SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
+PrunerName = Literal["none", "median", "hyperband", "halving"]
+
+REPORTS = 20
+"""Intermediate values of a whole training run."""
+
+Skip = Literal["too far from fp32", "dominated", "could not be built"]
+SKIPS: tuple[Skip, ...] = get_args(Skip)
+UNBUILT: Skip = "could not be built"
+SAME_AS, SKIP, DRAWN_AT_RANDOM = "same_as", "skip", "drawn_at_random"
+_RETURNS = "returns"
+_ORDER = ("played", "measured", *SKIPS[:2], "stopped by the pruner", "failed", UNBUILT)
 MEASURED, SKIPPED, SUBJECT, OWN_BOUNDS = "measured", "skipped", "sweep", "own_bounds"
 CAVEAT = "caveat"
 _WORKERS = "worker:"
@@ -33,21 +45,22 @@ _MAXIMAL_FAILURES = 3
 _REPETITIONS_TO_DIVERSIFY = 2
 _MAXIMAL_REPETITIONS = 30
 _MAXIMAL_FRUITLESS = 100
-_AWAIT_S = 0.5
+_WAIT_S = 0.5
+
 
 logger = logging.getLogger("accel")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one trial measured.
+class Measurement:
+    """The measurements of one trial.
 
     Attributes:
-        measured: by quantity; other figures may be among them.
-        references: what fp32 has, for relative constraints.
-        violations: bounds of the sweep's own, above 0 where they are not met.
-        skipped: why the trial ended before its objectives were all measured; None for a complete one.
-        skip: the same in a word or two, for counting.
+        measured: by metric; further values may be among them.
+        references: fp32's, for relative constraints.
+        violations: of the sweep's own bounds, above 0 where they are not met.
+        skipped: why the trial ended before all objectives were measured; None for a complete one.
+        skip: the same as a category, for counting.
     """
 
     measured: Values
@@ -64,20 +77,20 @@ class StudyOptions:
     Attributes:
         name: of the study within its storage.
         url: of the storage.
-        objectives: at least one; several make a front.
-        constraints: what feasible trials meet.
-        trials: how many the study has at its end, all workers together; neither repeated ones nor candidates that
-            cannot be built count.
+        objectives: at least one; several make a Pareto front.
+        constraints: of feasible trials.
+        trials: of the study in total, for all workers together, without repeated ones and candidates that cannot be
+            built.
         sampler, pruner: Optuna's.
-        seed: of the sampler; every worker derives its own.
+        seed: of the sampler; each worker derives its own.
         max_seconds: this worker starts no trial after this time; None for no limit.
-        report_interval: environment steps between intermediate values, ``REPORTS`` of them in a whole run.
-        grace_s: seconds after which a worker elsewhere that gives no sign of life is gone.
+        report_interval: environment steps between intermediate values, of which a whole run has ``REPORTS``.
+        grace_s: seconds without a sign of life after which a worker on another host counts as dead.
     """
 
     name: str
     url: str
-    objectives: tuple[Quantity, ...]
+    objectives: tuple[Metric, ...]
     constraints: tuple[Constraint, ...]
     trials: int
     sampler: SamplerName = "tpe"
@@ -88,7 +101,7 @@ class StudyOptions:
     grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for options that do not go together."""
+        """Raises ConfigError for options that contradict each other."""
         if self.trials < 1:
             raise ConfigError(f"trials = {self.trials}: a sweep needs at least one")
         if self.pruner != "none" and len(self.objectives) > 1:
@@ -106,10 +119,10 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
 
     Args:
         options: how it searches.
-        storage: where it lives.
-        subject: plain JSON that says what the trials are; a study never mixes two subjects.
+        storage: that holds it.
+        subject: plain JSON that identifies what is swept; a study has one subject.
     Raises:
-        SweepError: the study of that name is about something else.
+        SweepError: the study of that name has another subject.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
@@ -134,9 +147,9 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
     elif found != wanted:
         differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         raise SweepError(
-            f"study {options.name!r} in {public_url(options.url)} is about something else: "
+            f"study {options.name!r} in {public_url(options.url)} has another subject: "
             + "; ".join(f"{key} was {found.get(key)} and is {wanted.get(key)}" for key in differing)
-            + ". Give another --study and another --out, or the options that it was begun with"
+            + ". Give another --study and another --out, or the study's own options"
         )
     return study
 
@@ -144,19 +157,19 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
 def work(
     study: Study,
     options: StudyOptions,
-    evaluate: Callable[[Trial], Outcome],
+    evaluate: Callable[[Trial], Measurement],
     report: Callable[[Study, FrozenTrial], None],
 ) -> None:
-    """Run trials until the study has as many as it should, all workers together.
+    """Run trials until the study has all of them, from all workers together.
 
     Args:
         study: joined.
         options: how it searches.
-        evaluate: measures one trial; may raise ``optuna.TrialPruned``, and AccelError for a trial that fails.
+        evaluate: measures one trial; may raise ``optuna.TrialPruned``, or AccelError for a failed trial.
         report: called after each trial of this worker.
     Raises:
         SweepError: the first trials all failed; the message has the reason of the last one.
-        KeyboardInterrupt: the trial under way was put back into the queue.
+        KeyboardInterrupt: the current trial was queued again.
     """
     started = time.monotonic()
     others = Attendance(options.grace_s)
@@ -170,14 +183,14 @@ def work(
     others.recover(study)
     chosen, scattered = study.sampler, optuna.samplers.RandomSampler(options.seed + len(study.trials))
     repeated = fruitless = 0
-    while _remaining(study, options.trials) > 0 or _await_signs(study, options.trials, others):
+    while _remaining(study, options.trials) > 0 or _wait_for_signs(study, options.trials, others):
         if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
             logger.warning(
-                "stopping after %.0f s, as asked; start the same command again to go on", options.max_seconds
+                "stopping after %.0f s, as --max-seconds says; run the same command to continue", options.max_seconds
             )
             break
         if repeated >= _MAXIMAL_REPETITIONS:
-            logger.warning("stopping: the last %d trials all repeated others; the space has hardly more", repeated)
+            logger.warning("stopping: the last %d trials all repeated others; the space is almost exhausted", repeated)
             break
         if fruitless >= _MAXIMAL_FRUITLESS:
             logger.warning(
@@ -187,8 +200,8 @@ def work(
         if _remaining(study, options.trials) <= 0:
             continue
         if repeated == _REPETITIONS_TO_DIVERSIFY and study.sampler is chosen and options.sampler != "random":
-            logger.info("the last %d proposals repeated others: drawing at random until there is a new one", repeated)
-        # a sampler that has settled on a few candidates finds no new ones by itself
+            logger.info("the last %d proposals repeated others: sampling at random until there is a new one", repeated)
+        # a sampler that has converged to a few candidates proposes no new ones
         at_random = repeated >= _REPETITIONS_TO_DIVERSIFY and options.sampler != "random"
         study.sampler = scattered if at_random else chosen
         if not _run_one(study, objective):
@@ -204,8 +217,8 @@ def work(
     others.recover(study)
 
 
-def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Outcome]) -> tuple[float, ...]:
-    """Evaluate a trial, and write into it what came of it."""
+def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:
+    """Evaluate a trial, and store its measurements."""
     try:
         outcome = evaluate(trial)
     except (AccelError, CompressorError) as error:
@@ -214,8 +227,8 @@ def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Ou
     measured = dict(outcome.measured)
     trial.set_user_attr(MEASURED, measured)
     for constraint in options.constraints:
-        if constraint.quantity in measured:
-            violation = constraint.violation(measured[constraint.quantity], outcome.references)
+        if constraint.metric in measured:
+            violation = constraint.violation(measured[constraint.metric], outcome.references)
             trial.set_constraint(constraint.text, violation)
     trial.set_user_attr(OWN_BOUNDS, list(outcome.violations))
     for name, violation in outcome.violations.items():
@@ -225,11 +238,11 @@ def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Ou
         if outcome.skip is not None:
             trial.set_user_attr(SKIP, outcome.skip)
         raise optuna.TrialPruned(outcome.skipped)
-    return tuple(measured[quantity.name] for quantity in options.objectives)
+    return tuple(measured[objective.name] for objective in options.objectives)
 
 
 def _run_one(study: Study, objective: Callable[[Trial], tuple[float, ...]]) -> bool:
-    """Run one trial; False if others took it over meanwhile, because this worker gave no sign of life."""
+    """Run one trial; False if other workers took it over, as this one gave no sign of life."""
     try:
         study.optimize(objective, n_trials=1, catch=(AccelError, CompressorError))
     except KeyboardInterrupt:
@@ -238,29 +251,29 @@ def _run_one(study: Study, objective: Callable[[Trial], tuple[float, ...]]) -> b
     except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
         if not was_taken_over(study):
             raise
-        logger.warning("others took this worker's trial over, because it gave no sign of life for too long; going on")
+        logger.warning("this worker gave no sign of life for too long, and another one took its trial over; continuing")
         return False
     return True
 
 
-def _await_signs(study: Study, trials: int, others: Attendance) -> bool:
-    """Once all trials are done or under way: whether to look again, since a worker elsewhere may be gone."""
+def _wait_for_signs(study: Study, trials: int, others: Attendance) -> bool:
+    """Once all trials are done or running: whether to check again, as a worker elsewhere may be dead."""
     others.recover(study)
     if _remaining(study, trials) <= 0:
         if others.settle(study):
             return False
-        time.sleep(_AWAIT_S)
+        time.sleep(_WAIT_S)
     return True
 
 
 def counts(study: Study) -> tuple[int, int]:
-    """(trials that are done, trials under way)."""
+    """(done trials, running trials)."""
     trials = study.get_trials(deepcopy=False)
     return sum(map(is_done, trials)), sum(trial.state == TrialState.RUNNING for trial in trials)
 
 
 def remaining_seconds(study: Study, trials: int) -> float | None:
-    """An estimate of the time until the study is complete, from its trials' durations; None before the first."""
+    """Estimated time until the study is complete, from its trials' durations; None before the first."""
     durations = [
         trial.duration.total_seconds()
         for trial in study.get_trials(deepcopy=False)
@@ -280,13 +293,72 @@ def _remaining(study: Study, trials: int) -> int:
 def _give_up_if_nothing_works(study: Study) -> None:
     done = [trial for trial in study.get_trials(deepcopy=False) if is_done(trial)]
     if len(done) >= _MAXIMAL_FAILURES and all(ERROR in trial.user_attrs for trial in done):
-        raise SweepError(f"all of the first {len(done)} trials failed, the last one so: {done[-1].user_attrs[ERROR]}")
+        raise SweepError(f"all of the first {len(done)} trials failed, the last one with: {done[-1].user_attrs[ERROR]}")
 
 
 def _worker_entropy(study: Study, seed: int) -> list[int]:
-    """(seed, rank or array task, how many workers came before, trials so far): no two workers draw the same."""
+    """(seed, rank or array task, number of earlier workers, trials so far): different for every worker."""
     rank = detect_launch().rank or int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     key = f"{_WORKERS}{time.time_ns():020d}:{socket.gethostname()}:{os.getpid()}"
     study.set_user_attr(key, {"rank": rank})
     keys = sorted(name for name in study.user_attrs if name.startswith(_WORKERS))
     return [seed, rank, keys.index(key), len(study.get_trials(deepcopy=False))]
+
+
+def has_ended(trial: FrozenTrial) -> bool:
+    """Whether a trial ended by itself, in whatever way; not killed ones, nor those that repeat another."""
+    ended = trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
+    return ended and SAME_AS not in trial.user_attrs
+
+
+def is_done(trial: FrozenTrial) -> bool:
+    """Whether a trial counts towards the wanted number: it ended, and its candidate could be built."""
+    return has_ended(trial) and trial.user_attrs.get(SKIP) != UNBUILT
+
+
+def ending(trial: FrozenTrial) -> str:
+    """How an ended trial ended, as a category."""
+    if ERROR in trial.user_attrs:
+        return "failed"
+    if trial.state == TrialState.PRUNED:
+        return str(trial.user_attrs.get(SKIP, "stopped by the pruner"))
+    return "played" if _RETURNS in trial.user_attrs else "measured"
+
+
+def tally(trials: Iterable[FrozenTrial]) -> str:
+    """``240 candidates: 18 played, 209 too far from fp32, 13 dominated, 0 could not be built; 17 proposals …``"""
+    trials = list(trials)
+    found = Counter(ending(trial) for trial in trials if has_ended(trial))
+    wanted = SKIPS if "played" in found else ()
+    parts = [f"{found[name]} {name}" for name in _ORDER if name in found or name in wanted]
+    candidates = sum(map(is_done, trials))
+    repeated = sum(SAME_AS in trial.user_attrs for trial in trials)
+    text = f"{candidates} candidate{'' if candidates == 1 else 's'}: {', '.join(parts) or 'none ended'}"
+    text += f"; {repeated} proposals repeated others"
+    drawn = sum(DRAWN_AT_RANDOM in trial.user_attrs for trial in trials)
+    return text + (f", after which {drawn} proposals were sampled at random" if drawn else "")
+
+
+def make_sampler(name: SamplerName, trials: int, entropy: Sequence[int]) -> BaseSampler:
+    """The sampler of a study of so many trials, seeded for one worker."""
+    seed = int(np.random.SeedSequence(list(entropy)).generate_state(1)[0])
+    if name == "tpe":
+        startup = max(5, min(20, trials // 5))
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    population = max(8, min(50, trials // 6))
+    if name == "nsga2":
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
+    if name == "nsga3":
+        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def make_pruner(name: PrunerName, trials: int, interval: int) -> optuna.pruners.BasePruner:
+    """The pruner; all trials report intermediate values every ``interval`` environment steps."""
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=max(4, min(8, trials // 4)), n_min_trials=3)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(2 * interval, REPORTS * interval)
+    if name == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(2 * interval, reduction_factor=3)
+    return optuna.pruners.NopPruner()

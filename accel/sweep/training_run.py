@@ -1,4 +1,7 @@
-"""One whole training run as a child process: started or gone on with, followed while it trains, and read at its end."""
+"""One whole training run as a child process: started or resumed, followed while it trains, and read at its end.
+
+``python -P -m accel.sweep.training_run PARENT OPTIONS`` is ``accel train OPTIONS`` that ends with its parent.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,32 @@ from pathlib import Path
 import tomlkit
 
 from accel.config import TrainConfig
-from accel.errors import AccelError, RunDirectoryError
+from accel.errors import AccelError, RunDirectoryError, SweepError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
-from accel.sweep.child import LAUNCHER_PREFIXES
-from accel.sweep.errors import SweepError
 from accel.system.atomic import write_atomically
+from accel.system.signals import FORWARDED, end_with_parent
 from monitor.recorder import read_metrics
 
+# Without these variables of a launcher, the child of a rank is no rank itself.
+_LAUNCHER_PREFIXES = (
+    *("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "MPI_LOCALRANKID", "PALS_", "FLUX_TASK_"),
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
 _POLL_S = 0.1
 _STOP_S = 60.0
 _TAIL = 6
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a run's records say so far.
+class RunProgress:
+    """A run's progress by its records.
 
     Attributes:
-        env_steps: done.
+        env_steps: in total.
         return_mean: of the last episodes; None before the first.
-        training_s: of training, over all parts of a run that was interrupted.
-        earlier_s, earlier_env_steps: of it, what was done before the part that the record is of.
+        training_s: of training, over all parts of an interrupted run.
+        earlier_s, earlier_env_steps: before the part of the run that wrote the record.
     """
 
     env_steps: int
@@ -48,11 +55,11 @@ class Progress:
 
 
 class TrainingRun:
-    """A run in its own directory.
+    """A training run in its own directory.
 
     Attributes:
         path: the run's directory.
-        log: what the run printed.
+        log: the run's output.
     """
 
     def __init__(self, config: TrainConfig, directory: Path, name: str) -> None:
@@ -61,13 +68,13 @@ class TrainingRun:
         self.path = directory.absolute() / name
         self.log = self.path.parent / f"{name}.log"
 
-    def train(self, follow: Callable[[Progress], bool]) -> Summary:
-        """Train to the end, going on from a checkpoint that an earlier try has left.
+    def train(self, follow: Callable[[RunProgress], bool]) -> Summary:
+        """Train to the end, resuming from an earlier attempt's checkpoint.
 
         Args:
-            follow: called with every record; True stops the run in good order.
+            follow: called with each record; True stops the run in good order.
         Raises:
-            SweepError: the run failed; the message has its last words. Its directory has another configuration's run.
+            SweepError: the run failed, with its error message, or the directory holds another configuration's run.
         """
         self._check_directory()
         if self.is_complete():
@@ -86,17 +93,17 @@ class TrainingRun:
                 process.terminate()
                 _wait(process)
         if process.returncode != 0:
-            raise SweepError(f"run {self.path.name} failed: {self._last_words()}")
+            raise SweepError(f"run {self.path.name} failed: {self._error_message()}")
         for record in self.records()[seen:]:
             follow(record)
         return Summary.read(self.path)
 
-    def records(self) -> list[Progress]:
-        """Everything recorded so far."""
+    def records(self) -> list[RunProgress]:
+        """All records so far."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        starts, found = self._starts(), list[Progress]()
+        starts, found = self._starts(), list[RunProgress]()
         part_s = before_s = earlier_s = 0.0
         earlier_env_steps = 0
         for record in read_metrics(path):
@@ -105,22 +112,22 @@ class TrainingRun:
                 continue
             now = record.get("wall_time_s")
             now_s = float(now) if isinstance(now, int | float) else before_s
-            # a run that went on counts its seconds from zero, and may have none of its own until long after that
+            # a resumed run counts its seconds from zero, and may write its first record long after its start
             if found and (elapsed < part_s or any(before_s < start_s <= now_s for start_s in starts)):
                 earlier_s, earlier_env_steps = earlier_s + part_s, found[-1].env_steps
             part_s, before_s = float(elapsed), now_s
             mean = float(mean) if isinstance(mean, int | float) else None
-            found.append(Progress(steps, mean, earlier_s + part_s, earlier_s, earlier_env_steps))
+            found.append(RunProgress(steps, mean, earlier_s + part_s, earlier_s, earlier_env_steps))
         return found
 
     def _starts(self) -> list[float]:
-        """Unix times at which processes began to work on the run, in seconds."""
+        """Unix times, in seconds, at which processes started or resumed the run."""
         path = self.path / STARTS
         lines = path.read_text().splitlines() if path.exists() else []
         return [float(json.loads(line)["unix_time_s"]) for line in lines]
 
     def _check_directory(self) -> None:
-        """Raises SweepError: what is there is no earlier part of this run."""
+        """Raises SweepError: the directory holds a run of another configuration."""
         if not (self.path.exists() and self._file.exists()):
             return
         found, wanted = (tomllib.loads(text) for text in (self._file.read_text(), self._toml()))
@@ -128,8 +135,8 @@ class TrainingRun:
         differing = sorted(k for k in (found.keys() | wanted.keys()) - places if found.get(k) != wanted.get(k))
         if differing:
             raise SweepError(
-                f"{self.path} has a run of an earlier study with another {', '.join(differing)}: give another --out, "
-                "or remove it"
+                f"{self.path} holds a run of another study, which differs in {', '.join(differing)}: give another "
+                "--out, or remove it"
             )
 
     @property
@@ -147,21 +154,21 @@ class TrainingRun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, self._toml().encode())
             options = ["--config", str(self._file)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
-        command = [sys.executable, "-P", "-m", "accel.sweep.child", str(os.getpid()), *options]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_PREFIXES)}
+        command = [sys.executable, "-P", "-m", "accel.sweep.training_run", str(os.getpid()), *options]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
     def is_complete(self) -> bool:
-        """Whether it came to its own end, and not to one that its parent or a pruner set."""
+        """Whether it ended by itself, and was not stopped by its parent or a pruner."""
         if not (self.path / "summary.json").exists():
             return False
         return "reached" in Summary.read(self.path).reason
 
     def _wait_until_free(self) -> None:
-        """A run that lost its parent needs a moment to end. Raises RunDirectoryError: somebody else works on it."""
+        """Wait for a run whose parent died to end. Raises RunDirectoryError: another process keeps working on it."""
         deadline = time.monotonic() + _STOP_S
         while self.path.exists():
             try:
@@ -182,21 +189,21 @@ class TrainingRun:
         _wait(process)
         return Summary.read(self.path)
 
-    def _last_words(self) -> str:
+    def _error_message(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("accel: ") for line in lines if line.startswith("accel: ")]
         return errors[-1] if errors else " / ".join(lines[-_TAIL:]) or "it printed nothing"
 
 
 def measured_values(run: TrainingRun, summary: Summary) -> Mapping[str, float]:
-    """A finished run's quantities; without bytes where actors ran torch, which publishes no compressed policy.
+    """A finished run's metrics; without bytes if actors ran torch, which publishes no compressed policy.
 
     Raises:
         AccelError: no episode ended, or nothing was trained.
     """
     records = run.records()
     if summary.return_mean is None or not records:
-        raise AccelError(f"no episode of run {run.path.name} ended: give it more total_env_steps")
+        raise AccelError(f"no episode of run {run.path.name} ended: increase total_env_steps")
     last = records[-1]
     part_steps = max(summary.env_steps - last.earlier_env_steps, 1)
     training_s = max(last.training_s, last.earlier_s + summary.training_s)
@@ -218,3 +225,18 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _main() -> int:
+    """Train, and end with the parent process."""
+    parent = int(sys.argv[1])
+    end_with_parent(FORWARDED)  # a repeated one of these does not end this process at once
+    if os.getppid() != parent:
+        return 1  # the parent died before
+    from accel.cli import main as accel
+
+    return accel(["train", *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from optuna.trial import Trial
 
 from accel.cli import main
-from accel.sweep.after import AfterTraining
-from accel.sweep.during import InTraining
-from accel.sweep.measure import Workbench
+from accel.sweep.after_training import AfterTraining, Workbench
+from accel.sweep.in_training import InTraining
 from accel.sweep.recovery import WORKER
-from accel.sweep.study import Outcome
+from accel.sweep.study import Measurement
 from compressors.artifact import CompressedPolicy
 
 Experiment = type[AfterTraining] | type[InTraining]
@@ -34,9 +33,9 @@ def workers(trial: Trial) -> int:
 
 def meet(experiment: Experiment) -> None:
     """Trials of this process begin once two workers have signed one each."""
-    evaluate: Callable[..., Outcome] = experiment.evaluate
+    evaluate: Callable[..., Measurement] = experiment.evaluate
 
-    def together(self: object, trial: Trial) -> Outcome:
+    def together(self: object, trial: Trial) -> Measurement:
         while workers(trial) < 2:
             time.sleep(0.05)
         return evaluate(self, trial)

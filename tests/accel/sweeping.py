@@ -18,7 +18,7 @@ from accel.envs import make_vector_env
 from accel.learning.checkpoint import CheckpointState
 from accel.networks import build_network_from_config
 from accel.runs.directory import RunDirectory
-from accel.sweep.quantities import AFTER_TRAINING
+from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.storage import connected, default_url
 from accel.sweep.study import StudyOptions
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.errors import ConfigError
-from accel.sweep.choices import BITS, ChoiceOptions, LayerChoice, SchemeSpace
-from accel.sweep.front import Row, balanced, front, nearest_miss
-from accel.sweep.quantities import AFTER_TRAINING, choose_quantities, parse_constraint
-from accel.sweep.space import load_sweep_file
+from accel.sweep.objectives import AFTER_TRAINING, choose_metrics, parse_constraint
+from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
+from accel.sweep.scheme_space import BITS, ChoiceOptions, LayerChoice, SchemeSpace
+from accel.sweep.sweep_file import load_sweep_file
 from compressors.layer_inventory import policy_layers
 from compressors.pipeline import make_compressor
 from compressors.scheme import parse_scheme
@@ -38,7 +38,7 @@ def test_a_constraint_is_met_on_its_side_of_the_bound(
     text: str, reference: float, bound: float, met: float, missed: float
 ) -> None:
     constraint = parse_constraint(text, AFTER_TRAINING)
-    references = {constraint.quantity: reference}
+    references = {constraint.metric: reference}
     assert constraint.bound(references) == pytest.approx(bound)
     assert constraint.violation(met, references) <= 1e-9
     assert constraint.violation(missed, references) > 0
@@ -51,7 +51,7 @@ def test_a_constraint_is_met_on_its_side_of_the_bound(
         ("retrun>=1", "unknown constraint on 'retrun' .did you mean 'return'"),
         ("return>1", "not of the form"),
         ("return>=0.9*int8", "a number times fp32"),
-        ("return>=high", "'high' is no number"),
+        ("return>=high", "'high' is not a number"),
         ("return>=nan", "give a number"),
         ("", "not of the form"),
     ],
@@ -62,10 +62,10 @@ def test_a_constraint_that_means_nothing_says_what_it_should_be(text: str, messa
 
 
 def test_objectives_are_known_and_each_once() -> None:
-    assert [q.name for q in choose_quantities(["bytes", "return"], AFTER_TRAINING)] == ["bytes", "return"]
+    assert [q.name for q in choose_metrics(["bytes", "return"], AFTER_TRAINING)] == ["bytes", "return"]
     for names, message in (([], "at least one"), (["byte"], "did you mean 'bytes'"), (["bytes"] * 2, "each once")):
         with pytest.raises(ConfigError, match=message):
-            choose_quantities(names, AFTER_TRAINING)
+            choose_metrics(names, AFTER_TRAINING)
 
 
 def test_a_pruner_with_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_pruner_with_several_objectives_is_refused_with_the_way_out(tmp_path: 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
 def test_a_front_is_what_nobody_beats(points: list[tuple[int, int]]) -> None:
-    rows = [Row(i, f"{a}/{b}", {"return": float(a), "bytes": float(b)}) for i, (a, b) in enumerate(points)]
+    rows = [Candidate(i, f"{a}/{b}", {"return": float(a), "bytes": float(b)}) for i, (a, b) in enumerate(points)]
     found = {(row.values["return"], row.values["bytes"]) for row in front(rows, RETURN_AND_BYTES, ())}
     expected = {
         (a, b) for a, b in points if not any(c >= a and d <= b and (c, d) != (a, b) for c, d in points)
@@ -90,7 +90,8 @@ def test_a_front_is_what_nobody_beats(points: list[tuple[int, int]]) -> None:
 def test_infeasible_rows_are_no_trade_off_and_the_nearest_is_known() -> None:
     constraint = parse_constraint("return>=0.9*fp32", AFTER_TRAINING)
     rows = [
-        Row(i, str(i), {"return": r, "bytes": 1.0}, {}, {"return": 100.0}) for i, r in enumerate((50.0, 80.0, 95.0))
+        Candidate(i, str(i), {"return": r, "bytes": 1.0}, {}, {"return": 100.0})
+        for i, r in enumerate((50.0, 80.0, 95.0))
     ]
     assert [row.number for row in front(rows, RETURN_AND_BYTES, (constraint,))] == [2]
     nearest = nearest_miss(rows[:2], (constraint,))
@@ -101,7 +102,7 @@ def test_infeasible_rows_are_no_trade_off_and_the_nearest_is_known() -> None:
 def test_a_row_that_misses_a_constraint_takes_no_feasible_one_s_place() -> None:
     objective, bound = AFTER_TRAINING["return"], parse_constraint("bytes<=20000", AFTER_TRAINING)
     figures = [(480.0, 21_000.0), (400.0, 19_000.0)]
-    rows = [Row(i, str(i), {"return": r, "bytes": b}) for i, (r, b) in enumerate(figures)]
+    rows = [Candidate(i, str(i), {"return": r, "bytes": b}) for i, (r, b) in enumerate(figures)]
     assert [row.number for row in front(rows, [objective], [bound], slack=0.1)] == [0, 1]
     assert [row.number for row in front(rows, [objective], [bound])] == [1]
 
@@ -191,7 +192,7 @@ _FILE = '[train]\nenv = "CartPole-v1"\n'
         (_FILE + '[space.learning_rate]\ntype = "float"\nlow = -1.0\nhigh = 0.1\n', "learning_rate.*greater than 0"),
         (
             _FILE + '[space.learning_rate]\ntype = "float"\nlow = 0.1\nhigh = 0.2\nlgo = true\n',
-            "'lgo' does not go with",
+            "'lgo' is not valid for",
         ),
         (_FILE + '[space.unroll_length]\ntype = "int"\nlow = 0.5\nhigh = 4\n', "low = 0.5"),
         (_FILE + '[space.compressor]\ntype = "categorical"\nchoices = []\n', "the space is empty"),
@@ -199,7 +200,7 @@ _FILE = '[train]\nenv = "CartPole-v1"\n'
         (_FILE + '[space.corrector]\ntype = "categorical"\nchoices = ["vtrace", "best"]\n', "corrector"),
         ('[tarin]\nenv = "CartPole-v1"\n', "unknown table or key 'tarin' .did you mean 'train'"),
         ('[train]\nenvv = "CartPole-v1"\n', "did you mean 'env'"),
-        ('[train]\nname = "x"\n', "the sweep's own to choose"),
+        ('[train]\nname = "x"\n', "is set by the sweep"),
         ("[train\n", "not valid TOML"),
     ],
 )

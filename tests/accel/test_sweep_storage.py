@@ -1,4 +1,4 @@
-"""Where studies live, and what becomes of a worker's trial when it is killed."""
+"""Storages of studies, recovery of killed workers' trials, and which hosts may use a SQLite file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 
+from accel.errors import SweepError
 from accel.sweep.driver import run_sweep
-from accel.sweep.errors import SweepError
 from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, release_own, this_worker
-from accel.sweep.storage import connected, default_url, public_url, sqlite_path
-from accel.sweep.study import Outcome, open_study, work
+from accel.sweep.storage import connected, default_url, one_host, public_url, sqlite_path
+from accel.sweep.study import Measurement, open_study, work
 from tests.accel.sweeping import ask, options_for, trials_of
 
 
@@ -135,9 +137,9 @@ def test_a_trial_of_a_worker_killed_on_another_host_is_done_by_the_next(url: str
             killed.wait()
         drawn: list[float] = []
 
-        def evaluate(trial: optuna.Trial) -> Outcome:
+        def evaluate(trial: optuna.Trial) -> Measurement:
             drawn.append(trial.suggest_float("x", 0, 1))
-            return Outcome({"return": 1.0, "bytes": 1.0}, {})
+            return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
         work(study, options, evaluate, lambda _study, _trial: None)
     states = [trial.state.name for trial in trials_of(url, "s")]
@@ -150,13 +152,13 @@ def test_a_worker_whose_trial_was_taken_over_goes_on_with_others(url: str, tmp_p
     with connected(url) as storage:
         study = open_study(options, storage, {})
 
-        def evaluate(trial: optuna.Trial) -> Outcome:
+        def evaluate(trial: optuna.Trial) -> Measurement:
             trial.suggest_float("x", 0, 1)
             if trial.number == 0:
                 study.tell(0, state=optuna.trial.TrialState.FAIL)
                 queue_again(study, study.trials[0])
                 queue_again(study, study.trials[0])
-            return Outcome({"return": 1.0, "bytes": 1.0}, {})
+            return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
         work(study, options, evaluate, lambda _study, _trial: None)
         assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
@@ -210,12 +212,12 @@ def test_a_process_is_told_from_a_later_one() -> None:
 def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
     options = options_for(tmp_path)
 
-    def evaluate(trial: optuna.Trial) -> Outcome:
+    def evaluate(trial: optuna.Trial) -> Measurement:
         with closing(sqlite3.connect(tmp_path / "study.db")) as database:
             database.execute("DROP TABLE trials")
-        return Outcome({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
 
-    with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*start the same command again"):
+    with pytest.raises(SweepError, match=r"storage sqlite.*study.db was lost: .*run the same command again"):
         with connected(options.url) as storage:
             work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
     with pytest.raises(ZeroDivisionError), connected(options.url):
@@ -249,3 +251,124 @@ def test_a_read_only_directory_is_one_message() -> None:
         finally:
             os.seteuid(user)
         assert not list(locked.iterdir())
+
+
+@pytest.mark.parametrize("when", ["before the start", "while another worker runs"])
+def test_an_incomplete_last_record_of_a_journal_is_removed(
+    when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = tmp_path / "study.log"
+    options = options_for(tmp_path, url=f"journal:{journal}", trials=4)
+
+    def evaluate(trial: optuna.Trial) -> Measurement:
+        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+
+    def tear() -> bytes:
+        """As a worker that is killed while it writes."""
+        complete = journal.read_bytes()
+        torn = complete.splitlines()[-1][:40]
+        journal.write_bytes(complete + torn)
+        return torn
+
+    with connected(options.url) as storage:
+        two = replace(options, trials=2)
+        work(open_study(two, storage, {}), two, evaluate, lambda _study, _trial: None)
+    before = trials_of(options.url, "s")
+    torn = tear() if when == "before the start" else b""
+    with connected(options.url) as storage:
+        study = open_study(options, storage, {})
+        torn = torn or tear()
+        work(study, options, evaluate, lambda _study, _trial: None)
+    trials = trials_of(options.url, "s")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert [trial.values for trial in trials[:2]] == [trial.values for trial in before]
+    assert f"{journal}: removed an incomplete last record of {len(torn)} bytes" in caplog.text
+    assert torn not in journal.read_bytes().splitlines()
+
+
+_TWO_TRIALS = """
+import sys
+from pathlib import Path
+from accel.sweep.storage import connected
+from accel.sweep.study import Measurement, open_study, work
+from tests.accel.sweeping import options_for
+
+def evaluate(trial):
+    return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, {})
+
+options = options_for(Path(), url=sys.argv[1], trials=2)
+with connected(options.url) as storage:
+    work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
+"""
+
+
+def test_a_journal_whose_last_line_is_cut_off_loses_that_line_only(tmp_path: Path) -> None:
+    journal = tmp_path / "study.log"
+    url = f"journal:{journal}"
+    command = [sys.executable, "-c", _TWO_TRIALS, url]
+    subprocess.run(command, check=True)
+    content = journal.read_bytes()
+    journal.write_bytes(content[: content.rindex(b"\n", 0, -1) + 20])  # the end of the second trial
+    assert [trial.state.name for trial in trials_of(url, "s")] == ["COMPLETE", "RUNNING"]
+    subprocess.run(command, check=True)
+    trials = trials_of(url, "s")
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert trials[2].params == trials[1].params
+
+
+def test_two_hosts_on_one_sqlite_file_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
+    with one_host(url, "alpha"), one_host(url, "alpha"):
+        with pytest.raises(SweepError, match=r"in use on host alpha, and this is beta.*--storage postgresql"):
+            with one_host(url, "beta"):
+                pass
+        with one_host("postgresql://u@h/d", "beta"):
+            pass
+    claim = tmp_path / "study.db.host-1"
+    os.utime(claim, (time.time() - 3600, time.time() - 3600))
+    with one_host(url, "beta"), pytest.raises(SweepError, match="host beta"), one_host(url, "alpha"):
+        pass
+
+
+def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -> None:
+    for attempt in range(20):
+        place = tmp_path / str(attempt)
+        place.mkdir()
+        url, claim = default_url(place), place / "study.db.host-1"
+        claim.write_text('{"host": "gone"}')
+        os.utime(claim, (time.time() - 3600, time.time() - 3600))
+        together = threading.Barrier(4)
+        holders: list[str] = []
+        refused: list[str] = []
+
+        def start(host: str, url: str, holders: list[str], refused: list[str], together: threading.Barrier) -> None:
+            together.wait()
+            try:
+                with one_host(url, host):
+                    holders.append(host)
+            except SweepError:
+                refused.append(host)
+
+        threads = [
+            threading.Thread(target=start, args=(f"host-{n % 2}", url, holders, refused, together)) for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(holders)) == 1 and len(holders) == len(refused) == 2, (attempt, holders, refused)
+        assert [path.name for path in place.iterdir()] == ["study.db.host-2"]
+
+
+def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
+    claim = tmp_path / "study.db.host-1"
+    with one_host(url, "alpha", stale_s=30.0):
+        os.utime(claim, (0, 0))
+        while not claim.stat().st_mtime:  # renewed every five seconds
+            time.sleep(0.1)
+        with pytest.raises(SweepError, match="host alpha"), one_host(url, "beta", stale_s=30.0):
+            pass
+    os.utime(claim, (0, 0))
+    with one_host(url, "beta", stale_s=30.0):
+        pass

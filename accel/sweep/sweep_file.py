@@ -1,4 +1,4 @@
-"""The search space of whole training runs, as a TOML file says it: fields with their range or choices."""
+"""The TOML file of a sweep in training: base configuration, search space, search options."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from accel.cli.job import check_config
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml
 from accel.errors import ConfigError
-from accel.sweep.quantities import did_you_mean
+from accel.sweep.objectives import did_you_mean
 
 Value = str | int | float | bool
 _TABLES = ("train", "space", "sweep")
 _KINDS = {
     "float": ("low", "high", "log", "step"), "int": ("low", "high", "log", "step"), "categorical": ("choices",),
 }  # fmt: skip
-# What a sweep decides itself.
+# Set by the sweep itself.
 _OWN_FIELDS = ("name", "results_dir")
 
 
@@ -35,9 +35,9 @@ class SweepFile:
 
     Attributes:
         base: the configuration that trials change.
-        space: what they change, and within which limits.
-        sweep: the remaining table, as it is.
-        preset: that the base begins with, None for the defaults.
+        space: the fields that they change, with their distributions.
+        sweep: the [sweep] table.
+        preset: of the base, None for the defaults.
     """
 
     base: TrainConfig
@@ -50,14 +50,15 @@ class SweepFile:
         return {name: _suggest(trial, name, distribution) for name, distribution in self.space.items()}
 
     def configure(self, parameters: Mapping[str, object]) -> TrainConfig:
-        """The configuration with some fields set. Raises ConfigError where they do not go together."""
+        """The base with some fields changed. Raises ConfigError if they contradict each other."""
         return check_config(self.base.replace(**parameters))
 
 
 def load_sweep_file(path: Path) -> SweepFile:
     """Read and check a sweep's file.
 
-    ``[train]`` holds options of ``accel train`` or a preset, ``[space.FIELD]`` what is searched, ``[sweep]`` how.
+    ``[train]`` holds options of ``accel train`` or a preset, ``[space.FIELD]`` the search
+    space, ``[sweep]`` the search options.
 
     Raises:
         ConfigError: unreadable, an unknown field, an empty space, a range or choice that the configuration refuses.
@@ -74,7 +75,7 @@ def load_sweep_file(path: Path) -> SweepFile:
     values = {**(load_preset(str(preset)) if preset is not None else {}), **train}
     for name in _OWN_FIELDS:
         if name in values:
-            raise ConfigError(f"{path}: [train] {name} is the sweep's own to choose: leave it out, and give --out")
+            raise ConfigError(f"{path}: [train] {name} is set by the sweep: leave it out, and give --out")
     base = check_config(TrainConfig.create(**values))
     if not space:
         raise ConfigError(f"{path}: the space is empty: add [space.FIELD] tables, such as [space.learning_rate]")
@@ -101,7 +102,7 @@ def _distribution(name: str, description: object, base: TrainConfig, path: Path)
         raise ConfigError(f"{where}: type is {description.get('type')!r}; there are {', '.join(_KINDS)}")
     for key in description:
         if key not in ("type", *_KINDS[kind]):
-            raise ConfigError(f"{where}: {key!r} does not go with type {kind}; it takes {', '.join(_KINDS[kind])}")
+            raise ConfigError(f"{where}: {key!r} is not valid for type {kind}; it takes {', '.join(_KINDS[kind])}")
     distribution = _categorical(description, where) if kind == "categorical" else _number(kind, description, where)
     for value in _extremes(distribution):
         try:
@@ -113,7 +114,7 @@ def _distribution(name: str, description: object, base: TrainConfig, path: Path)
 
 
 def _depends_on_others(error: ConfigError, name: str) -> bool:
-    """Whether another field could make the value valid: messages about one field alone name it as the option."""
+    """Whether another field could make the value valid: messages about one field only name it as the option."""
     return not str(error).startswith((f"option '{name}'", f"option '{name.replace('_', '-')}'", "unknown"))
 
 
@@ -160,4 +161,4 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Value:
     if isinstance(distribution, FloatDistribution):
         low, high = distribution.low, distribution.high
         return trial.suggest_float(name, low, high, step=distribution.step, log=distribution.log)
-    raise ConfigError(f"{name} has a distribution of an unknown kind, {type(distribution).__name__}")
+    raise ConfigError(f"{name} has an unknown distribution, {type(distribution).__name__}")

@@ -1,4 +1,4 @@
-"""Sweeps in training: every trial is a whole training run, of which a pruner may stop the hopeless ones."""
+"""Sweeps in training: each trial is a whole training run, which a pruner may stop early."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from optuna.trial import FrozenTrial, Trial
 
 from accel.errors import AccelError, ConfigError
 from accel.json_object import Json
-from accel.sweep.front import Row
-from accel.sweep.quantities import IN_TRAINING, Values
-from accel.sweep.space import SweepFile
-from accel.sweep.study import Outcome, StudyOptions
-from accel.sweep.training_run import Progress, TrainingRun, measured_values
+from accel.sweep.objectives import IN_TRAINING, Values
+from accel.sweep.pareto import Candidate
+from accel.sweep.study import Measurement, StudyOptions
+from accel.sweep.sweep_file import SweepFile
+from accel.sweep.training_run import RunProgress, TrainingRun, measured_values
 
 _RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
 _FOLLOWED = ("return", "env_steps_per_s")
@@ -27,12 +27,12 @@ logger = logging.getLogger("accel")
 class InTraining:
     """Training runs under search; see ``driver.Experiment``."""
 
-    quantities = IN_TRAINING
+    metrics = IN_TRAINING
     kind = "in training"
 
     def __init__(self, file: SweepFile, options: StudyOptions, directory: Path) -> None:
-        """Raises ConfigError: a pruner without values to compare on the way, or a time to a threshold without one."""
-        wanted = {q.name for q in options.objectives} | {c.quantity for c in options.constraints}
+        """Raises ConfigError: a pruner without intermediate values, a time without a threshold, bytes without ONNX."""
+        wanted = {q.name for q in options.objectives} | {c.metric for c in options.constraints}
         if "training_s" in wanted and file.base.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
         if "bytes" in wanted and file.base.actor_runtime == "torch" and "actor_runtime" not in file.space:
@@ -41,8 +41,8 @@ class InTraining:
         objective = options.objectives[0].name
         if options.pruner != "none" and objective not in _FOLLOWED:
             raise ConfigError(
-                f"pruner = {options.pruner!r} compares trials on the way, and {objective} is only known at the end: "
-                f"take {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set pruner "
+                f"pruner = {options.pruner!r} compares intermediate values, and {objective} is only known at the end: "
+                f"use {' or '.join(_FOLLOWED)} as the objective and bound {objective} by a constraint, or set pruner "
                 "= 'none'"
             )
         self._file = file
@@ -52,12 +52,12 @@ class InTraining:
 
     @property
     def title(self) -> str:
-        """What is swept, in a few words."""
+        """See ``driver.Experiment.title``."""
         return f"{self._file.base.env}, {self._file.base.network}"
 
     @property
     def references(self) -> Values:
-        """See ``driver.Experiment.references``; known only where a constraint asks for them."""
+        """See ``driver.Experiment.references``; measured only if a constraint is relative."""
         return self._references
 
     def subject(self) -> Json:
@@ -67,7 +67,7 @@ class InTraining:
         return {"kind": self.kind, "space": space, "base": base}
 
     def prepare(self, study: Study, directory: Path) -> None:
-        """See ``driver.Experiment.prepare``: the base configuration first, and its run in fp32 if that is asked for."""
+        """See ``driver.Experiment.prepare``: fp32's run if a constraint is relative; the base configuration first."""
         if any(constraint.relative for constraint in self._options.constraints):
             known = study.user_attrs.get(_REFERENCES)
             if known is None:
@@ -84,7 +84,7 @@ class InTraining:
             if inside:
                 study.enqueue_trial(inside, skip_if_exists=True)
 
-    def evaluate(self, trial: Trial) -> Outcome:
+    def evaluate(self, trial: Trial) -> Measurement:
         """See ``driver.Experiment.evaluate``."""
         config = self._file.configure(self._file.suggest(trial))
         name = str(trial.user_attrs.get(_RUN, f"trial-{trial.number:04d}"))
@@ -93,7 +93,7 @@ class InTraining:
         reported: set[int] = set()
         stopped = False
 
-        def follow(progress: Progress) -> bool:
+        def follow(progress: RunProgress) -> bool:
             nonlocal stopped
             step = progress.env_steps // self._options.report_interval * self._options.report_interval
             value = self._intermediate(progress)
@@ -113,7 +113,7 @@ class InTraining:
                 f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
                 "the space, or bytes out of objectives and constraints"
             )
-        return Outcome(measured, self._references, self._unreached(config.stop_at_return, measured))
+        return Measurement(measured, self._references, self._unreached(config.stop_at_return, measured))
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``driver.Experiment.label``."""
@@ -125,7 +125,7 @@ class InTraining:
         return {name: value for name, value in values.items() if name not in ("name", "results_dir")}
 
     def export_command(self, label: str, directory: Path) -> str | None:
-        """See ``driver.Experiment.export_command``: what was trained is the run of a trial."""
+        """See ``driver.Experiment.export_command``: there is none, as trials are training runs."""
         return None
 
     def how_measured(self) -> str:
@@ -134,28 +134,28 @@ class InTraining:
         ends = [] if base.stop_at_return is None else [f"a return of {base.stop_at_return:g}"]
         ends.append(f"{base.total_env_steps:,} environment steps")
         ends += [] if base.max_seconds is None else [f"{base.max_seconds:g} s"]
-        seed = "a seed that is searched" if "seed" in space else f"one seed ({base.seed})"
+        seed = "the seed is searched" if "seed" in space else f"one seed ({base.seed})"
         text = (
-            f"One run a trial, {seed}; return: mean of the last {base.stop_window} training episodes; runs stop at "
+            f"One run per trial, {seed}; return: mean of the last {base.stop_window} training episodes; runs stop at "
             f"{' or '.join(ends)}, whichever comes first. Base configuration: preset {self._file.preset or 'none'}, "
             f"corrector {base.corrector}, compressor {base.compressor}; searched: {', '.join(space)}."
         )
         if base.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
-            text += " Returns beyond the one at which runs stop differ by their stopping: compare times."
+            text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."
         return text
 
-    def measure_again(self, rows: list[Row]) -> list[Row]:
-        """See ``driver.Experiment.measure_again``: a training run is what it is."""
+    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
+        """See ``driver.Experiment.measure_again``: training runs are not repeated."""
         return rows
 
-    def _intermediate(self, progress: Progress) -> float | None:
+    def _intermediate(self, progress: RunProgress) -> float | None:
         if self._options.objectives[0].name == "env_steps_per_s":
             return progress.env_steps / max(progress.training_s, 1e-9)
         return progress.return_mean
 
     def _unreached(self, threshold: float | None, measured: Values) -> dict[str, float]:
-        """A run that never reached its threshold has no time to it, however short it was."""
-        timed = {q.name for q in self._options.objectives} | {c.quantity for c in self._options.constraints}
+        """The violation of a run that did not reach the threshold, and thus has no time to it."""
+        timed = {q.name for q in self._options.objectives} | {c.metric for c in self._options.constraints}
         if threshold is None or "training_s" not in timed:
             return {}
         return {"stop_at_return": (threshold - measured["return"]) / max(abs(threshold), 1e-12)}
@@ -164,7 +164,7 @@ class InTraining:
         """The base configuration in fp32."""
         config = self._file.configure({"compressor": "fp32"})
         run = TrainingRun(config, self._directory, _BASELINE)
-        logger.info("training the base configuration in fp32 first, which constraints refer to")
+        logger.info("training the base configuration in fp32 first, as the reference of constraints")
         return measured_values(run, run.train(lambda _: False))
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from accel.sweep.endings import UNBUILT, tally
 from accel.sweep.storage import connected
-from accel.sweep.study import Outcome, counts, open_study, work
+from accel.sweep.study import UNBUILT, Measurement, counts, open_study, tally, work
 from tests.accel.sweeping import options_for
 
 
@@ -17,11 +16,11 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
     options = options_for(tmp_path, trials=5)
     proposed: list[float] = []
 
-    def evaluate(trial: optuna.Trial) -> Outcome:
+    def evaluate(trial: optuna.Trial) -> Measurement:
         proposed.append(trial.suggest_float("x", 0, 1))
         if len(proposed) > 4:
-            return Outcome({}, {}, {"can be built": 1.0}, "cannot be built: no", UNBUILT)
-        return Outcome({"return": proposed[-1], "bytes": 1.0}, {})
+            return Measurement({}, {}, {"can be built": 1.0}, "cannot be built: no", UNBUILT)
+        return Measurement({"return": proposed[-1], "bytes": 1.0}, {})
 
     with connected(options.url) as storage:
         study = open_study(options, storage, {})
@@ -33,18 +32,18 @@ def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(
 def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = options_for(tmp_path, trials=5)
 
-    def evaluate(trial: optuna.Trial) -> Outcome:
+    def evaluate(trial: optuna.Trial) -> Measurement:
         trial.suggest_float("x", 0, 1)
         if 0 < trial.number < 4:
             trial.set_user_attr("same_as", 0)
-        return Outcome({"return": 1.0, "bytes": 1.0}, {})
+        return Measurement({"return": 1.0, "bytes": 1.0}, {})
 
     with connected(options.url) as storage, caplog.at_level("INFO", "accel"):
         study = open_study(options, storage, {})
         work(study, options, evaluate, lambda _study, _trial: None)
         told = tally(study.trials)
-    assert told.endswith("; 3 proposals repeated others, after which 2 proposals were drawn at random")
+    assert told.endswith("; 3 proposals repeated others, after which 2 proposals were sampled at random")
     assert told.startswith("5 candidates: 5 measured;")
-    assert [r.message for r in caplog.records if "drawing at random" in r.message] == [
-        "the last 2 proposals repeated others: drawing at random until there is a new one"
+    assert [r.message for r in caplog.records if "sampling at random" in r.message] == [
+        "the last 2 proposals repeated others: sampling at random until there is a new one"
     ]

@@ -1,4 +1,4 @@
-"""The choices that a sweep has for each layer of a policy, and the scheme text that a set of choices makes."""
+"""The search space of a sweep after training: choices per layer, and the scheme text of a set of choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Self, TypeVar, get_args
 from optuna.trial import Trial
 
 from accel.errors import ConfigError
-from accel.sweep.quantities import did_you_mean
+from accel.sweep.objectives import did_you_mean
 from compressors.layer_inventory import PolicyLayer
 
 T = TypeVar("T")
@@ -25,12 +25,12 @@ _WHOLE_RANK = 1.0
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What happens to one layer.
+    """The compression of one layer.
 
     Attributes:
-        bits: how its weights are stored and multiplied.
+        bits: number format of its weights.
         pruned: share of its units to remove, 0 for none.
-        rank: rank of its factors as a share of the full one, 1 for no factors.
+        rank: rank of its factorisation as a share of the full rank, 1 for none.
     """
 
     bits: Bits = "fp32"
@@ -40,12 +40,12 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class ChoiceOptions:
-    """What a sweep may choose from.
+    """The choices for each layer.
 
     Attributes:
         bits: see ``BITS``.
-        pruned: shares to remove, 0 for none, each below 1.
-        ranks: shares of the full rank, 1 for no factors.
+        pruned: shares of units to remove, 0 for none, each below 1.
+        ranks: shares of the full rank, 1 for no factorisation.
     """
 
     bits: tuple[Bits, ...] = BITS
@@ -63,12 +63,12 @@ class ChoiceOptions:
 
     @classmethod
     def with_bits(cls, names: Sequence[str]) -> Self:
-        """The usual choices with some number formats only. Raises ConfigError: an unknown one."""
+        """The default choices with only the given number formats. Raises ConfigError: an unknown one."""
         for name in names:
             if name == "qat":
                 raise ConfigError(
-                    "bits 'qat' is a way to train: after training its graph is that of int8, so say int8; in training "
-                    "give qat as a choice of [space.compressor]"
+                    "bits 'qat' is a training method: after training its graph is that of int8, so give int8; for a "
+                    "sweep in training, make qat a choice of [space.compressor]"
                 )
             if name not in BITS:
                 raise ConfigError(f"unknown bits {name!r}{did_you_mean(name, BITS)}; there are {', '.join(BITS)}")
@@ -77,17 +77,17 @@ class ChoiceOptions:
 
 @dataclass(frozen=True)
 class SchemeSpace:
-    """All schemes that choices layer by layer make of a policy."""
+    """All schemes of per-layer choices for a policy."""
 
     layers: tuple[PolicyLayer, ...]
     options: ChoiceOptions
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when nothing is left to choose."""
+        """Raises ConfigError if there is nothing to choose."""
         if len(self.options.bits) == 1 and not any(len(self._pruned(a)) + len(self._ranks(a)) > 2 for a in self.layers):
             raise ConfigError(
-                "the space is empty: one number format, and no layer of this policy that the shares and ranks given "
-                "could make smaller; allow more of bits, prune or rank"
+                "the space is empty: there is one number format, and the given shares and ranks make no layer of this "
+                "policy smaller; allow more of bits, prune or rank"
             )
 
     def suggest(self, trial: Trial) -> str:
@@ -106,18 +106,18 @@ class SchemeSpace:
         return self.scheme(choices, order)
 
     def scheme(self, choices: Mapping[str, LayerChoice], order: str = ORDERS[0]) -> str:
-        """The shortest text for some choices; layers that are not named stay as they are.
+        """The shortest text for the choices; other layers are not compressed.
 
         Args:
             choices: by layer.
-            order: of ``ORDERS``; matters only where layers are both pruned and factored.
+            order: of ``ORDERS``; matters only where layers are both pruned and factorised.
         """
         whole = {layer.name: choices.get(layer.name, LayerChoice()) for layer in self.layers}
         pruned = {n: c.pruned for n, c in whole.items() if c.pruned}
         ranks = {n: c.rank for n, c in whole.items() if c.rank < _WHOLE_RANK}
         parts: list[str] = []
         if pruned and ranks and order == ORDERS[1]:
-            # the second factor of a layer has its units
+            # a factorised layer's units are those of its second factor
             parts = [self._lowrank(ranks), self._prune({f"{n}.1" if n in ranks else n: s for n, s in pruned.items()})]
         else:
             parts = [self._prune(pruned)] if pruned else []
@@ -128,7 +128,7 @@ class SchemeSpace:
         return "+".join(parts)
 
     def uniform(self) -> Iterator[Mapping[str, object]]:
-        """Parameters of schemes that treat all layers alike, to begin with: every format, whole and pruned by half."""
+        """Parameters of the first trials, which treat all layers alike: each format, unpruned and mildly pruned."""
         mildest = [share for share in sorted(self.options.pruned) if share > 0][:1]
         for bits in self.options.bits:
             yield self._parameters(bits, 0.0)
@@ -137,7 +137,7 @@ class SchemeSpace:
                 yield self._parameters(bits, share)
 
     def alone(self) -> Iterator[tuple[PolicyLayer, LayerChoice]]:
-        """Every layer under every option, to be compressed alone."""
+        """Every layer with each of its options, to be compressed alone."""
         for layer in self.layers:
             yield from ((layer, LayerChoice(bits=bits)) for bits in self.options.bits if bits != "fp32")
             yield from ((layer, LayerChoice(pruned=share)) for share in self._pruned(layer) if share)
@@ -152,7 +152,7 @@ class SchemeSpace:
         return {**found, "order": ORDERS[0]}
 
     def _pruned(self, layer: PolicyLayer) -> tuple[float, ...]:
-        """Shares that leave different numbers of units."""
+        """Shares that remove different numbers of units."""
         found = {0: 0.0} if 0.0 in self.options.pruned or not layer.units else {}
         for share in sorted(self.options.pruned):
             removed = layer.units - layer.keeps(share) if layer.units else 0
@@ -160,7 +160,7 @@ class SchemeSpace:
         return tuple(sorted(found.values()))
 
     def _ranks(self, layer: PolicyLayer) -> tuple[float, ...]:
-        """Shares at which factors are smaller than the weight, each of another rank."""
+        """Shares of different ranks whose factors are smaller than the weight."""
         found: dict[int | None, float] = {None: _WHOLE_RANK} if _WHOLE_RANK in self.options.ranks else {}
         for share in sorted(self.options.ranks):
             rank = layer.rank(share)
@@ -172,12 +172,12 @@ class SchemeSpace:
         return _with_ratios("prune", pruned, {layer.name for layer in self.layers if layer.units})
 
     def _lowrank(self, ranks: Mapping[str, float]) -> str:
-        # a rank for all would reach layers that are whole on purpose, unless all are in factors
+        # one rank for all is only right if all layers are factorised
         return _with_ratios("lowrank", ranks, {layer.name for layer in self.layers})
 
 
 def _suggest(trial: Trial, name: str, choices: Sequence[T]) -> T:
-    """One of the choices; a parameter only where there is something to choose."""
+    """One of the choices; a parameter only if there are several."""
     if len(choices) == 1:
         return choices[0]
     texts = [_text(choice) for choice in choices]

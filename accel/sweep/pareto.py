@@ -1,4 +1,4 @@
-"""The best trade-offs of a study: feasible trials that no other one beats in every objective."""
+"""The Pareto front of a study: feasible candidates that no other feasible one dominates."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from accel.sweep.quantities import Constraint, Quantity, Values
+from accel.sweep.objectives import Constraint, Metric, Values
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """One measured trial.
 
     Attributes:
         number: the trial's.
-        label: what it tried: a scheme, or the parameters.
-        values: everything measured, by quantity.
+        label: the scheme, or the parameters.
+        values: all measurements by metric.
         parameters: the trial's.
-        references: what fp32 has.
-        unmet: bounds of the sweep's own that the trial misses, and by which share.
+        references: fp32's.
+        unmet: the sweep's own bounds that the trial misses, and by which share.
     """
 
     number: int
@@ -30,25 +30,25 @@ class Row:
     unmet: Values = field(default_factory=dict)
 
     def with_values(self, **values: float) -> Self:
-        """The row with some values measured anew."""
+        """The candidate with some values measured again."""
         return replace(self, values={**self.values, **values})
 
     def violation(self, constraints: Sequence[Constraint]) -> float:
-        """Sum of the shares by which constraints and the sweep's own bounds are missed, 0 for a feasible trial."""
-        known = [constraint for constraint in constraints if constraint.quantity in self.values]
-        missed = sum(max(c.violation(self.values[c.quantity], self.references), 0.0) for c in known)
+        """Sum of the shares by which constraints and the sweep's own bounds are missed, 0 if feasible."""
+        known = [constraint for constraint in constraints if constraint.metric in self.values]
+        missed = sum(max(c.violation(self.values[c.metric], self.references), 0.0) for c in known)
         return missed + sum(self.unmet.values())
 
 
 def front(
-    rows: Sequence[Row], objectives: Sequence[Quantity], constraints: Sequence[Constraint], slack: float = 0.0
-) -> list[Row]:
-    """Feasible rows that no feasible row dominates, best in the first objective first; one of each label.
+    rows: Sequence[Candidate], objectives: Sequence[Metric], constraints: Sequence[Constraint], slack: float = 0.0
+) -> list[Candidate]:
+    """Feasible candidates that no feasible one dominates, best in the first objective first; one per label.
 
     Args:
-        rows, objectives, constraints: what was measured, and what counts.
-        slack: share by which a row may miss a constraint, or be worse than another everywhere, and still be kept, for
-            noisy values. A row that misses one takes nobody's place.
+        rows, objectives, constraints: the candidates, and what counts.
+        slack: share by which a candidate may miss a constraint, or be worse than another in every objective, and still
+            be kept, for noisy values. One that misses a constraint dominates no other.
     """
     near = [row for row in rows if row.violation(constraints) <= slack]
     unique = list({row.label: row for row in reversed(near)}.values())
@@ -57,20 +57,20 @@ def front(
     return sorted(best, key=lambda row: _signed(row, objectives))
 
 
-def dominates(one: Row, other: Row, objectives: Sequence[Quantity], slack: float = 0.0) -> bool:
-    """Whether one row is no worse in any objective and better in some, by more than a share ``slack`` somewhere."""
+def dominates(one: Candidate, other: Candidate, objectives: Sequence[Metric], slack: float = 0.0) -> bool:
+    """Whether one candidate is no worse in any objective, and in some better by more than a share ``slack``."""
     a, b = _signed(one, objectives), _signed(other, objectives)
     clear = any(y - x > slack * abs(y) for x, y in zip(a, b, strict=True))
     return all(x <= y for x, y in zip(a, b, strict=True)) and clear
 
 
-def nearest_miss(rows: Sequence[Row], constraints: Sequence[Constraint]) -> Row | None:
-    """The row that misses the constraints by least; None without rows."""
+def nearest_miss(rows: Sequence[Candidate], constraints: Sequence[Constraint]) -> Candidate | None:
+    """The candidate that misses the constraints by least; None without candidates."""
     return min(rows, key=lambda row: row.violation(constraints), default=None)
 
 
-def balanced(rows: Sequence[Row], objectives: Sequence[Quantity]) -> Row | None:
-    """The row of a front nearest to the best of every objective, each scaled to its range on the front."""
+def balanced(rows: Sequence[Candidate], objectives: Sequence[Metric]) -> Candidate | None:
+    """The candidate of a front nearest to the best of each objective, scaled to its range on the front."""
     if not rows:
         return None
     points = [_signed(row, objectives) for row in rows]
@@ -82,5 +82,5 @@ def balanced(rows: Sequence[Row], objectives: Sequence[Quantity]) -> Row | None:
     return rows[distances.index(min(distances))]
 
 
-def _signed(row: Row, objectives: Sequence[Quantity]) -> tuple[float, ...]:
+def _signed(row: Candidate, objectives: Sequence[Metric]) -> tuple[float, ...]:
     return tuple(objective.sign * row.values[objective.name] for objective in objectives)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from accel.config import TrainConfig
-from accel.errors import ConfigError
+from accel.errors import ConfigError, SweepError
 from accel.runs.summary import Summary
-from accel.sweep import SearchOptions, SweepError, sweep_training
-from accel.sweep.during import InTraining
-from accel.sweep.quantities import IN_TRAINING
+from accel.sweep import SearchOptions, sweep_training
+from accel.sweep.in_training import InTraining
+from accel.sweep.objectives import IN_TRAINING
 from accel.sweep.recovery import process_start
-from accel.sweep.space import load_sweep_file
 from accel.sweep.storage import default_url
+from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
 from accel.transport.launcher import mpirun_command
 from tests.accel.sweeping import trials_of, worker
@@ -73,7 +73,9 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) ->
         assert trial["values"]["bytes"] == (runs / trial["run"] / "policy" / "final.accel").stat().st_size
         assert trial["values"]["actor_s"] > 0
     table = (tmp_path / "out" / "pareto.md").read_text()
-    assert "One run a trial, one seed (0); return: mean of the last 5 training episodes; runs stop at 600 env" in table
+    assert (
+        "One run per trial, one seed (0); return: mean of the last 5 training episodes; runs stop at 600 env" in table
+    )
     assert "preset none, corrector vtrace, compressor int8; searched: learning_rate, compressor." in table
     assert result.exports == () and "accel export" not in table
     for row, path in zip(result.front, result.configurations, strict=True):
@@ -210,7 +212,7 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
     assert TrainingRun(config, tmp_path, "trial-0000").train(lambda _: True).reason == "total_env_steps = 600 reached"
     for change in ({"learning_rate": 0.5}, {"max_seconds": 5.0}):
         other = TrainingRun(config.replace(**change), tmp_path, "trial-0000")
-        with pytest.raises(SweepError, match=f"of an earlier study with another {next(iter(change))}: give another"):
+        with pytest.raises(SweepError, match=f"of another study, which differs in {next(iter(change))}: give another"):
             other.train(lambda _: False)
 
 
@@ -250,7 +252,7 @@ def test_the_evidence_s_sweep_asks_how_soon_a_task_is_solved() -> None:
     search = SearchOptions.create(loaded.sweep, "")
     options = search.study_options(IN_TRAINING, Path("out"), 20, ("return",))
     assert [q.name for q in options.objectives] == ["training_s", "bytes"]
-    assert [c.quantity for c in options.constraints] == ["return"]
+    assert [c.metric for c in options.constraints] == ["return"]
     told = InTraining(loaded, options, Path("out")).how_measured()
     assert "runs stop at a return of 475 or 1,000,000 environment steps or 20 s" in told
     assert "preset quickstart" in told and "compare times" not in told
@@ -261,7 +263,7 @@ def test_the_evidence_s_sweep_asks_how_soon_a_task_is_solved() -> None:
     [
         ('objectives = ["training_s"]', "set stop_at_return in"),
         ('objectives = ["return", "bytes"]\npruner = "median"', "keep one objective"),
-        ('objectives = ["bytes"]\npruner = "median"', "take return or env_steps_per_s as the objective"),
+        ('objectives = ["bytes"]\npruner = "median"', "use return or env_steps_per_s as the objective"),
         ("trails = 3", "unknown key 'trails' .did you mean 'trials'"),
         ('sampler = "best"', "sampler = 'best'"),
         ("trials = 0", "trials = 0"),

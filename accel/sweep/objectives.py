@@ -1,4 +1,4 @@
-"""What a sweep can optimise and bound: named quantities with a unit and a direction, and constraints on them."""
+"""Metrics that a sweep can optimise or bound, with unit and direction, and constraints on them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _CONSTRAINT = re.compile(r"\s*([a-z0-9_]+)\s*(>=|<=|≥|≤)\s*([^*\s]+)\s*(?:\*
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """Something measured of every trial.
+class Metric:
+    """A measured value of every trial.
 
     Attributes:
         name: in options, files and tables.
@@ -35,7 +35,7 @@ class Quantity:
 
     @property
     def sign(self) -> float:
-        """Factor that makes less better."""
+        """Factor that turns the metric into one to minimise."""
         return -1.0 if self.direction == "maximise" else 1.0
 
     @property
@@ -44,49 +44,49 @@ class Quantity:
         return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
-def _table(*quantities: Quantity) -> dict[str, Quantity]:
-    return {quantity.name: quantity for quantity in quantities}
+def _table(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: metric for metric in metrics}
 
 
 AFTER_TRAINING = _table(
-    Quantity("return", "maximise", "", "mean return of seeded episodes, greedy unless asked to sample"),
-    Quantity("latency", "minimise", "us", "median time of a policy call, measured in turns with fp32"),
-    Quantity("bytes", "minimise", "B", "size of the artifact"),
-    Quantity("kl", "minimise", "nats", "mean KL(fp32 || compressed) over real observations"),
-    Quantity("agreement", "maximise", "", "share of equal greedy actions; discrete actions only"),
+    Metric("return", "maximise", "", "mean return of seeded episodes, greedy unless sampled"),
+    Metric("latency", "minimise", "us", "median time of a policy call, measured in turns with fp32"),
+    Metric("bytes", "minimise", "B", "size of the artifact"),
+    Metric("kl", "minimise", "nats", "mean KL(fp32 || compressed) over real observations"),
+    Metric("agreement", "maximise", "", "share of equal greedy actions; discrete actions only"),
 )
 IN_TRAINING = _table(
-    Quantity("return", "maximise", "", "mean return of the last training episodes (stop_window)"),
-    Quantity("env_steps_per_s", "maximise", "1/s", "environment steps consumed by the learner per second of training"),
-    Quantity("training_s", "minimise", "s", "seconds of training until stop_at_return"),
-    Quantity("actor_s", "minimise", "s/M", "seconds that actors work, not wait, for a million environment steps"),
-    Quantity("bytes", "minimise", "B", "size of the final policy as it is published"),
+    Metric("return", "maximise", "", "mean return of the last training episodes (stop_window)"),
+    Metric("env_steps_per_s", "maximise", "1/s", "environment steps consumed by the learner per second of training"),
+    Metric("training_s", "minimise", "s", "seconds of training until stop_at_return"),
+    Metric("actor_s", "minimise", "s/M", "seconds that actors work, without waiting, per million environment steps"),
+    Metric("bytes", "minimise", "B", "size of the final published policy"),
 )
 
 
-def choose_quantities(names: Sequence[str], known: Mapping[str, Quantity]) -> tuple[Quantity, ...]:
+def choose_metrics(names: Sequence[str], known: Mapping[str, Metric]) -> tuple[Metric, ...]:
     """Objectives by name. Raises ConfigError: none, an unknown one, one twice."""
     if not names:
         raise ConfigError(f"a sweep needs at least one objective of {', '.join(known)}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"objectives {', '.join(names)}: each once")
+        raise ConfigError(f"objectives {', '.join(names)}: give each once")
     return tuple(_look_up(name, known, "objective") for name in names)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A bound on a quantity, absolute or as a multiple of what fp32 has.
+    """A bound on a metric, absolute or as a multiple of fp32's.
 
     Attributes:
         text: as given, without spaces.
-        quantity: which one.
-        at_least: whether the bound is the least value allowed, rather than the greatest.
+        metric: its name.
+        at_least: whether the bound is a lower one, rather than an upper one.
         factor: the bound, or the multiple of the reference.
         relative: whether it is a multiple.
     """
 
     text: str
-    quantity: str
+    metric: str
     at_least: bool
     factor: float
     relative: bool
@@ -95,17 +95,17 @@ class Constraint:
         """The bound. f times a reference R means R + (f − 1)·|R|: 0.95 allows 5 % less of a negative return too."""
         if not self.relative:
             return self.factor
-        reference = references[self.quantity]
+        reference = references[self.metric]
         return reference + (self.factor - 1.0) * abs(reference)
 
     def violation(self, value: float, references: Values) -> float:
-        """How far a value is on the wrong side, as a share of the bound; at most 0 where it is met."""
+        """By which share of the bound a value misses it; at most 0 where it is met."""
         bound = self.bound(references)
         missing = bound - value if self.at_least else value - bound
         return missing / max(abs(bound), 1e-12)
 
 
-def parse_constraint(text: str, known: Mapping[str, Quantity]) -> Constraint:
+def parse_constraint(text: str, known: Mapping[str, Metric]) -> Constraint:
     """Read ``return>=0.95*fp32``, ``latency<=50`` and the like. Raises ConfigError that shows the form."""
     match = _CONSTRAINT.fullmatch(text)
     if match is None:
@@ -118,14 +118,14 @@ def parse_constraint(text: str, known: Mapping[str, Quantity]) -> Constraint:
     try:
         factor = float(number)
     except ValueError:
-        raise ConfigError(f"constraint {text!r}: {number!r} is no number") from None
+        raise ConfigError(f"constraint {text!r}: {number!r} is not a number") from None
     if factor != factor or reference not in (None, REFERENCE):
         raise ConfigError(f"constraint {text!r}: give a number, or a number times {REFERENCE}")
     plain = "".join(text.split()).replace("≥", ">=").replace("≤", "<=")
     return Constraint(plain, name, comparison in (">=", "≥"), factor, reference is not None)
 
 
-def parse_constraints(texts: Sequence[str], known: Mapping[str, Quantity]) -> tuple[Constraint, ...]:
+def parse_constraints(texts: Sequence[str], known: Mapping[str, Metric]) -> tuple[Constraint, ...]:
     """Every constraint; see ``parse_constraint``."""
     return tuple(parse_constraint(text, known) for text in texts)
 
@@ -136,7 +136,7 @@ def did_you_mean(name: str, choices: Sequence[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _look_up(name: str, known: Mapping[str, Quantity], what: str) -> Quantity:
+def _look_up(name: str, known: Mapping[str, Metric], what: str) -> Metric:
     if name not in known:
         raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, list(known))}; there are {', '.join(known)}")
     return known[name]

@@ -19,11 +19,11 @@ from optuna.trial import FrozenTrial
 from accel.cli import main
 from accel.cli.sweep import _text
 from accel.config import TrainConfig
-from accel.errors import CheckpointError, ConfigError
-from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepError, SweepResult, sweep_run
-from accel.sweep.endings import SAME_AS, is_done
+from accel.errors import CheckpointError, ConfigError, SweepError
+from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepResult, sweep_run
 from accel.sweep.recovery import WORKER
 from accel.sweep.storage import default_url
+from accel.sweep.study import SAME_AS, is_done
 from tests.accel.sweeping import make_run, trials_of, worker
 from tests.accel.trained_runs import make_run as make_trained_run
 
@@ -67,7 +67,7 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
     for entry in document["front"]:
         figures = entry["values"]
         assert 0 < figures["latency_q1"] <= figures["latency"] <= figures["latency_q3"]
-    assert "- return: too few trials to tell" in table or "- return: all " in table
+    assert "- return: too few trials" in table or "- return: all " in table
     assert all(f"`{row.label}`" in table for row in swept.front)
 
 
@@ -152,7 +152,7 @@ def test_going_on_adds_only_what_is_missing_and_repeats_nothing(swept: SweepResu
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
     assert (swept.directory / "sensitivity.json").stat().st_mtime_ns == before
     other = search.model_copy(update={"objectives": ("kl", "bytes")})
-    with pytest.raises(SweepError, match="is about something else: objectives was"):
+    with pytest.raises(SweepError, match="has another subject: objectives was"):
         sweep_run(run, other, _FEW)
 
 
@@ -280,14 +280,14 @@ def test_the_command_line_says_what_is_wrong_in_one_message(
         (("--run", run, "--sampler", "best"), "sampler = 'best'", 2),
         (("--run", run, "--max-seconds", -1), "--max-seconds = -1.0", 2),
         (("--run", run, "--bits", "int9"), "unknown bits 'int9'", 2),
-        (("--run", run, "--bits", "qat,fp32"), "after training its graph is that of int8, so say int8", 2),
+        (("--run", run, "--bits", "qat,fp32"), "after training its graph is that of int8, so give int8", 2),
         (("--run", run, "--prune", "half"), "give numbers", 2),
         (("--run", run, "--storage", "sqlite://"), "in memory", 1),
         (("--run", run, "--out", tmp_path / "file" / "out", "--trials", 1), "cannot write to", 1),
         (("--run", tmp_path / "none"), "no directory", 2),
         (("--run", empty), "holds no checkpoint", 1),
         (("--config", tmp_path / "none.toml"), "cannot read configuration", 2),
-        (("--config", tmp_path / "none.toml", "--max-kl", 1), "--max-kl goes with --run", 2),
+        (("--config", tmp_path / "none.toml", "--max-kl", 1), "--max-kl needs --run", 2),
     ]
     for arguments, message, status in cases:
         assert main(["sweep", *map(str, arguments)]) == status, arguments

@@ -1,4 +1,4 @@
-"""A sweep's figures as PNG: the front, and which parameters decide."""
+"""A sweep's plots as PNG: the Pareto front and parameter importances."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from accel.sweep.front import Row
 from accel.sweep.importance import Importance
-from accel.sweep.quantities import Quantity, Values
+from accel.sweep.objectives import Metric, Values
+from accel.sweep.pareto import Candidate
 
 _DPI = 140
 _GREY, _BLUE, _ORANGE, _GREEN = "#b8bcc4", "#1f5fa8", "#d9730d", "#2a8f57"
 _COLOURS = (_BLUE, _ORANGE, _GREEN, "#8a4fb0", "#7a7f87")
 _TEXT = "#555555"
 _MAXIMAL_PARAMETERS = 20
-# Costs that differ by more than this are drawn on a logarithmic axis.
+# Metrics to minimise whose values differ by more than this factor have a logarithmic axis.
 _LOGARITHMIC_RATIO = 10.0
 
 
 @dataclass(frozen=True)
 class FrontFigure:
-    """What a front is drawn from.
+    """A plot of the Pareto front.
 
     Attributes:
-        rows: all measured trials. front: the best trade-offs among them.
-        objectives: one panel for each pair of them.
-        references: what fp32 has. bounds: of constraints, by quantity.
-        title: above everything.
+        rows: all candidates. front: the Pareto front among them.
+        objectives: one panel per pair of them.
+        references: fp32's values. bounds: of constraints, by metric.
+        title: of the plot.
     """
 
-    rows: Sequence[Row]
-    front: Sequence[Row]
-    objectives: Sequence[Quantity]
+    rows: Sequence[Candidate]
+    front: Sequence[Candidate]
+    objectives: Sequence[Metric]
     references: Values
     bounds: Values
     title: str
@@ -49,7 +49,7 @@ class FrontFigure:
         return _png(self.figure())
 
     def figure(self) -> Figure:
-        """A panel for each pair of objectives; with a single objective its history over trials."""
+        """One panel per pair of objectives; for a single objective, its history over trials."""
         pairs = list(combinations(self.objectives, 2))
         figure = Figure(figsize=(5.2 * max(len(pairs), 1), 4.6), dpi=_DPI, layout="constrained")
         panels = figure.subplots(1, max(len(pairs), 1), squeeze=False)[0]
@@ -64,26 +64,26 @@ class FrontFigure:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
         return figure
 
-    def _pair(self, panel: Axes, x: Quantity, y: Quantity) -> None:
+    def _pair(self, panel: Axes, x: Metric, y: Metric) -> None:
         panel.scatter(*_points(self._others, x, y), s=14, color=_GREY, label="other trials", linewidths=0)
-        panel.scatter(*_points(self.front, x, y), s=34, color=_BLUE, label="best trade-offs", zorder=3)
+        panel.scatter(*_points(self.front, x, y), s=34, color=_BLUE, label="Pareto front", zorder=3)
         if x.name in self.references and y.name in self.references:
             place = ([self.references[x.name]], [self.references[y.name]])
             panel.scatter(*place, s=110, marker="*", color=_ORANGE, label="fp32", zorder=4)
-        for quantity, axis, line in ((x, panel.xaxis, panel.axvline), (y, panel.yaxis, panel.axhline)):
-            values = [row.values[quantity.name] for row in (*self.rows, *self.front)]
-            if quantity.direction == "minimise" and values and 0 < min(values) < max(values) / _LOGARITHMIC_RATIO:
+        for metric, axis, line in ((x, panel.xaxis, panel.axvline), (y, panel.yaxis, panel.axhline)):
+            values = [row.values[metric.name] for row in (*self.rows, *self.front)]
+            if metric.direction == "minimise" and values and 0 < min(values) < max(values) / _LOGARITHMIC_RATIO:
                 _logarithmic(panel, axis)
-            known = [*values, *([self.references[quantity.name]] if quantity.name in self.references else [])]
+            known = [*values, *([self.references[metric.name]] if metric.name in self.references else [])]
             if known and min(known) == max(known):
-                _all_equal(panel, axis, known[0], self.bounds.get(quantity.name))
-            if quantity.name in self.bounds:
-                line(self.bounds[quantity.name], color=_ORANGE, linewidth=1, linestyle="--", label="constraint")
+                _all_equal(panel, axis, known[0], self.bounds.get(metric.name))
+            if metric.name in self.bounds:
+                line(self.bounds[metric.name], color=_ORANGE, linewidth=1, linestyle="--", label="constraint")
         panel.set_xlabel(_axis(x), fontsize=9)
         panel.set_ylabel(_axis(y), fontsize=9)
         _plain(panel)
 
-    def _history(self, panel: Axes, objective: Quantity) -> None:
+    def _history(self, panel: Axes, objective: Metric) -> None:
         groups = ((self._others, _GREY, 14, "other trials"), (self.front, _BLUE, 34, "best"))
         for group, colour, size, label in groups:
             numbers = [row.number for row in group]
@@ -96,23 +96,23 @@ class FrontFigure:
         _plain(panel)
 
     @property
-    def _others(self) -> list[Row]:
+    def _others(self) -> list[Candidate]:
         best = {row.number for row in self.front}
         return [row for row in self.rows if row.number not in best]
 
 
 def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
-    """Parameters by their greatest share, a bar for each objective; a line for each of which nothing can be said."""
-    told = {objective: importance.shares for objective, importance in found.items() if importance.remark is None}
+    """Parameters by their greatest share, with a bar per objective, and the remarks on objectives without shares."""
+    ranked = {objective: importance.shares for objective, importance in found.items() if importance.remark is None}
     greatest: dict[str, float] = {}
-    for shares in told.values():
+    for shares in ranked.values():
         for name, share in shares.items():
             greatest[name] = max(greatest.get(name, 0.0), share)
     names = sorted(greatest, key=lambda name: greatest[name])[-_MAXIMAL_PARAMETERS:]
     figure = Figure(figsize=(7.5, 2.2 + 0.34 * max(len(names), 3)), dpi=_DPI, layout="constrained")
     panel = figure.subplots()
-    height = 0.8 / max(len(told), 1)
-    for index, (objective, shares) in enumerate(told.items()):
+    height = 0.8 / max(len(ranked), 1)
+    for index, (objective, shares) in enumerate(ranked.items()):
         places = [place + 0.4 - (index + 0.5) * height for place in range(len(names))]
         label = f"{objective} ({found[objective].trials} trials)"
         widths = [shares.get(name, 0.0) for name in names]
@@ -120,7 +120,7 @@ def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
     remarks = "\n".join(f"{name}: {item.remark}" for name, item in found.items() if item.remark is not None)
     if names:
         panel.set_yticks(range(len(names)), names, fontsize=8)
-        panel.set_xlabel("share of the variance that a parameter explains alone (ε²)", fontsize=8)
+        panel.set_xlabel("share of variance explained by the parameter alone (ε²)", fontsize=8)
         panel.set_xlim(0, 1)
         panel.legend(fontsize=8, frameon=False, loc="lower right")
         _plain(panel)
@@ -128,12 +128,12 @@ def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
     else:
         panel.text(0.5, 0.5, remarks, ha="center", va="center", fontsize=9, color=_TEXT)
         panel.set_axis_off()
-    figure.suptitle(f"What decides in {title}", fontsize=10)
+    figure.suptitle(f"Parameter importance in {title}", fontsize=10)
     return _png(figure)
 
 
 def _all_equal(panel: Axes, axis: Axis, value: float, bound: float | None) -> None:
-    """An axis of equal values: from zero to somewhat beyond them, which is said."""
+    """Label an axis of equal values, and let it range from zero to somewhat beyond them."""
     ends = [0.0, 1.2 * value if value else 1.0] + ([] if bound is None else [1.2 * bound])
     set_limits = panel.set_xlim if axis is panel.xaxis else panel.set_ylim
     set_limits(min(ends), max(ends))
@@ -151,12 +151,12 @@ def _logarithmic(panel: Axes, axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _points(rows: Sequence[Row], x: Quantity, y: Quantity) -> tuple[list[float], list[float]]:
+def _points(rows: Sequence[Candidate], x: Metric, y: Metric) -> tuple[list[float], list[float]]:
     return [row.values[x.name] for row in rows], [row.values[y.name] for row in rows]
 
 
-def _axis(quantity: Quantity) -> str:
-    return f"{quantity.title}, {'more' if quantity.direction == 'maximise' else 'less'} is better"
+def _axis(metric: Metric) -> str:
+    return f"{metric.title}, {'more' if metric.direction == 'maximise' else 'less'} is better"
 
 
 def _plain(panel: Axes) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep says decides, against studies whose answer is known, and figures of values that do not differ."""
+"""Parameter importances of studies with a known answer, and plots of values that do not differ."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import random
 
 import pytest
 
-from accel.sweep.figures import FrontFigure, draw_importances
-from accel.sweep.front import Row
-from accel.sweep.importance import MINIMAL_TRIALS, Sample, explained_share, importances
-from accel.sweep.quantities import AFTER_TRAINING, IN_TRAINING
+from accel.sweep.importance import MINIMAL_TRIALS, Trials, explained_share, importances
+from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING
+from accel.sweep.pareto import Candidate
+from accel.sweep.plots import FrontFigure, draw_importances
 
 _SIZES = {"fp32": 19_676.0, "int8": 7_000.0, "int4": 3_100.0, "prune(0.5)": 6_367.0}
 _BYTES, _RETURN = IN_TRAINING["bytes"], IN_TRAINING["return"]
 
 
-def study(trials: int, seed: int = 0) -> list[Sample]:
+def study(trials: int, seed: int = 0) -> Trials:
     """Candidates whose bytes are a function of the compressor alone, and whose rate of learning decides the return."""
     draw = random.Random(seed)
-    found = []
+    found: list[tuple[dict[str, object], dict[str, float]]] = []
     for _ in range(trials):
         compressor, rate = draw.choice(list(_SIZES)), draw.uniform(1e-4, 1e-2)
         parameters = {"compressor": compressor, "learning_rate": rate, "unroll_length": draw.choice([8, 16, 32])}
-        found.append(Sample(parameters, {"bytes": _SIZES[compressor], "return": 1e4 * rate, "kl": 0.5}))
+        found.append((parameters, {"bytes": _SIZES[compressor], "return": 1e4 * rate, "kl": 0.5}))
     return found
 
 
@@ -49,14 +49,14 @@ def test_shares_are_the_correlation_ratio_less_chance() -> None:
 
 
 def test_candidates_that_were_not_played_count_where_they_were_measured() -> None:
-    played, unplayed = study(5), [Sample(s.parameters, {"bytes": s.measured["bytes"]}) for s in study(60, seed=4)]
+    played, unplayed = study(5), [(chosen, {"bytes": found["bytes"]}) for chosen, found in study(60, seed=4)]
     found = importances([*played, *unplayed], (_BYTES, _RETURN))
     assert found["bytes"].trials == 65 and found["bytes"].remark is None
-    assert found["return"].remark == f"too few trials to tell: 5 different ones of {MINIMAL_TRIALS}"
+    assert found["return"].remark == f"too few trials: 5 different ones of at least {MINIMAL_TRIALS}"
 
 
 def test_a_candidate_proposed_again_and_again_is_one() -> None:
-    found = importances(study(4) * 20, (_BYTES,))
+    found = importances([*study(4)] * 20, (_BYTES,))
     assert found["bytes"].trials == 4 and found["bytes"].shares == {}
 
 
@@ -68,11 +68,11 @@ def test_an_objective_that_never_differs_is_named_rather_than_left_out() -> None
 
 
 def test_an_axis_of_equal_values_begins_at_nothing_and_says_so() -> None:
-    rows = [Row(n, str(n), {"return": 500.0, "bytes": float(size)}) for n, size in enumerate((100, 150, 180))]
+    rows = [Candidate(n, str(n), {"return": 500.0, "bytes": float(size)}) for n, size in enumerate((100, 150, 180))]
     figure = FrontFigure(rows, rows[:1], (_RETURN, _BYTES), {"return": 500.0, "bytes": 200.0}, {"return": 475.0}, "t")
     panel = figure.figure().axes[0]
     assert panel.get_ylim() == (0.0, 600.0)
     assert "all equal: 500" in [text.get_text() for text in panel.texts]
     assert not any("all equal" in text.get_text() for text in FrontFigure(
-        [*rows, Row(3, "3", {"return": 480.0, "bytes": 90.0})], rows[:1], (_RETURN, _BYTES), {}, {}, "t",
+        [*rows, Candidate(3, "3", {"return": 480.0, "bytes": 90.0})], rows[:1], (_RETURN, _BYTES), {}, {}, "t",
     ).figure().axes[0].texts)  # fmt: skip
