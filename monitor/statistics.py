@@ -1,11 +1,13 @@
-"""Statistics of evaluation reports: interquartile mean, bootstrap, Student's t and Wilson intervals. numpy only."""
+"""Student's t intervals of means, of differences of means and of ratios; numpy only.
+
+Means with Student's t are used throughout because runs have three to ten seeds, where percentile bootstraps are far too
+narrow: that of three values covers the mean in 75 % of cases instead of 95 %.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from monitor.errors import StatisticsError
 
 FloatArray = NDArray[np.float64]
-Statistic = Callable[[FloatArray], FloatArray]
-_BOOTSTRAP_CHUNK_VALUES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Interval:
 
     Attributes:
         estimate: the statistic of the sample.
-        low: lower end of the interval.
-        high: upper end of the interval.
+        low, high: ends of the interval; NaN where there are too few values for one.
         confidence: probability that the method covers the true value, in (0, 1).
         count: how many values the estimate rests on.
     """
@@ -39,106 +38,59 @@ class Interval:
         return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def mean(values: FloatArray) -> FloatArray:
-    """Mean over the last axis."""
-    return np.asarray(values.mean(axis=-1))
-
-
-def median(values: FloatArray) -> FloatArray:
-    """Median over the last axis."""
-    return np.asarray(np.median(values, axis=-1))
-
-
-def interquartile_mean(values: FloatArray) -> FloatArray:
-    """Mean of the middle half over the last axis [..., n] -> [...].
-
-    floor(n / 4) values are left out at each end, as in rliable, so n < 4 gives the plain mean.
-
-    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3. Deviations: none.
-    """
-    cut = values.shape[-1] // 4
-    kept = np.partition(values, (cut, values.shape[-1] - cut - 1), axis=-1)[..., cut : values.shape[-1] - cut]
-    return np.asarray(kept.mean(axis=-1))
-
-
-def quantiles(values: ArrayLike, probabilities: Sequence[float] = (0.25, 0.5, 0.75)) -> tuple[float, ...]:
-    """Linearly interpolated quantiles of all values; raises StatisticsError on an empty or non-finite sample."""
-    sample = _finite(values, minimum=1).ravel()
-    return tuple(float(q) for q in np.quantile(sample, probabilities))
-
-
 def mean_interval(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
-    """Mean with Student's t interval, mean ± t_{(1+confidence)/2, n-1} s / √n; for at least two values.
+    """Mean with Student's t interval, mean ± t_{(1+confidence)/2, n-1} s / √n.
 
-    Raises: StatisticsError on fewer than two values or a non-finite one.
+    Raises: StatisticsError: fewer than two values, or one that is not finite.
     """
-    sample = _finite(values, minimum=2).ravel()
+    sample = _finite(values)
     _check_confidence(confidence)
     half = student_t_quantile((1 + confidence) / 2, sample.size - 1) * sample.std(ddof=1) / math.sqrt(sample.size)
     centre = float(sample.mean())
     return Interval(centre, centre - float(half), centre + float(half), confidence, sample.size)
 
 
-def wilson_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
-    """Share of successes with Wilson's score interval, which stays inside [0, 1] and is sound for few trials.
+def difference_of_means(x: ArrayLike, y: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of ``x`` minus mean of ``y`` with Welch's t interval.
 
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+        x̄ − ȳ ± t_{(1+confidence)/2, ν} √(s²_x/n_x + s²_y/n_y),  ν by Welch and Satterthwaite, rounded down
 
-    Raises: StatisticsError unless 0 <= successes <= trials and trials > 0.
-    Source: Wilson 1927, doi:10.2307/2276774.
+    Raises: StatisticsError: fewer than two values on a side, or one that is not finite.
+    Source: Welch 1947, doi:10.2307/2332510. Deviations: ν is rounded down, which widens the interval.
     """
+    first, second = _finite(x), _finite(y)
     _check_confidence(confidence)
-    if trials <= 0 or not 0 <= successes <= trials:
-        raise StatisticsError(f"{successes} successes of {trials} trials; needs 0 <= successes <= trials, trials > 0")
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = successes / trials
-    scale = 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / scale
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == trials else centre + half
-    return Interval(share, low, high, confidence, trials)
+    centre, count = float(first.mean() - second.mean()), first.size + second.size
+    parts = float(first.var(ddof=1)) / first.size, float(second.var(ddof=1)) / second.size
+    total = sum(parts)
+    if total == 0:
+        return Interval(centre, centre, centre, confidence, count)
+    degrees = total**2 / (parts[0] ** 2 / (first.size - 1) + parts[1] ** 2 / (second.size - 1))
+    half = student_t_quantile((1 + confidence) / 2, max(1, math.floor(degrees + 1e-9))) * math.sqrt(total)
+    return Interval(centre, centre - half, centre + half, confidence, count)
 
 
-def bootstrap_interval(
-    values: ArrayLike,
-    *,
-    generator: np.random.Generator,
-    statistic: Statistic = interquartile_mean,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-) -> Interval:
-    """A statistic with its percentile bootstrap interval, stratified by task.
+def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Ratio of geometric means: ``difference_of_means`` of the logarithms, exponentiated.
 
-    Args:
-        values: [runs] or [runs, tasks]; runs are drawn with replacement, for each task on its own.
-        generator: the randomness; the same state gives the same interval.
-        statistic: reduces the last axis of [R, runs * tasks] to [R]; ``interquartile_mean``, ``mean``, ``median``.
-        confidence: in (0, 1).
-        resamples: how many bootstrap samples.
-    Raises:
-        StatisticsError: fewer than two runs, a non-finite value, or not one or two dimensions.
-    Source:
-        Agarwal et al. 2021, arXiv:2108.13264, section 4.1; Efron 1979. Deviations: none.
+    Raises: StatisticsError: fewer than two values on a side, or one that is not finite and positive.
     """
-    sample = _finite(values, minimum=2)
-    _check_confidence(confidence)
-    if resamples < 1:
-        raise StatisticsError(f"resamples={resamples}; needs at least 1")
-    if sample.ndim not in (1, 2) or sample.shape[0] < 2:
-        raise StatisticsError(f"values has shape {sample.shape}; needs [runs] or [runs, tasks] with runs >= 2")
-    runs, tasks = sample.shape if sample.ndim == 2 else (sample.shape[0], 1)
-    table = sample.reshape(runs, tasks)
-    chunk = max(1, _BOOTSTRAP_CHUNK_VALUES // table.size)
-    estimates = np.empty(resamples)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        rows = generator.integers(runs, size=(count, runs, tasks))
-        drawn = table[rows, np.arange(tasks)]
-        estimates[start : start + count] = statistic(drawn.reshape(count, -1))
-    low, high = np.quantile(estimates, ((1 - confidence) / 2, (1 + confidence) / 2))
-    estimate = float(statistic(table.reshape(1, -1))[0])
-    return Interval(estimate, float(low), float(high), confidence, table.size)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x, y = np.log(np.asarray(numerator, np.float64)), np.log(np.asarray(denominator, np.float64))
+    difference = difference_of_means(x, y, confidence=confidence)
+    low, centre, high = (math.exp(v) for v in (difference.low, difference.estimate, difference.high))
+    return Interval(centre, low, high, confidence, difference.count)
+
+
+def simultaneous_confidence(confidence: float, intervals: int) -> float:
+    """Confidence of each of several intervals at which all of them cover together with ``confidence``.
+
+        1 − (1 − confidence) / n
+
+    Bonferroni's correction, which holds however the intervals depend on each other. Holm's step-down procedure rejects
+    more hypotheses, but its decisions cannot be read off intervals.
+    """
+    return 1 - (1 - confidence) / max(intervals, 1)
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
@@ -175,10 +127,10 @@ def _student_t_central(theta: float, degrees: int) -> float:
     return 2 / math.pi * (theta + tail)
 
 
-def _finite(values: ArrayLike, *, minimum: int) -> FloatArray:
-    sample = np.asarray(values, np.float64)
-    if sample.size < minimum:
-        raise StatisticsError(f"{sample.size} values; this statistic needs at least {minimum}")
+def _finite(values: ArrayLike) -> FloatArray:
+    sample = np.asarray(values, np.float64).ravel()
+    if sample.size < 2:
+        raise StatisticsError(f"{sample.size} values; an interval needs at least 2")
     if not np.isfinite(sample).all():
         raise StatisticsError(f"{int((~np.isfinite(sample)).sum())} of {sample.size} values are NaN or infinite")
     return sample

@@ -75,7 +75,7 @@ def test_a_table_is_run_once_and_its_gaps_are_told(tmp_path: Path) -> None:
     assert "failed with status" in summary
     assert "All runs are of one variant; one at a time." in summary
     assert "load average before | environment, µs/step" in summary
-    assert "fp32 is " in summary and "actors wait" in summary
+    assert "bottleneck" in summary and "actors wait" in summary
     assert "NoSuchEnv" in summary
     assert (results / "report" / "index.html").is_file()
     shutil.rmtree(tmp_path / "runs")

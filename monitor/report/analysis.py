@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from monitor.errors import RunReportError
-from monitor.report.bottleneck import Bound, bound_of
+from monitor.report.bottleneck import GroupBottleneck, bottleneck_of
 from monitor.report.caveats import caveats, differences, obstacles
 from monitor.report.comparison import (
     CENSORED,
-    FEW_SEEDS,
-    LEAST_SEEDS,
+    NO_INTERVAL,
     QUANTITIES,
-    ReturnOutcome,
     ReturnVerdict,
     Speedup,
     SpeedupBound,
-    difference_of_means,
-    few_seeds,
-    same_return,
+    compare_returns,
     speedup,
     speedup_bound,
+    too_few_seeds,
     values_of,
 )
-from monitor.report.curves import Curve, aggregate, seconds, steps
+from monitor.report.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
 from monitor.report.runs import Group, Run, group_runs
-from monitor.report.targets import Level, common_target, margin_of, threshold_of
-from monitor.statistics import Interval, bootstrap_interval
+from monitor.report.targets import Target, common_target, margin_of, threshold_of
+from monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class Choices:
         margin_return: the same in units of return, instead of a share; None: the share.
         group_by: the options by which runs are put together; empty: all but seed, name and results_dir.
         force: compare what should not be compared, and mark it.
-        confidence: of every interval. alpha: level of the non-inferiority test. seed: of the bootstrap.
+        confidence: of every interval. alpha: level of the non-inferiority test. Where several configurations are
+            compared with one baseline, both hold for all of them together.
     """
 
     threshold: float | None = None
@@ -54,7 +52,6 @@ class Choices:
     force: bool = False
     confidence: float = 0.95
     alpha: float = 0.05
-    seed: int = 0
     margin_return: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,18 +64,23 @@ class Choices:
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise RunReportError(f"threshold = {self.threshold}; needs a return")
 
+    def corrected(self, comparisons: int) -> Choices:
+        """With the confidence and level at which that many comparisons hold together."""
+        confidence = simultaneous_confidence(self.confidence, comparisons)
+        return replace(self, confidence=confidence, alpha=self.alpha / max(comparisons, 1))
+
 
 @dataclass(frozen=True, eq=False)
 class GroupResult:
     """A group's numbers.
 
     Attributes:
-        final_return: interquartile mean over seeds with its bootstrap interval; its ends are NaN below ``LEAST_SEEDS``.
+        final_return: mean over seeds with Student's t interval, whose ends are NaN below ``LEAST_SEEDS``.
         by_quantity: the seeds' values of each of ``QUANTITIES``.
         reached: seeds that reached the threshold.
         against_time, against_steps: return curves; None without a finished episode.
         actor_us, learner_us: microseconds per environment step by phase, over all seeds.
-        bound: what bounds its speed; None where its times are unknown.
+        bottleneck: what limits its speed; None where its times are unknown.
     """
 
     group: Group
@@ -89,7 +91,7 @@ class GroupResult:
     against_steps: Curve | None
     actor_us: Mapping[str, float]
     learner_us: Mapping[str, float]
-    bound: Bound | None
+    bottleneck: GroupBottleneck | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +158,15 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))
         _check_comparable(groups, choices.force)
-    generator = np.random.default_rng(choices.seed)
-    curves = [_curves(group, choices, generator) for group in groups]
+    curves = [_curves(group, choices) for group in groups]
     threshold = threshold_of(groups, choices.threshold)
-    results = tuple(
-        _measure(group, pair, threshold.value, choices, generator) for group, pair in zip(groups, curves, strict=True)
-    )
+    results = tuple(_measure(group, pair, threshold.value, choices) for group, pair in zip(groups, curves, strict=True))
     margin = margin_of(groups[0], choices.margin, choices.margin_return)
     notes = [note for group in groups for note in caveats(group)]
     comparisons: tuple[Comparison, ...] = ()
     if baseline is not None:
-        comparisons = tuple(_compare(groups[0], group, threshold.value, margin, choices) for group in groups[1:])
+        corrected = choices.corrected(len(groups) - 1)
+        comparisons = tuple(_compare(groups[0], group, threshold.value, margin, corrected) for group in groups[1:])
         notes += differences(groups[0], groups[1:])
     return Analysis(
         choices,
@@ -198,10 +198,9 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
         )
 
 
-def _curves(group: Group, choices: Choices, generator: np.random.Generator) -> tuple[Curve | None, Curve | None]:
+def _curves(group: Group, choices: Choices) -> tuple[Curve | None, Curve | None]:
     time, step = (
-        aggregate(group, axis, lambda run: run.returns, confidence=choices.confidence, generator=generator)
-        for axis in (seconds, steps)
+        aggregate(group, axis, lambda run: run.returns, confidence=choices.confidence) for axis in (seconds, steps)
     )
     return time, step
 
@@ -211,21 +210,20 @@ def _measure(
     curves: tuple[Curve | None, Curve | None],
     threshold: float,
     choices: Choices,
-    generator: np.random.Generator,
 ) -> GroupResult:
     returns = _finals(group)
     final: Interval | None = None
     if len(returns) >= LEAST_SEEDS:
-        final = bootstrap_interval(returns, generator=generator, confidence=choices.confidence)
+        final = mean_interval(returns, confidence=choices.confidence)
     elif returns:
         final = Interval(float(np.mean(returns)), math.nan, math.nan, choices.confidence, len(returns))
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
     times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
-    return GroupResult(group, final, by_quantity, reached, *curves, *times, bound_of(group))
+    return GroupResult(group, final, by_quantity, reached, *curves, *times, bottleneck_of(group))
 
 
-def _compare(baseline: Group, group: Group, threshold: float, margin: Level, choices: Choices) -> Comparison:
+def _compare(baseline: Group, group: Group, threshold: float, margin: Target, choices: Choices) -> Comparison:
     found = {name: speedup(baseline, group, name, threshold, choices.confidence) for name in QUANTITIES}
     bounds = {name: speedup_bound(baseline, group, name, threshold) for name in CENSORED}
     if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
@@ -242,24 +240,22 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Level, cho
     )
 
 
-def _verdict(baseline: Group, group: Group, margin: Level, choices: Choices) -> ReturnVerdict:
-    """By construction where every run stopped at the same target, else by test."""
+def _verdict(baseline: Group, group: Group, margin: Target, choices: Choices) -> ReturnVerdict:
+    """By construction where every run stopped at the same target, otherwise by test."""
     ours, theirs = _finals(baseline), _finals(group)
-    if (target := _stopped_at(baseline, group)) is not None:
-        difference = difference_of_means(np.array(theirs), np.array(ours), 1 - 2 * choices.alpha)
-        outcome: ReturnOutcome = "same"
-        said = "same return by construction"
-        if min(len(ours), len(theirs)) < FEW_SEEDS:
-            outcome, said = few_seeds(len(theirs), len(ours))
-        return ReturnVerdict(outcome, difference, margin.value, f"{said}: every run stopped at {target:g}")
-    nothing = Interval(math.nan, math.nan, math.nan, choices.confidence, 0)
     if not ours or not theirs:
-        return ReturnVerdict("untested", nothing, margin.value, "not tested: no finished episode")
+        return ReturnVerdict("untested", NO_INTERVAL, margin.value, "returns not compared: no finished episode")
+    if few := too_few_seeds(len(theirs), len(ours)):
+        return ReturnVerdict("too_few_seeds", NO_INTERVAL, margin.value, few)
+    if (target := _stopped_at(baseline, group)) is not None:
+        difference = difference_of_means(theirs, ours, confidence=1 - 2 * choices.alpha)
+        text = f"no loss of return by construction: every run stopped at {target:g}"
+        return ReturnVerdict("no_loss", difference, margin.value, text)
     if math.isnan(margin.value):
-        text = f"untested: {margin.source}; --margin-return gives a margin in return"
-        return ReturnVerdict("untested", nothing, margin.value, text)
-    share = "" if choices.margin_return is not None else f" ({choices.margin:.0%} of the baseline's gain)"
-    return same_return(ours, theirs, margin.value, alpha=choices.alpha, unit=share)
+        text = f"returns not compared: {margin.source}; --margin-return sets a margin in return"
+        return ReturnVerdict("untested", NO_INTERVAL, margin.value, text)
+    source = "" if choices.margin_return is not None else f" ({choices.margin:.0%} of the baseline's gain)"
+    return compare_returns(ours, theirs, margin.value, alpha=choices.alpha, source=source)
 
 
 def _stopped_at(baseline: Group, group: Group) -> float | None:

@@ -1,4 +1,4 @@
-"""What bounds a configuration's speed: the learner, the actors' policy, the environment, or neither side alone.
+"""What limits a configuration's speed: the learner, the actors' policy, the environment, or neither side alone.
 
 From the seconds that both sides spent, medians over seeds of
 
@@ -6,13 +6,13 @@ From the seconds that both sides spent, medians over seeds of
     w_l  share of its time in which the learner waited for unrolls
     e    the environment's share of the time in which actors did not wait
 
-    w_a − w_l ≥ 0.1                  learner: actors stand idle for it
+    w_a − w_l ≥ 0.1                  learner: actors wait for it
     w_l − w_a ≥ 0.1 and e ≥ 0.5      environment: no scheme makes it faster
-    w_l − w_a ≥ 0.1 and e < 0.5      policy: inference and what belongs to it, where compression and runtimes pay
+    w_l − w_a ≥ 0.1 and e < 0.5      policy: inference, which compression and runtimes speed up
     otherwise                        balanced: both sides are about equally busy
 
-A tenth is what waits differ by between seeds on a machine that does something else as well. With ``actors = 0`` both
-take turns in one thread, so that the actor waits while the learner works: w_a = 1 − w_l.
+The gap of 0.1 is how much waiting varies between seeds on a machine that is also used for other work. With
+``actors = 0`` both take turns in one thread, so the actor waits while the learner works: w_a = 1 − w_l.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Literal
 
 from monitor.report.runs import Group, Run
 
-BoundBy = Literal["learner", "policy", "environment", "balanced"]
+Limit = Literal["learner", "policy", "environment", "balanced"]
 WAIT_GAP = 0.1
 ENVIRONMENT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Shares:
+class TimeShares:
     """Where one run's time went, shares in [0, 1].
 
     Attributes:
@@ -46,15 +46,17 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """What bounds a configuration, and the medians over its seeds that say so."""
+class GroupBottleneck:
+    """What limits a configuration's speed, and the medians over its seeds that show it."""
 
-    by: BoundBy
-    shares: Shares
+    limit: Limit
+    shares: TimeShares
 
 
-def shares_of(actor_s: Mapping[str, float], learner_s: Mapping[str, float], *, turns: bool = False) -> Shares | None:
-    """Shares of one run.
+def shares_of(
+    actor_s: Mapping[str, float], learner_s: Mapping[str, float], *, turns: bool = False
+) -> TimeShares | None:
+    """TimeShares of one run.
 
     Args:
         actor_s, learner_s: seconds by phase, ``wait`` and, of the actors, ``env`` and ``policy`` among them.
@@ -68,11 +70,11 @@ def shares_of(actor_s: Mapping[str, float], learner_s: Mapping[str, float], *, t
         return None
     learner_wait = learner_s.get("wait", 0.0) / learner
     actor_wait = 1 - learner_wait if turns else actor_s.get("wait", 0.0) / actors
-    return Shares(actor_wait, learner_wait, actor_s.get("env", 0.0) / busy, actor_s.get("policy", 0.0) / busy)
+    return TimeShares(actor_wait, learner_wait, actor_s.get("env", 0.0) / busy, actor_s.get("policy", 0.0) / busy)
 
 
-def bound_by(shares: Shares) -> BoundBy:
-    """The rule of this module's docstring."""
+def limit_of(shares: TimeShares) -> Limit:
+    """See the module's docstring."""
     gap = shares.actor_wait - shares.learner_wait
     if abs(gap) < WAIT_GAP:
         return "balanced"
@@ -81,14 +83,14 @@ def bound_by(shares: Shares) -> BoundBy:
     return "environment" if shares.environment >= ENVIRONMENT_SHARE else "policy"
 
 
-def bound_of(group: Group) -> Bound | None:
-    """What bounds a configuration; None where no run's times are known."""
+def bottleneck_of(group: Group) -> GroupBottleneck | None:
+    """The bottleneck of a configuration; None where no run's times are known."""
     known = [shares for run in group.runs if (shares := _shares(run)) is not None]
     if not known:
         return None
     names = ("actor_wait", "learner_wait", "environment", "policy")
-    typical = Shares(*(median(getattr(shares, name) for shares in known) for name in names))
-    return Bound(bound_by(typical), typical)
+    typical = TimeShares(*(median(getattr(shares, name) for shares in known) for name in names))
+    return GroupBottleneck(limit_of(typical), typical)
 
 
 def environment_us(runs: Sequence[Run]) -> float:
@@ -97,6 +99,6 @@ def environment_us(runs: Sequence[Run]) -> float:
     return median(known) if known else math.nan
 
 
-def _shares(run: Run) -> Shares | None:
+def _shares(run: Run) -> TimeShares | None:
     turns = run.config.get("actors") == 0
     return shares_of(run.seconds_by_phase("actor"), run.seconds_by_phase("learner"), turns=turns)

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from monitor.decisions import acting
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis, GroupResult
-from monitor.report.comparison import QUANTITIES, Speedup
+from monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
 from monitor.report.curves import Curve, aggregate, column, steps
 from monitor.report.drawing import (
     DASHES,
@@ -74,7 +74,7 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         axes.set_ylabel("mean training return")
         legend_below(axes)
         caption = (
-            f"Interquartile mean over seeds with a {analysis.choices.confidence:.0%} bootstrap band"
+            f"Mean over seeds with a pointwise {analysis.choices.confidence:.0%} Student's t band"
             f"{'; thin lines are single seeds' if singly else ''}. A curve starts where half of the seeds have values; "
             "one that has ended keeps its last."
         )
@@ -114,9 +114,10 @@ def speedups(analysis: Analysis) -> Drawing | None:
                 axes.plot([], [], "o-", color=SERIES[i % len(SERIES)], label=comparison.group.label)
             legend_below(axes)
         caption = (
-            f"Ratio of geometric means over seeds with Welch's {analysis.choices.confidence:.0%} interval; a point "
-            "without a line has too few seeds on one side. Right of 1 is better. An arrow leads to what lies beyond "
-            f"{RATIOS[0]:g} or {RATIOS[1]:g}; the table has it."
+            f"Ratio of geometric means over seeds with Welch's {analysis.choices.confidence:.0%} interval"
+            f"{', corrected for several comparisons' if len(analysis.comparisons) > 1 else ''}. A point without a line "
+            f"has fewer than {MIN_SEEDS} seeds on one side. Right of 1 is better. An arrow marks what lies beyond "
+            f"{RATIOS[0]:g} or {RATIOS[1]:g}."
         )
         labels = ["", *(c.group.label for c in analysis.comparisons)]
         alt = "; ".join(
@@ -258,15 +259,12 @@ _SAMPLED = {"rho_ess": ("sampled", "ess"), "behaviour_kl": ("sampled", "kl")}
 
 def policy_lag(analysis: Analysis) -> Drawing | None:
     """Mean policy lag over steps, with the band from the least to the greatest; None when it was never recorded."""
-    generator = np.random.default_rng(analysis.choices.seed)
     with style("lag"):
         figure, (axes,) = new_figure(3.0)
         said = []
         banded = len(analysis.groups) <= MAX_BANDS
         for i, group in enumerate(analysis.groups):
-            low, middle, high = (
-                aggregate(group, steps, column(f"lag_{kind}"), generator=generator) for kind in ("min", "mean", "max")
-            )
+            low, middle, high = (aggregate(group, steps, column(f"lag_{kind}")) for kind in ("min", "mean", "max"))
             if low is None or middle is None or high is None:
                 continue
             colour = SERIES[i % len(SERIES)]
@@ -297,13 +295,12 @@ def mismatch(analysis: Analysis) -> Drawing | None:
     Of one configuration a panel for each quantity, with a line for each factor; of several a panel for each factor and
     quantity, compression before the total, with a line for each configuration.
     """
-    generator = np.random.default_rng(analysis.choices.seed)
     several = len(analysis.groups) > 1
     found = [
         (i, quantity, factor, curve)
         for i, group in enumerate(analysis.groups)
         for name, factor, quantity in _factors(group, several)
-        if (curve := aggregate(group, steps, column(name), generator=generator)) is not None
+        if (curve := aggregate(group, steps, column(name))) is not None
     ]
     keys = dict.fromkeys((factor if several else "", quantity) for _, quantity, factor, _ in found)
     panels = sorted(keys, key=lambda key: (key[0], list(_PANELS).index(key[1])))

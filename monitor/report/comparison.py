@@ -1,4 +1,4 @@
-"""Speedups with intervals, and the verdict on "same return": a non-inferiority test with a stated margin."""
+"""Speedups with intervals, and whether return is lost: a non-inferiority test with a stated margin."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from monitor.report.runs import Group, Run
-from monitor.report.series import Floats
-from monitor.statistics import Interval, student_t_quantile
+from monitor.statistics import Interval, difference_of_means, ratio_of_means
 
-ReturnOutcome = Literal["same", "higher", "lower", "few", "undecided", "untested"]
-Shown = Literal["better", "worse", "nothing", "unknown"]
-FEW_SEEDS = 5
-"""With fewer on either side nothing is claimed about the return, but that it is lower."""
-LEAST_SEEDS = 3
-"""With fewer on either side there is no interval: one of a single degree of freedom says nothing."""
+NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
+ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]
+SpeedFinding = Literal["faster", "slower", "undecided", "too_few_seeds"]
+MIN_SEEDS = 5
+"""With fewer on either side nothing is claimed, and no interval is given."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Speedup:
 
     Attributes:
         quantity: a key of ``QUANTITIES``.
-        ratio: of geometric means, with Welch's interval on the logarithms; its ends are NaN below ``LEAST_SEEDS``.
+        ratio: of geometric means, with Welch's interval on the logarithms; its ends are NaN below ``MIN_SEEDS``.
         baseline, group: the seeds' values; those of seeds without one are left out.
         missing: seeds of either side without a value, such as the command's time of resumed runs.
     """
@@ -42,15 +39,15 @@ class Speedup:
 
     @property
     def has_interval(self) -> bool:
-        """Whether both sides have at least ``LEAST_SEEDS`` seeds."""
+        """Whether both sides have at least ``MIN_SEEDS`` seeds."""
         return math.isfinite(self.ratio.low)
 
     @property
-    def shown(self) -> Shown:
-        """What the interval shows: ``nothing`` where 1 lies in it, ``unknown`` where there is none."""
+    def finding(self) -> SpeedFinding:
+        """What the interval shows: ``undecided`` where it contains 1."""
         if not self.has_interval:
-            return "unknown"
-        return "better" if self.ratio.low > 1 else "worse" if self.ratio.high < 1 else "nothing"
+            return "too_few_seeds"
+        return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "undecided"
 
     @property
     def time_saved(self) -> float:
@@ -134,16 +131,15 @@ CENSORED: Mapping[str, Callable[[Run], float]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class ReturnVerdict:
-    """Whether a group's return is the baseline's.
+    """Whether a group loses return against the baseline.
 
     Attributes:
-        outcome: ``same``: not worse than the baseline by the margin; ``higher``: that, and significantly higher;
-            ``lower``: significantly lower and not shown to be within the margin; ``few``: not worse than the baseline
-            by the margin, but with fewer than ``FEW_SEEDS``; ``undecided``: neither shown; ``untested``: no margin, or
-            fewer than ``LEAST_SEEDS``.
+        outcome: ``no_loss``: the interval of the difference lies above −margin; ``gain``: it lies above 0; ``loss``: it
+            lies below 0; ``undecided``: none of these; ``too_few_seeds``: fewer than ``MIN_SEEDS`` on a side;
+            ``untested``: no margin, or no finished episode.
         difference: mean final return minus the baseline's, with its two-sided interval at 1 − 2α.
-        margin: how much worse still counts as the same, in return; NaN where there is none.
-        text: the sentence that says so, with the test.
+        margin: the acceptable loss, in return; NaN where there is none.
+        text: the sentence that says so.
     """
 
     outcome: ReturnOutcome
@@ -164,7 +160,10 @@ def speedup(baseline: Group, group: Group, quantity: str, threshold: float, conf
     missing = len(baseline.runs) + len(group.runs) - len(ours) - len(theirs)
     if not ours or not theirs or (missing and quantity in CENSORED):
         return None
-    ratio = ratio_of_means(theirs, ours, confidence)
+    if min(len(ours), len(theirs)) < MIN_SEEDS:
+        ratio = _geometric_ratio(theirs, ours, confidence)
+    else:
+        ratio = ratio_of_means(theirs, ours, confidence=confidence)
     if not QUANTITIES[quantity].higher_is_better:
         ratio = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low, confidence, ratio.count)
     return Speedup(quantity, ratio, ours, theirs, missing)
@@ -187,71 +186,43 @@ def speedup_bound(baseline: Group, group: Group, quantity: str, threshold: float
     ours, theirs = ([spent(run) for run in side.runs] for side in (baseline, group))
     if not all(math.isfinite(value) and value > 0 for value in (*ours, *theirs)):
         return None
-    ratio = ratio_of_means(ours, theirs).estimate
+    ratio = _geometric_ratio(ours, theirs, 0.95).estimate
     return SpeedupBound(quantity, "at most" if sides[1] else "at least", ratio, sum(sides))
 
 
-def ratio_of_means(numerator: ArrayLike, denominator: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Ratio of geometric means with Welch's t interval on the logarithms.
-
-        exp(ln̄x − ln̄y ± t_{(1+confidence)/2, ν} √(s²_x/n_x + s²_y/n_y)),  ν by Welch and Satterthwaite, rounded down
-
-    Chosen over the bootstrap because that is far too narrow for the three to ten seeds that runs have.
-    """
-    x, y = np.log(np.asarray(numerator, np.float64)), np.log(np.asarray(denominator, np.float64))
-    difference = difference_of_means(x, y, confidence)
-    low, centre, high = (math.exp(v) for v in (difference.low, difference.estimate, difference.high))
-    return Interval(centre, low, high, confidence, difference.count)
-
-
-def difference_of_means(x: Floats, y: Floats, confidence: float) -> Interval:
-    """Mean of ``x`` minus mean of ``y`` with Welch's t interval; its ends are NaN below ``LEAST_SEEDS`` on a side.
-
-    Source: Welch 1947, doi:10.2307/2332510. Deviations: degrees of freedom rounded down, which widens the interval.
-    """
-    centre, count = float(x.mean() - y.mean()), x.size + y.size
-    if min(x.size, y.size) < LEAST_SEEDS:
-        return Interval(centre, math.nan, math.nan, confidence, count)
-    parts = x.var(ddof=1) / x.size, y.var(ddof=1) / y.size
-    total = float(sum(parts))
-    if total == 0:
-        return Interval(centre, centre, centre, confidence, count)
-    degrees = total**2 / float(parts[0] ** 2 / (x.size - 1) + parts[1] ** 2 / (y.size - 1))
-    half = student_t_quantile((1 + confidence) / 2, max(1, math.floor(degrees + 1e-9))) * math.sqrt(total)
-    return Interval(centre, centre - half, centre + half, confidence, count)
-
-
-def same_return(
-    baseline: Sequence[float], group: Sequence[float], margin: float, *, alpha: float = 0.05, unit: str = ""
+def compare_returns(
+    baseline: Sequence[float], group: Sequence[float], margin: float, *, alpha: float = 0.05, source: str = ""
 ) -> ReturnVerdict:
     """One-sided Welch test of "the final return is lower than the baseline's by ``margin`` or more", at level α.
 
     Args:
         baseline, group: final returns of the seeds.
         margin: in return, > 0.
-        unit: how the margin came about, for the sentence.
+        source: how the margin was derived, for the sentence.
     """
-    x, y = np.asarray(group, np.float64), np.asarray(baseline, np.float64)
-    difference = difference_of_means(x, y, 1 - 2 * alpha)
-    seeds = f"{x.size} and {y.size} seeds"
-    if math.isnan(difference.low):
-        text = f"not tested: {seeds} are too few, needs {LEAST_SEEDS} on either side; difference "
-        return ReturnVerdict("untested", difference, margin, f"{text}{difference.estimate:+.4g}")
+    if few := too_few_seeds(len(group), len(baseline)):
+        return ReturnVerdict("too_few_seeds", NO_INTERVAL, margin, few)
+    difference = difference_of_means(group, baseline, confidence=1 - 2 * alpha)
     shown = f"{difference.estimate:+.4g} [{difference.low:.4g}, {difference.high:.4g}]"
-    stated = f"margin {margin:.4g}{unit}, one-sided Welch test at {alpha:.0%}"
     outcome: ReturnOutcome
-    if difference.low > -margin:
-        outcome = "higher" if difference.low > 0 else "same"
-        said = f"{outcome} return"
-        if min(x.size, y.size) < FEW_SEEDS:
-            outcome, said = few_seeds(x.size, y.size)
+    if difference.low > 0:
+        outcome, said = "gain", "higher return"
+    elif difference.low > -margin:
+        outcome, said = "no_loss", "no loss of return"
     elif difference.high < 0:
-        outcome, said = "lower", "lower return"
+        outcome, said = "loss", "lower return"
     else:
-        outcome, said = "undecided", "undecided: these seeds neither show the same return nor a lower one"
-    return ReturnVerdict(outcome, difference, margin, f"{said}: difference {shown}, {stated}")
+        outcome, said = "undecided", "a loss of return is neither shown nor excluded"
+    return ReturnVerdict(outcome, difference, margin, f"{said}: difference {shown}, margin {margin:.4g}{source}")
 
 
-def few_seeds(group: int, baseline: int) -> tuple[ReturnOutcome, str]:
-    """ReturnOutcome and words where a return looks the same or higher, but the seeds are too few to say so."""
-    return "few", f"no claim about the return: {group} and {baseline} seeds, needs {FEW_SEEDS} on either side"
+def too_few_seeds(group: int, baseline: int) -> str:
+    """``too few seeds to compare: 3 of at least 5``; empty where both sides have enough."""
+    seeds = min(group, baseline)
+    return f"too few seeds to compare: {seeds} of at least {MIN_SEEDS}" if seeds < MIN_SEEDS else ""
+
+
+def _geometric_ratio(numerator: Sequence[float], denominator: Sequence[float], confidence: float) -> Interval:
+    """Ratio of geometric means without an interval."""
+    ratio = math.exp(float(np.log(numerator).mean() - np.log(denominator).mean()))
+    return Interval(ratio, math.nan, math.nan, confidence, len(numerator) + len(denominator))

@@ -1,4 +1,4 @@
-"""Curves of several seeds on one grid: interquartile mean and bootstrap band."""
+"""Curves of several seeds on one grid: mean and pointwise Student's t band."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from monitor.report.runs import Group, Run
 from monitor.report.series import Floats
-from monitor.statistics import interquartile_mean
+from monitor.statistics import student_t_quantile
 
 GRID_POINTS = 200
-RESAMPLES = 1000
+LEAST_SEEDS = 3
+"""With fewer a mean has no interval: Student's t for two values is nine standard deviations wide on either side."""
 Axis = Callable[[Run], Floats]
 
 
@@ -23,8 +24,8 @@ class Curve:
 
     Attributes:
         x: [g] grid, seconds or environment steps.
-        centre: [g] interquartile mean over seeds.
-        low, high: [g] ends of its percentile bootstrap interval; equal to ``centre`` for a single seed.
+        centre: [g] mean over seeds.
+        low, high: [g] ends of its Student's t interval; equal to ``centre`` below ``LEAST_SEEDS``.
         seeds: each seed's own ([m], [m]) points.
     """
 
@@ -50,9 +51,7 @@ def column(name: str) -> Axis:
     return lambda run: run.series.column(name)
 
 
-def aggregate(
-    group: Group, axis: Axis, metric: Axis, *, confidence: float = 0.95, generator: np.random.Generator
-) -> Curve | None:
+def aggregate(group: Group, axis: Axis, metric: Axis, *, confidence: float = 0.95) -> Curve | None:
     """One group's curve; None when no run has the metric.
 
     Starts where half of the seeds have a value, and is of those that have one at each point. A seed that has ended
@@ -70,8 +69,9 @@ def aggregate(
     for count in np.unique(present):  # Seeds join from left to right, so each part has a fixed set of them.
         columns = table[:, present == count]
         rows = columns[np.isfinite(columns).all(axis=1)]
-        centre = interquartile_mean(rows.T)
-        parts.append((centre, *(_band(rows, confidence, generator) if len(rows) > 1 else (centre, centre))))
+        centre = rows.mean(axis=0)
+        half = _half_width(rows, confidence) if len(rows) >= LEAST_SEEDS else np.zeros_like(centre)
+        parts.append((centre, centre - half, centre + half))
     centre, low, high = (np.concatenate(values) for values in zip(*parts, strict=True))
     return Curve(grid, centre, low, high, tuple(thin(x, y) for x, y in points))
 
@@ -89,9 +89,8 @@ def _known(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return x[known], y[known]
 
 
-def _band(table: Floats, confidence: float, generator: np.random.Generator) -> tuple[Floats, Floats]:
-    """[2][g] percentile bootstrap over the seeds of [n, g]."""
-    draws = generator.integers(len(table), size=(RESAMPLES, len(table)))
-    estimates = np.stack([interquartile_mean(table[rows].T) for rows in draws])
-    low, high = np.quantile(estimates, ((1 - confidence) / 2, (1 + confidence) / 2), axis=0)
-    return low, high
+def _half_width(table: Floats, confidence: float) -> Floats:
+    """[g] half of Student's t interval of the mean over the seeds of [n, g]."""
+    count = len(table)
+    factor = student_t_quantile((1 + confidence) / 2, count - 1) / math.sqrt(count)
+    return np.asarray(factor * table.std(axis=0, ddof=1))

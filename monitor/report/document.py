@@ -126,7 +126,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
         "choices": asdict(analysis.choices),
         "baseline": None if analysis.baseline is None else analysis.baseline.label,
         "caveats": list(analysis.caveats),
-        "bounds": list(wording.bounds(analysis)),
+        "bottlenecks": list(wording.bottlenecks(analysis)),
         "quantities": {
             name: {"title": q.title, "unit": q.unit, "meaning": q.meaning} for name, q in QUANTITIES.items()
         },
@@ -144,7 +144,7 @@ def _group(result: GroupResult, threshold: float) -> dict[str, object]:
         "final_return": None if result.final_return is None else asdict(result.final_return),
         "quantities": {name: list(values) for name, values in result.by_quantity.items()},
         "reached": result.reached,
-        "bound": None if result.bound is None else asdict(result.bound),
+        "bottleneck": None if result.bottleneck is None else asdict(result.bottleneck),
         "actor_us_per_step": dict(result.actor_us),
         "learner_us_per_step": dict(result.learner_us),
         "return_against_seconds": _curve(result.against_time),

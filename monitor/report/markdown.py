@@ -34,8 +34,8 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
         ("Machines", tables.machines_table(analysis)),
         ("Options", tables.options_table(analysis)),
     )
-    if sentences := wording.bounds(analysis):
-        parts.append("## What bounds each configuration\n\n" + "\n".join(f"- {escaped(text)}" for text in sentences))
+    if sentences := wording.bottlenecks(analysis):
+        parts.append("## Bottlenecks\n\n" + "\n".join(f"- {escaped(text)}" for text in sentences))
     parts += [f"## {title}\n\n{table_text(table)}" for title, table in sections if table is not None]
     if commands := tables.commands(analysis):
         parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))

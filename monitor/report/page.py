@@ -13,12 +13,12 @@ from monitor.report.drawing import Drawing, colour_variables
 from monitor.report.tables import publications_table
 
 OUTCOMES = {
-    "same": "Same return",
-    "higher": "Higher return",
-    "lower": "Lower return",
-    "few": "Too few seeds",
+    "no_loss": "No loss of return",
+    "gain": "Higher return",
+    "loss": "Lower return",
     "undecided": "Undecided",
-    "untested": "Not tested",
+    "too_few_seeds": "Too few seeds",
+    "untested": "Returns not compared",
 }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _WIDTHS = {"from": "brief", "to": "brief", "reason": "long"}
@@ -140,7 +140,7 @@ def _tables(analysis: Analysis) -> Html:
     return join(
         element("h2", "Results"),
         _table(tables.results_table(analysis)),
-        *(element("p", text) for text in wording.bounds(analysis)),
+        *(element("p", text) for text in wording.bottlenecks(analysis)),
         None if speedups is None else _table(speedups),
         _table(tables.runs_table(analysis)),
         None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),

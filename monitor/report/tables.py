@@ -44,7 +44,7 @@ class Table:
 
 def results_table(analysis: Analysis) -> Table:
     """One row a group: what it reached and how fast; medians over seeds."""
-    titles = ("configuration", "seeds", "final return (IQM)", "threshold reached", "bound by")
+    titles = ("configuration", "seeds", "final return, mean", "threshold reached", "bottleneck")
     names = [name for name in QUANTITIES if any(result.by_quantity[name] for result in analysis.results)]
     rows = tuple(
         (
@@ -52,7 +52,7 @@ def results_table(analysis: Analysis) -> Table:
             str(len(result.group.runs)),
             "–" if result.final_return is None else interval(result.final_return),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            "–" if result.bound is None else result.bound.by,
+            "–" if result.bottleneck is None else result.bottleneck.limit,
             *(_spread(result.by_quantity[name]) for name in names),
         )
         for result in analysis.results

@@ -1,4 +1,4 @@
-"""What a report says in words, and how it writes numbers; the page and the Markdown say the same."""
+"""The report's sentences, and how it writes numbers; the page and the Markdown print the same."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from statistics import median
 
 from monitor.report.analysis import Analysis, Comparison, GroupResult
-from monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, Bound
-from monitor.report.comparison import FEW_SEEDS, LEAST_SEEDS, Speedup, SpeedupBound
+from monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, GroupBottleneck
+from monitor.report.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
 from monitor.report.runs import Group
 from monitor.statistics import Interval
 
 _SCIENTIFIC = 1e12
-_MOSTLY = 0.75
-"""Share of a gain's logarithm above which one of its two causes is named alone."""
-_GOOD = {"higher": 2, "same": 2, "few": 1}
+_RANK = {"gain": 2, "no_loss": 2, "too_few_seeds": 1}
 
 
 def headline(analysis: Analysis) -> str:
@@ -26,44 +24,46 @@ def headline(analysis: Analysis) -> str:
 
 
 def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]], ...]:
-    """For each comparison: outcome, what is compared, the sentences, and why it should not have been compared."""
+    """For each comparison: outcome, configuration, at most two sentences, and why it should not have been compared."""
     return tuple(
         (
             c.verdict.outcome,
             c.group.label,
-            " ".join(f"{_capitalised(text, c, analysis)}." for text in _told(c, analysis)),
+            " ".join(f"{_capitalised(text, c, analysis)}." for text in _sentences(c, analysis)),
             c.marks,
         )
         for c in analysis.comparisons
     )
 
 
-def bounds(analysis: Analysis) -> tuple[str, ...]:
-    """What bounds each configuration, a sentence each; empty where no run's times are known."""
-    return tuple(_bounded(result.group, result.bound) for result in analysis.results if result.bound is not None)
+def bottlenecks(analysis: Analysis) -> tuple[str, ...]:
+    """What limits each configuration's speed, a sentence each; empty where no run's times are known."""
+    return tuple(
+        _bottleneck(result.group, result.bottleneck) for result in analysis.results if result.bottleneck is not None
+    )
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:
-    """How the numbers came about."""
-    choices = analysis.choices
+    """How the numbers were obtained."""
     found = [
         "Returns are those of training episodes, played by the compressed, sampling policy of the actors: the mean of "
         "the last stop_window episodes of each run. The final return is the mean over the last tenth of "
-        "a run's steps, or the target it stopped at.",
-        f"A configuration is bound by the learner where actors wait for a share of their time that is greater by "
-        f"{WAIT_GAP:.0%} or more than the learner's share, by its actors where that is the other way round (by the "
-        f"environment where that takes {ENVIRONMENT_SHARE:.0%} or more of the time in which actors do not wait, else "
-        "by the policy), and balanced otherwise; medians over seeds.",
+        "a run's steps, or the target at which it stopped.",
+        f"The learner is the bottleneck where actors wait for a share of their time that exceeds the learner's by "
+        f"{WAIT_GAP:.0%} or more. Where the learner waits that much more, the actors are: the environment if it takes "
+        f"{ENVIRONMENT_SHARE:.0%} or more of the time in which they do not wait, otherwise the policy. Medians over "
+        "seeds.",
     ]
     if math.isfinite(analysis.threshold):
         found.append(f"The threshold is a mean return of {analysis.threshold:.4g}: {analysis.threshold_source}.")
     if analysis.baseline is not None:
         found += [
-            f"Speedups are ratios of geometric means over seeds with Welch's {choices.confidence:.0%} interval on the "
-            f"logarithms. Where 1 lies in it, no difference is shown; with fewer than {LEAST_SEEDS} seeds on a side "
-            "there is none (–). Where seeds failed, there is no speedup to the threshold: a bound counts them at what "
-            "they spent.",
+            "Speedups are ratios of geometric means over seeds, with Welch's "
+            f"{analysis.choices.confidence:.0%} interval on the logarithms; an interval that contains 1 shows no "
+            f"difference. With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach "
+            "the threshold, a bound counts them at the budget they spent.",
             _margin(analysis),
+            *([_correction(analysis)] if len(analysis.comparisons) > 1 else []),
             "A graph runtime alone is faster than torch eager: compare with fp32 on the same runtime as well.",
         ]
     return tuple(found)
@@ -77,9 +77,9 @@ def interval(value: Interval, digits: int = 4) -> str:
 
 
 def times(value: Speedup) -> str:
-    """``1.62× [1.5, 1.7]``, or ``1.62× [–]`` with too few seeds for an interval."""
+    """``1.62× [1.5, 1.7]``, or ``1.62×`` with too few seeds for an interval."""
     ratio = value.ratio
-    return f"{ratio.estimate:.3g}× [{f'{ratio.low:.3g}, {ratio.high:.3g}' if value.has_interval else '–'}]"
+    return f"{ratio.estimate:.3g}×{f' [{ratio.low:.3g}, {ratio.high:.3g}]' if value.has_interval else ''}"
 
 
 def number(value: float) -> str:
@@ -99,33 +99,34 @@ def plain(value: object) -> str:
 
 
 def _sentence(comparison: Comparison, analysis: Analysis) -> str:
-    """``int8 is 1.62× as fast as fp32 to a return of 475, at the same return``."""
-    said = {
-        "same": "at the same return",
-        "higher": "at a higher return",
-        "lower": "but its return is lower",
-        "few": "with too few seeds for a claim about the return",
-        "undecided": "but whether its return is the same is undecided",
-        "untested": "the return was not tested",
-    }
-    parts = [_speed(comparison, analysis), _cause(comparison), said[comparison.verdict.outcome]]
-    failed = _has_failures(comparison.group, analysis) or _has_failures(analysis.groups[0], analysis)
-    if failed and _has_target(analysis):
-        parts.append(_reached(comparison.group, analysis))
+    """``int8 is 1.62× as fast as fp32 to a return of 475, without loss of return``."""
+    parts = [_speed(comparison, analysis)]
+    if comparison.verdict.outcome == "too_few_seeds":
+        if comparison.main is None or comparison.main.has_interval:
+            parts.append(comparison.verdict.text)
+    else:
+        parts.append(
+            {
+                "no_loss": "without loss of return",
+                "gain": "at a higher return",
+                "loss": "but with a lower return",
+                "undecided": "but a loss of return is not excluded",
+                "untested": "returns not compared",
+            }[comparison.verdict.outcome]
+        )
+    if _has_target(analysis):
+        parts.append(_failures(comparison, analysis))
     return ", ".join(part for part in parts if part)
 
 
-def _told(comparison: Comparison, analysis: Analysis) -> list[str]:
-    """The sentences of a verdict, without their full stops."""
-    sentences = [
-        ", ".join(part for part in (_speed(comparison, analysis), _cause(comparison)) if part),
-        _parts(comparison),
-        *(_bound(bound, comparison, analysis) for bound in comparison.bounds.values()),
-        comparison.verdict.text,
-    ]
-    if math.isfinite(analysis.threshold):
-        sentences.append(f"{_reached(comparison.group, analysis)}, {_reached(analysis.groups[0], analysis)}")
-    return [sentence for sentence in sentences if sentence]
+def _sentences(comparison: Comparison, analysis: Analysis) -> list[str]:
+    """Speed, then return, without their full stops; one sentence where there are too few seeds."""
+    bound = next(iter(comparison.bounds.values()), None)
+    speed = [_speed(comparison, analysis), "" if bound is None else _bound(bound, comparison, analysis)]
+    failures = _failures(comparison, analysis)
+    if comparison.verdict.outcome == "too_few_seeds" and (comparison.main and not comparison.main.has_interval):
+        return ["; ".join(part for part in (*speed, failures) if part)]
+    return ["; ".join(part for part in speed if part), ", ".join(p for p in (comparison.verdict.text, failures) if p)]
 
 
 def _capitalised(sentence: str, comparison: Comparison, analysis: Analysis) -> str:
@@ -135,9 +136,9 @@ def _capitalised(sentence: str, comparison: Comparison, analysis: Analysis) -> s
 
 
 def _speed(comparison: Comparison, analysis: Analysis) -> str:
-    value, baseline = comparison.main, analysis.groups[0].label
+    value, label, baseline = comparison.main, comparison.group.label, analysis.groups[0].label
     if value is None:
-        return f"{comparison.group.label} against {baseline}: no speed to compare"
+        return f"{label} against {baseline}: no speed to compare"
     what, said = {
         "time_to_threshold_s": (
             f"speed to a return of {analysis.threshold:.4g}",
@@ -147,54 +148,48 @@ def _speed(comparison: Comparison, analysis: Analysis) -> str:
         "training_s": ("speed of training", f"trains {times(value)} as fast as {baseline}"),
         "actor_us_per_step": ("speed of acting", f"acts {times(value)} as fast as {baseline}"),
     }[value.quantity]
-    if value.shown == "unknown":
-        return f"{comparison.group.label} against {baseline}: {times(value)} in {what}, too few seeds for an interval"
-    if value.shown == "nothing":
-        span = f"{value.ratio.low:.3g}× to {value.ratio.high:.3g}×"
-        return f"no difference in {what} shown between {comparison.group.label} and {baseline} ({span})"
-    return f"{comparison.group.label} {said}"
+    if value.finding == "too_few_seeds":
+        few = too_few_seeds(len(value.group), len(value.baseline))
+        return f"{label} against {baseline}: {times(value)} in {what}, {few}"
+    if value.finding == "undecided":
+        return f"no difference in {what} between {label} and {baseline} is shown: {times(value)}"
+    return f"{label} {said}{_factors(comparison)}"
 
 
-def _cause(comparison: Comparison) -> str:
-    """Whether a gain in time that is shown comes from fewer steps or from more steps per second."""
-    main, steps = comparison.main, comparison.speedups.get("steps_to_threshold")
-    if main is None or steps is None or main.quantity != "time_to_threshold_s" or main.shown not in {"better", "worse"}:
-        return ""
-    fewer, more = ("fewer", "more") if main.shown == "better" else ("more", "fewer")
-    share = math.log(steps.ratio.estimate) / math.log(main.ratio.estimate)
-    if share >= _MOSTLY:
-        return f"through {fewer} steps rather than {more} steps per second"
-    if share <= 1 - _MOSTLY:
-        return f"through {more} steps per second rather than {fewer} steps"
-    return f"through {fewer} steps and {more} steps per second"
-
-
-def _parts(comparison: Comparison) -> str:
-    """The factors of a ratio of times: steps to the threshold, and steps per second on the way."""
+def _factors(comparison: Comparison) -> str:
+    """`` (2× by the number of steps, 1.1× by steps per second)``: the factors of a speedup to the threshold."""
     main, steps = comparison.main, comparison.speedups.get("steps_to_threshold")
     if main is None or steps is None or main.quantity != "time_to_threshold_s":
         return ""
     rate = main.ratio.estimate / steps.ratio.estimate
-    whole = "that" if main.shown in {"better", "worse"} else f"the estimate of {main.ratio.estimate:.3g}×"
-    return f"{whole} is {times(steps)} by the number of steps, times {rate:.3g}× by steps per second"
+    return f" ({steps.ratio.estimate:.3g}× by the number of steps, {rate:.3g}× by steps per second)"
 
 
 def _bound(bound: SpeedupBound, comparison: Comparison, analysis: Analysis) -> str:
-    what = {"time_to_threshold_s": "by time", "steps_to_threshold": "by steps"}[bound.quantity]
+    what = {"time_to_threshold_s": "", "steps_to_threshold": " in steps"}[bound.quantity]
     seeds = "1 failed seed at its" if bound.failed == 1 else f"{bound.failed} failed seeds at their"
     return (
-        f"to a return of {analysis.threshold:.4g}, {comparison.group.label} is {bound.side} {bound.ratio:.3g}× as fast "
-        f"as {analysis.groups[0].label} {what}, counting {seeds} budget"
+        f"{comparison.group.label} is {bound.side} {bound.ratio:.3g}× as fast as {analysis.groups[0].label}{what} to a "
+        f"return of {analysis.threshold:.4g}, counting {seeds} budget"
     )
 
 
-def _reached(group: Group, analysis: Analysis) -> str:
-    result = next(result for result in analysis.results if result.group is group)
-    return f"{group.label} reached {analysis.threshold:.4g} in {result.reached} of {len(group.runs)} runs"
+def _failures(comparison: Comparison, analysis: Analysis) -> str:
+    """``int8 reached 475 in 4 of 5 runs, fp32 in 5 of 5``; empty where every run reached the threshold."""
+    if not math.isfinite(analysis.threshold):
+        return ""
+    sides = [(group, _result(group, analysis).reached) for group in (comparison.group, analysis.groups[0])]
+    if all(reached == len(group.runs) for group, reached in sides):
+        return ""
+    (group, ours), (baseline, theirs) = sides
+    return (
+        f"{group.label} reached {analysis.threshold:.4g} in {ours} of {len(group.runs)} runs, "
+        f"{baseline.label} in {theirs} of {len(baseline.runs)}"
+    )
 
 
-def _has_failures(group: Group, analysis: Analysis) -> bool:
-    return math.isfinite(analysis.threshold) and any(run.crossing(analysis.threshold) is None for run in group.runs)
+def _result(group: Group, analysis: Analysis) -> GroupResult:
+    return next(result for result in analysis.results if result.group is group)
 
 
 def _has_target(analysis: Analysis) -> bool:
@@ -204,27 +199,34 @@ def _has_target(analysis: Analysis) -> bool:
 
 
 def _margin(analysis: Analysis) -> str:
-    few = f"With fewer than {FEW_SEEDS} seeds on a side nothing is claimed about it, but that it is lower."
     if math.isnan(analysis.margin):
-        return f"Whether the return is the same was not tested: {analysis.margin_source}. {few}"
+        return f"Returns were not compared: {analysis.margin_source}."
     return (
-        f"Same return means not worse than the baseline by {analysis.margin:.4g}, {analysis.margin_source}: a "
-        f"one-sided Welch test at {analysis.choices.alpha:.0%}, unless all runs stopped at one target. {few}"
+        f"No loss of return means that the lower bound of the difference lies above −{analysis.margin:.4g}, "
+        f"{analysis.margin_source}: a one-sided Welch test at {analysis.choices.alpha:.0%}, unless all runs stopped at "
+        "one target."
     )
 
 
-def _bounded(group: Group, bound: Bound) -> str:
-    said = {
-        "learner": "is bound by the learner",
-        "policy": "is bound by the actors' policy",
-        "environment": "is bound by the environment",
-        "balanced": "is balanced, neither side waits much longer than the other",
-    }
-    shares = bound.shares
+def _correction(analysis: Analysis) -> str:
     return (
-        f"{group.label} {said[bound.by]}: actors wait {shares.actor_wait:.0%} of their time and the learner "
-        f"{shares.learner_wait:.0%} of its own; while actors do not wait, the environment takes "
-        f"{shares.environment:.0%} and the policy {shares.policy:.0%}."
+        f"{len(analysis.comparisons)} configurations are compared with one baseline, so every interval is widened by "
+        "Bonferroni's correction, and confidence and level hold for all of them together."
+    )
+
+
+def _bottleneck(group: Group, found: GroupBottleneck) -> str:
+    limit = {
+        "learner": "the learner is the bottleneck",
+        "policy": "the actors' policy is the bottleneck",
+        "environment": "the environment is the bottleneck",
+        "balanced": "actors and learner wait about equally",
+    }[found.limit]
+    shares = found.shares
+    return (
+        f"{group.label}: {limit} (actors wait {shares.actor_wait:.0%} of their time, the learner "
+        f"{shares.learner_wait:.0%}; of the actors' busy time the environment takes {shares.environment:.0%}, the "
+        f"policy {shares.policy:.0%})."
     )
 
 
@@ -246,4 +248,4 @@ def _merit(comparison: Comparison) -> tuple[bool, int, float, float]:
     main = comparison.main
     estimate = 0.0 if main is None else main.ratio.estimate
     low = main.ratio.low if main is not None and main.has_interval else 0.0
-    return not comparison.marks, _GOOD.get(comparison.verdict.outcome, 0), low, estimate
+    return not comparison.marks, _RANK.get(comparison.verdict.outcome, 0), low, estimate

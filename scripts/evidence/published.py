@@ -38,7 +38,13 @@ from monitor.report.markdown import table_text  # noqa: E402
 from monitor.report.tables import Table  # noqa: E402
 from monitor.report.wording import number, times  # noqa: E402
 
-OUTCOMES = {"same": "same", "higher": "higher", "lower": "lower", "few": "too few seeds", "undecided": "undecided"}
+OUTCOMES = {
+    "no_loss": "no loss",
+    "gain": "higher",
+    "loss": "lower",
+    "too_few_seeds": "too few seeds",
+    "undecided": "undecided",
+}
 SCHEMES = ("fp32", "int8", "prune(0.5)+int8")
 EXPORTED = {"schemes": ("int8", "prune(0.5)+int8"), "formats": ("onnx", "c")}
 
@@ -150,7 +156,8 @@ def training_table(cases: Sequence[KeptCase]) -> Table | None:
     )
     caption = (
         "Training time to the return that a case stops at, or of equal steps; ratios of geometric means over seeds "
-        "with Welch's 95 % interval. Where 1 lies in it, or there are too few seeds for one, no difference is shown."
+        "with Welch's 95 % interval, corrected (Bonferroni) for all actors of a case together. Where it contains 1, or "
+        "there are fewer than five seeds, no difference is shown."
     )
     return Table(caption, columns, tuple(rows)) if rows else None
 
@@ -168,7 +175,7 @@ def _training_row(case: KeptCase, index: int) -> tuple[str, ...]:
     if speedup is None:
         said = "–" if bound is None else f"{bound.side} {bound.ratio:.3g}×, {bound.failed} seeds failed"
         return (*head, said, "–", "–", "–", *tail)
-    if speedup.shown in {"nothing", "unknown"}:
+    if speedup.finding in {"undecided", "too_few_seeds"}:
         return (*head, times(speedup), "not shown", "not shown", "not shown", *tail)
     saved = speedup.time_saved
     places = (TRAINING.placed(saved), END_TO_END.placed(speedup.ratio.estimate))

@@ -52,8 +52,8 @@ class KeptCase:
 
     def bound(self, label: str) -> str:
         """What bounds a variant's speed."""
-        found = next(result.bound for result in self.analysis.results if result.group.label == label)
-        return "unknown" if found is None else _BOUNDS[found.by]
+        found = next(result.bottleneck for result in self.analysis.results if result.group.label == label)
+        return "unknown" if found is None else _BOUNDS[found.limit]
 
 
 def read_cases(results: Path) -> list[KeptCase]:

@@ -29,7 +29,7 @@ from monitor.report.tables import (
     runs_table,
     speedup_table,
 )
-from monitor.report.wording import bounds, headline, method, verdicts
+from monitor.report.wording import bottlenecks, headline, method, verdicts
 
 SAMPLES = "runs.json"
 MAX_POINTS = 200
@@ -99,7 +99,7 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
             f"**{escaped(label)}**: {escaped(text)}" + "".join(f" **Not comparable:** {escaped(m)}" for m in marks)
             for _, label, text, marks in verdicts(analysis)
         ]
-        parts.append("\n".join(f"- {escaped(text)}" for text in bounds(analysis)))
+        parts.append("\n".join(f"- {escaped(text)}" for text in bottlenecks(analysis)))
         if analysis.caveats:
             parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
         tables = (speedup_table, results_table, mismatch_table, publications_table, runs_table, machines_table)

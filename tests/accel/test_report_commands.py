@@ -46,7 +46,7 @@ def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path) -> None:
     assert [len(group["runs"]) for group in value["groups"]] == [2, 2]
     assert value["comparisons"][0]["speedups"]["env_steps_per_s"]["ratio"]["estimate"] == pytest.approx(2.0)
     page = (out / "index.html").read_text()
-    for text in ("Same return", "Test CPU", "accel train --preset quickstart", "12 % more effective experience"):
+    for text in ("No loss of return", "Test CPU", "accel train --preset quickstart", "12 % more effective experience"):
         assert text in page
 
 

@@ -1,4 +1,4 @@
-"""Which bound a configuration has: the documented rule, on shares as runs have them, and where reports say it."""
+"""The bottleneck of a configuration: the documented rule, on shares as runs have them, and where reports say it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monitor.report.analysis import Choices, analyse
-from monitor.report.bottleneck import Shares, bound_by, bound_of, environment_us, shares_of
+from monitor.report.bottleneck import TimeShares, bottleneck_of, environment_us, limit_of, shares_of
 from monitor.report.document import to_json
 from monitor.report.markdown import render_markdown
 from monitor.report.page import render_page
@@ -40,27 +40,27 @@ def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **con
     ],
 )
 def test_the_rule(actor_wait: float, learner_wait: float, environment: float, bound: str) -> None:
-    assert bound_by(Shares(actor_wait, learner_wait, environment, 1 - environment)) == bound
+    assert limit_of(TimeShares(actor_wait, learner_wait, environment, 1 - environment)) == bound
 
 
 def test_shares_are_of_each_sides_own_time() -> None:
     actor_s = {"env": 6.0, "policy": 2.0, "wait": 2.0}
-    assert shares_of(actor_s, {"wait": 1.0, "forward": 4.0}) == Shares(0.2, 0.2, 0.75, 0.25)
+    assert shares_of(actor_s, {"wait": 1.0, "forward": 4.0}) == TimeShares(0.2, 0.2, 0.75, 0.25)
     # In turns the actor waits for as long as the learner works.
-    assert shares_of(actor_s, {"wait": 1.0, "forward": 3.0}, turns=True) == Shares(0.75, 0.25, 0.75, 0.25)
+    assert shares_of(actor_s, {"wait": 1.0, "forward": 3.0}, turns=True) == TimeShares(0.75, 0.25, 0.75, 0.25)
     assert shares_of({}, {"wait": 1.0}) is None
     assert shares_of({"wait": 1.0}, {"wait": 1.0}) is None
 
 
-def test_a_group_has_the_bound_of_its_median_seed() -> None:
+def test_a_group_has_the_bottleneck_of_its_median_seed() -> None:
     waiting = {"env": 6.0, "wait": 4.0}, {"wait": 0.1, "backward": 9.9}
     working = {"env": 9.0, "policy": 1.0}, {"wait": 5.0, "backward": 5.0}
-    found = bound_of(Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))))
+    found = bottleneck_of(Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))))
     assert found is not None
-    assert (found.by, found.shares.actor_wait) == ("learner", 0.4)
-    alone = bound_of(Group("g", (run(0, *working, actors=0),)))
+    assert (found.limit, found.shares.actor_wait) == ("learner", 0.4)
+    alone = bottleneck_of(Group("g", (run(0, *working, actors=0),)))
     assert alone is not None
-    assert alone.by == "balanced"
+    assert alone.limit == "balanced"
     assert environment_us([run(0, *waiting), run(1, *working), run(2, *waiting)]) == pytest.approx(3.0)
 
 
@@ -69,14 +69,14 @@ def test_every_form_of_the_report_says_it() -> None:
     idle = {"env": 5.0, "wait": 5.0}, {"wait": 0.0, "backward": 10.0}
     analysis = analyse([run(0, *busy), run(1, *busy), run(0, *idle, compressor="fp32")], Choices())
     table = results_table(analysis)
-    assert [row[table.columns.index("bound by")] for row in table.rows] == ["policy", "learner"]
+    assert [row[table.columns.index("bottleneck")] for row in table.rows] == ["policy", "learner"]
     sentence = (
-        "int8 is bound by the actors' policy: actors wait 0% of their time and the learner 50% of its own; while "
-        "actors do not wait, the environment takes 10% and the policy 80%."
+        "int8: the actors' policy is the bottleneck (actors wait 0% of their time, the learner 50%; of the actors' "
+        "busy time the environment takes 10%, the policy 80%)."
     )
     value = to_json(analysis)
-    assert value["bounds"][0] == sentence  # type: ignore[index]
-    assert value["groups"][0]["bound"]["by"] == "policy"  # type: ignore[index]
+    assert value["bottlenecks"][0] == sentence  # type: ignore[index]
+    assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
     assert sentence in html.unescape(render_page(analysis, (), written="now"))
     assert sentence in render_markdown(analysis, (), written="now")
 

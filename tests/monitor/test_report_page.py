@@ -169,7 +169,7 @@ def test_every_figure_is_also_a_file(report: Path) -> None:
 def test_the_json_holds_every_number(report: Path, analysis: Analysis) -> None:
     value = json.loads((report / "report.json").read_text(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
     (comparison,) = value["comparisons"]
-    assert comparison["verdict"]["outcome"] == "few"
+    assert comparison["verdict"]["outcome"] == "too_few_seeds"
     assert comparison["speedups"]["training_s"]["ratio"]["estimate"] == pytest.approx(2.0)
     assert comparison["speedups"]["actor_us_per_step"]["ratio"]["estimate"] == pytest.approx(33 / 23)
     assert [len(group["runs"]) for group in value["groups"]] == [3, 3]

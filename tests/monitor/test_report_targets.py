@@ -49,14 +49,15 @@ def test_a_gain_within_the_seeds_spread_is_none() -> None:
 
 
 def test_the_verdict_says_that_a_baseline_learned_nothing_and_takes_a_margin_in_return() -> None:
-    others = [run([20.0, *[31.0 + seed] * 10], seed, compressor="int8") for seed in range(3)]
-    runs = [*NOT_LEARNING.runs, *others]
+    ours = [run([20.0, *[20.0 + 10 * (seed % 3)] * 10], seed) for seed in range(5)]
+    others = [run([20.0, *[31.0 + seed] * 10], seed, compressor="int8") for seed in range(5)]
+    runs = [*ours, *others]
     (comparison,) = analyse(runs, Choices(), runs[0]).comparisons
     assert comparison.verdict.outcome == "untested"
-    assert comparison.verdict.text.startswith("untested: the baseline learned nothing")
+    assert comparison.verdict.text.startswith("returns not compared: the baseline learned nothing")
     assert "--margin-return" in comparison.verdict.text
     (comparison,) = analyse(runs, Choices(margin_return=1000.0), runs[0]).comparisons
-    assert comparison.verdict.outcome == "few"
-    assert "margin 1000," in comparison.verdict.text
+    assert comparison.verdict.outcome == "no_loss"
+    assert "margin 1000" in comparison.verdict.text
     with pytest.raises(RunReportError, match="margin_return = 0"):
         Choices(margin_return=0.0)
