@@ -8,7 +8,6 @@ student shares with the policy, such as the observation normaliser, follow the p
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from compressors.arrays import State
 from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from compressors.method_arguments import parse_distill
 from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import read_state
 from compressors.scheme import Context, MethodText
@@ -26,7 +26,6 @@ from compressors.scheme import Context, MethodText
 if TYPE_CHECKING:
     from compressors.scheme import Divergence, StudentFactory
 
-_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _LEARNING_RATE = 1e-3
 
 
@@ -134,10 +133,8 @@ class Student(BoundReduction):
 
 
 def make_distill(arguments: tuple[str, ...], context: Context) -> Distill:
-    """The ``distill`` method: the student's size, such as ``64x2``."""
-    if len(arguments) != 1 or not _SIZE.fullmatch(arguments[0]):
-        raise SchemeError(f"distill({','.join(arguments)}): give the student's size as units x layers, such as 64x2")
-    return Distill(arguments[0], context.student_factory, context.divergence)
+    """The ``distill`` method; its one argument is the student's size, such as ``64x2``."""
+    return Distill(parse_distill(arguments), context.student_factory, context.divergence)
 
 
 def _size(module: nn.Module) -> int:

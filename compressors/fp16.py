@@ -10,10 +10,11 @@ from onnx import NodeProto, TensorProto, helper
 
 from compressors.arrays import Array
 from compressors.artifact import Optimisation
-from compressors.errors import SchemeError, WeightsError
+from compressors.errors import WeightsError
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
+from compressors.method_arguments import check_none
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.scheme import Context, MethodText
@@ -71,6 +72,5 @@ class Float16Encoder(Encoder):
 
 def make_fp16(arguments: tuple[str, ...], context: Context) -> Float16:
     """The ``fp16`` method; takes no arguments."""
-    if arguments:
-        raise SchemeError(f"fp16 takes no arguments, but got {', '.join(arguments)}")
+    check_none("fp16", arguments)
     return Float16()

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from compressors.arrays import Array
 from compressors.artifact import Optimisation
-from compressors.errors import SchemeError
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
+from compressors.method_arguments import check_none
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.scheme import Context, MethodText
@@ -51,6 +51,5 @@ class Float32Encoder(Encoder):
 
 def make_fp32(arguments: tuple[str, ...], context: Context) -> Float32:
     """The ``fp32`` method; takes no arguments."""
-    if arguments:
-        raise SchemeError(f"fp32 takes no arguments, but got {', '.join(arguments)}")
+    check_none("fp32", arguments)
     return Float32()

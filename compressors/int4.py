@@ -26,17 +26,17 @@ from onnx import NodeProto, TensorProto, helper
 
 from compressors.arrays import Array, FloatArray
 from compressors.artifact import Optimisation
-from compressors.errors import SchemeError, WeightsError
+from compressors.errors import WeightsError
 from compressors.graph.layer_rewriter import Layer, LayerRewriter
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.method_arguments import parse_int4
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
 from compressors.quantisation.weight_codes import Changes
 from compressors.scheme import Context, MethodText
 
-_BLOCK_SIZES = (16, 32, 64, 128)
 _DEFAULT_BLOCK = 32
 _TINY = float(np.finfo(np.float32).tiny)
 _INT8_ACTIVATIONS = 4  # MatMulNBits: accuracy_level; faster than floats from a width of about 256
@@ -163,11 +163,8 @@ def write_layer(
 
 def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
     """The ``int4`` method; its one argument is the block size."""
-    if not arguments:
-        return Int4()
-    if len(arguments) > 1 or arguments[0] not in map(str, _BLOCK_SIZES):
-        raise SchemeError(f"int4({','.join(arguments)}): give one block size of {', '.join(map(str, _BLOCK_SIZES))}")
-    return Int4(int(arguments[0]))
+    block_size = parse_int4(arguments)
+    return Int4() if block_size is None else Int4(block_size)
 
 
 class NibbleWriter:

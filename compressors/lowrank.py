@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from compressors.arrays import Array, FloatArray, State
-from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.errors import UnsupportedLayerError
 from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
-from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.layer_choices import check_layers, choice_for, is_named
+from compressors.method_arguments import parse_lowrank
 from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_state
 from compressors.moments import InputMoments
@@ -174,22 +175,8 @@ def leading_basis(matrix: FloatArray, rank: int, covariance: Tensor | None = Non
 
 
 def make_lowrank(arguments: tuple[str, ...], context: Context) -> LowRank:
-    """The ``lowrank`` method: a ratio in (0, 1), and ratios by layer."""
-    plain, choices = split_arguments(arguments)
-    layers = parse_ratios("lowrank", choices)
-    ratio = 1.0
-    if plain or not layers:
-        try:
-            (ratio,) = map(float, plain)
-        except ValueError:
-            ratio = -1.0
-    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share < 1.0 for _, share in layers)
-    if not in_range or any(share == 0.0 for _, share in layers):
-        raise SchemeError(
-            f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1; layer=share "
-            "for single layers"
-        )
-    return LowRank(ratio, layers)
+    """The ``lowrank`` method; see ``parse_lowrank``."""
+    return LowRank(*parse_lowrank(arguments))
 
 
 def _matrix(layer: _Factored, state: State) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from compressors.arrays import Array, State
@@ -38,9 +38,6 @@ class Format(Method):
     @abstractmethod
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """Lay out the model of a graph. Raises UnsupportedLayerError."""
-
-    def check_chain(self, reductions: Sequence[Reduction]) -> None:
-        """Whether the format can follow these reductions. Raises SchemeError: names one that it cannot follow."""
 
 
 class Encoder(ABC):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 from compressors.arrays import Array, State
 from compressors.artifact import CompressedPolicy, Json
 from compressors.cpu import cpu_features
-from compressors.errors import SchemeError
 from compressors.fp32 import Float32
 from compressors.graph.policy_graph import PolicyGraph, export_policy
+from compressors.method_arguments import check_order
 from compressors.methods import BoundReduction, Encoder, Format, Method, Reduction
 from compressors.module_state import read_gradients, read_state
 from compressors.plan import Compressor, Plan, PlanStatistics
@@ -63,22 +63,12 @@ def compose(methods: Sequence[Method], scheme: Scheme | None = None) -> Compress
         scheme: the text form that artifacts carry; that of the methods when None.
 
     Raises:
-        SchemeError: more than one format, one that is not last, or a ``distill`` that is not first.
+        SchemeError: see ``check_order``.
     """
     scheme = Scheme(tuple(method.method for method in methods)) if scheme is None else scheme
     reductions = [method for method in methods if isinstance(method, Reduction)]
     formats = [method for method in methods if isinstance(method, Format)]
-    if len(formats) > 1:
-        raise SchemeError(f"scheme {str(scheme)!r} has {len(formats)} number formats; keep one, at its end")
-    if formats and methods[-1] is not formats[0]:
-        raise SchemeError(f"in scheme {str(scheme)!r} {formats[0].scheme!r} must come last")
-    names = [reduction.method.name for reduction in reductions]
-    if "distill" in names[1:]:
-        raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
-    if len(set(names)) < len(names):
-        raise SchemeError(f"scheme {str(scheme)!r} has a method twice; keep one of them")
-    if formats:
-        formats[0].check_chain(reductions)
+    check_order(scheme, {method.method.name for method in formats})
     return Pipeline(scheme, tuple(reductions), formats[0] if formats else Float32())
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from accel.errors import ConfigError
 from accel.networks.text import parse_network
 from compressors.errors import CompressorError
+from compressors.method_arguments import check_scheme
 from compressors.scheme import parse_scheme
 from monitor.annealing import AnnealingSchedule
 from monitor.errors import TunerError
@@ -65,7 +66,7 @@ def parse_choice(text: str, network: str) -> CompressionChoice:
         if name == "anneal":
             schedule = _schedule(inside)
             return CompressionChoice("anneal", tuple(dict.fromkeys(schedule.levels)), schedule)
-        return CompressionChoice("fixed", (str(parse_scheme(text)),))
+        return CompressionChoice("fixed", (str(check_scheme(text)),))
     except (CompressorError, TunerError) as error:
         raise ConfigError(f"compressor '{text}': {error}" if inside is not None else str(error)) from None
 
@@ -94,7 +95,7 @@ def _call(text: str) -> tuple[str, str | None]:
 
 
 def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
-    levels = default_ladder(network) if inside is None else tuple(str(parse_scheme(part)) for part in _parts(inside))
+    levels = default_ladder(network) if inside is None else tuple(str(check_scheme(part)) for part in _parts(inside))
     rounded = [level for level in levels if parse_scheme(level).methods[-1].name == "qat"]
     if rounded:
         raise TunerError(
@@ -116,7 +117,7 @@ def _schedule(inside: str | None) -> AnnealingSchedule:
         scheme, at, step = part.rpartition("@")
         if not at:
             raise TunerError(f"'{part}' lacks its step: write scheme@step, such as int8@100000")
-        levels.append(str(parse_scheme(scheme)))
+        levels.append(str(check_scheme(scheme)))
         steps.append(_step(step))
     return AnnealingSchedule(tuple(levels), tuple(steps))
 

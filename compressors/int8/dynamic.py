@@ -14,18 +14,17 @@ from onnx import NodeProto, TensorProto, helper
 
 from compressors.arrays import Array
 from compressors.cpu import VNNI, cpu_features
-from compressors.errors import SchemeError, UnsupportedLayerError
+from compressors.errors import UnsupportedLayerError
 from compressors.graph.layer_rewriter import Layer, LayerRewriter
 from compressors.graph.payload import MICROSOFT, Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
+from compressors.method_arguments import parse_int8_dynamic
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
 from compressors.quantisation.affine import WEIGHT_INT7, WEIGHT_INT8
 from compressors.quantisation.weight_codes import Changes, CodeWriter
 from compressors.scheme import Context, MethodText
-
-_FORCE = "force"
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class DynamicInt8(Format):
     @property
     def method(self) -> MethodText:
         """``int8-dynamic`` with its option."""
-        return MethodText("int8-dynamic", (_FORCE,) if self.force else ())
+        return MethodText("int8-dynamic", ("force",) if self.force else ())
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``."""
@@ -138,7 +137,5 @@ class _DynamicGraph(LayerRewriter):
 
 
 def make_int8_dynamic(arguments: tuple[str, ...], context: Context) -> DynamicInt8:
-    """The ``int8-dynamic`` method; its one option is ``force``."""
-    if arguments not in ((), (_FORCE,)):
-        raise SchemeError(f"int8-dynamic({','.join(arguments)}): its one option is {_FORCE}")
-    return DynamicInt8(bool(arguments), context.cpu)
+    """The ``int8-dynamic`` method; see ``parse_int8_dynamic``."""
+    return DynamicInt8(parse_int8_dynamic(arguments), context.cpu)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -20,10 +20,8 @@ from compressors.graph.policy_graph import PolicyGraph
 from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
 from compressors.int4 import replace_layer
 from compressors.layer_choices import weight_layer
+from compressors.method_arguments import LayerFormat
 from compressors.quantisation.affine import IntegerType
-
-# How one layer computes under ``int8``: in integers with one scale or one per output, or in floats, from 4-bit weights.
-LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]
 
 
 @dataclass(frozen=True)

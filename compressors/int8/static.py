@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from onnx import NodeProto
@@ -22,8 +21,9 @@ from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
 from compressors.int4 import layer_writer, write_layer
-from compressors.int8.integer_graph import IntegerGraph, IntegerLayer, LayerFormat
-from compressors.layer_choices import check_layers, choice_for, split_arguments
+from compressors.int8.integer_graph import IntegerGraph, IntegerLayer
+from compressors.layer_choices import check_layers, choice_for
+from compressors.method_arguments import LayerFormat, Variant, parse_int8
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
@@ -32,10 +32,6 @@ from compressors.quantisation.ranges import Range, RangeObserver
 from compressors.quantisation.weight_codes import Changes, CodeWriter, as_float
 from compressors.scheme import Context, MethodText
 
-Variant = Literal["u8s8", "reduce_range", "s8s8"]
-_VARIANTS: tuple[Variant, ...] = get_args(Variant)
-_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
-_PER_CHANNEL = "per_channel"
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 
 
@@ -60,7 +56,7 @@ class Int8(Format):
     @property
     def method(self) -> MethodText:
         """``int8`` with its options."""
-        options = [_PER_CHANNEL] if self.per_channel else []
+        options = ["per_channel"] if self.per_channel else []
         if self.variant is not None:
             options.append(self.variant)
         return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
@@ -203,28 +199,10 @@ class Int8Encoder(Encoder):
         self._payload.views[f"{name}:zero"][...] = zero
 
 
-def make_int8(arguments: tuple[str, ...], context: Context, name: str = "int8") -> Int8:
-    """The ``int8`` method; options are ``per_channel``, one of the variants, and formats by layer. Messages call it by
-    ``name``.
-
-    Raises:
-        SchemeError: an unknown option or format, or two variants.
-    """
-    plain, choices = split_arguments(arguments)
-    variants = [variant for variant in _VARIANTS if variant in plain]
-    unknown = [option for option in plain if option not in (*_VARIANTS, _PER_CHANNEL)]
-    if unknown or len(variants) > 1 or len(set(plain)) < len(plain):
-        raise SchemeError(
-            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
-            "and layer=format"
-        )
-    layers: list[tuple[str, LayerFormat]] = []
-    for layer, text in choices.items():
-        chosen = next((choice for choice in _FORMATS if choice == text), None)
-        if chosen is None:
-            raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_FORMATS)}")
-        layers.append((layer, chosen))
-    return Int8(_PER_CHANNEL in plain, variants[0] if variants else None, context.cpu, tuple(layers))
+def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
+    """The ``int8`` method; see ``parse_int8``."""
+    parsed = parse_int8(arguments)
+    return Int8(parsed.per_channel, parsed.variant, context.cpu, parsed.layers)
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:

@@ -15,7 +15,6 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -23,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compressors.arrays import Array, State
-from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.layer_choices import check_layers, choice_for, is_named, parse_ratios, split_arguments
+from compressors.errors import UnsupportedLayerError
+from compressors.layer_choices import check_layers, choice_for, is_named
+from compressors.method_arguments import Importance, parse_prune
 from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_gradients, read_state, to_tensors
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
@@ -35,8 +35,6 @@ from compressors.scheme import Context, MethodText
 
 _logger = logging.getLogger("compressors")
 
-Importance = Literal["residual", "magnitude", "taylor"]
-_IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
 _CHECK_SEED = 7
 _FOLLOWED_UNITS = 1024
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
@@ -248,24 +246,8 @@ def kept_count(size: int, ratio: float) -> int:
 
 
 def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
-    """The ``prune`` method: a ratio in (0, 1), optionally an importance, and ratios by layer."""
-    plain, choices = split_arguments(arguments)
-    layers = parse_ratios("prune", choices)
-    importance = next((name for name in _IMPORTANCES if plain[-1:] == (name,)), None)
-    rest = plain if importance is None else plain[:-1]
-    ratio = 0.0
-    if rest or not layers:
-        try:
-            (ratio,) = map(float, rest)
-        except ValueError:
-            ratio = -1.0
-    in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
-    if not in_range or any(share == 1.0 for _, share in layers):
-        raise SchemeError(
-            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then "
-            f"{', '.join(_IMPORTANCES[:-1])} or {_IMPORTANCES[-1]}; layer=share for single layers"
-        )
-    return Prune(ratio, importance or "residual", layers)
+    """The ``prune`` method; see ``parse_prune``."""
+    return Prune(*parse_prune(arguments))
 
 
 def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:

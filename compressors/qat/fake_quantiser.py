@@ -8,7 +8,6 @@ Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
 from compressors.graph.wiring import layer_name
 from compressors.int8.integer_graph import SumOfCodes
-from compressors.int8.static import Int8, Int8Encoder, make_int8
-from compressors.methods import Reduction
+from compressors.int8.static import Int8, Int8Encoder
+from compressors.method_arguments import parse_int8
 from compressors.module_state import load_state, read_state
 from compressors.pipeline import PipelinePlan
 from compressors.plan import Plan
@@ -32,10 +31,6 @@ from compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, Quan
 from compressors.scheme import Context, MethodText
 
 NAME = "qat"
-_REFUSED = {
-    "lowrank": "the learner's network has no layers for its factors",
-    "distill": "actors get a student, whose rounding the learner does not have",
-}
 
 
 @dataclass(frozen=True)
@@ -46,15 +41,6 @@ class Qat(Int8):
     def method(self) -> MethodText:
         """``qat`` with the options of ``int8``."""
         return MethodText(NAME, super().method.arguments)
-
-    def check_chain(self, reductions: Sequence[Reduction]) -> None:
-        """See ``Format.check_chain``: the learner rounds its own network, pruned or not."""
-        for reduction in reductions:
-            reason = _REFUSED.get(reduction.method.name)
-            if reason is not None:
-                raise SchemeError(
-                    f"{reduction.scheme}+{self.scheme}: {reason}; use {reduction.scheme}+int8, or prune(0.5)+{NAME}"
-                )
 
 
 class FakeQuantiser:
@@ -212,18 +198,9 @@ class FakeQuantisedPolicy(nn.Module):
 
 
 def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
-    """The ``qat`` method; options are those of ``int8``.
-
-    Raises:
-        SchemeError: as for ``int8``, and for layers with 4-bit weights.
-    """
-    options = make_int8(arguments, context, NAME)
-    for layer, choice in options.layers:
-        if choice == "int4":
-            raise SchemeError(
-                f"{NAME}({layer}=int4): {NAME} knows the rounding of int8 layers; use {layer}=float, or int8"
-            )
-    return Qat(**{field.name: getattr(options, field.name) for field in dataclasses.fields(options)})
+    """The ``qat`` method; see ``parse_int8``."""
+    parsed = parse_int8(arguments, NAME)
+    return Qat(parsed.per_channel, parsed.variant, context.cpu, parsed.layers)
 
 
 def is_quantisation_aware(scheme: str) -> bool:

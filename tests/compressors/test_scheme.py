@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compressors.errors import SchemeError
+from compressors.method_arguments import check_scheme
 from compressors.pipeline import make_compressor
 from compressors.scheme import MethodText, Scheme, parse_scheme, scheme_names
 
@@ -52,10 +55,25 @@ def test_malformed_text_is_an_error(text: str) -> None:
         parse_scheme(text)
 
 
-@pytest.mark.parametrize("text", ["fp32+int8", "int8+int8", "fp32(1)", "int8(bogus)"])
+@pytest.mark.parametrize(
+    "text", ["fp32+int8", "int8+int8", "int8+prune(0.5)", "fp32(1)", "int8(bogus)", "prune(1.5)", "qat(a=int4)"]
+)
 def test_methods_that_do_not_go_together_are_an_error(text: str) -> None:
     with pytest.raises(SchemeError):
         make_compressor(text)
+    with pytest.raises(SchemeError):
+        check_scheme(text)
+
+
+@given(_SCHEMES)
+def test_a_scheme_is_refused_before_it_is_made_or_can_be_made(scheme: Scheme) -> None:
+    try:
+        checked = check_scheme(str(scheme))
+    except SchemeError as refused:
+        with pytest.raises(SchemeError, match=re.escape(str(refused))):
+            make_compressor(str(scheme))
+    else:
+        assert checked == scheme and make_compressor(str(scheme))
 
 
 @pytest.mark.parametrize("text", ["fp32", "int8"])

@@ -42,8 +42,9 @@ def refused(job: TrainingRun, *expected: str) -> None:
         (["--env", "Pendulum-v1", "--corrector", "retrace"], "one discrete action.*vtrace"),
         (["--results-dir", "/proc/nowhere"], "cannot make /proc/nowhere.*--results-dir"),
         (["--compressor", "prune(0.5)+wat"], "unknown method 'wat'.*choose from fp32"),
+        (["--compressor", "int8+prune(0.5)"], "'int8' must come last"),
     ],
-    ids=["environment", "space", "extra", "critic", "directory", "scheme"],
+    ids=["environment", "space", "extra", "critic", "directory", "scheme", "order"],
 )
 def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) -> None:
     refused(TrainingRun(tmp_path, "--actors", "2", *words), expected)

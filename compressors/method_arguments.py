@@ -1,0 +1,206 @@
+"""The arguments of a scheme's methods, parsed and checked without torch: a launcher refuses a scheme before it starts.
+
+A method's factory and ``check_scheme`` parse by the same function, so that they agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple, get_args
+
+from compressors.errors import SchemeError
+from compressors.layer_choices import parse_ratios, split_arguments
+from compressors.scheme import MethodText, Scheme, parse_scheme
+
+Variant = Literal["u8s8", "reduce_range", "s8s8"]
+LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]
+"""How a layer computes under ``int8``: integers with one scale or one per output, floats, or 4-bit weights."""
+Importance = Literal["residual", "magnitude", "taylor"]
+BLOCK_SIZES = (16, 32, 64, 128)
+
+_FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int8-dynamic", "int4"})
+_VARIANTS: tuple[Variant, ...] = get_args(Variant)
+_LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
+_IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
+_PER_CHANNEL = "per_channel"
+_STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
+_REFUSED_BY_QAT = {
+    "lowrank": "the learner's network has no layers for its factors",
+    "distill": "actors get a student, whose rounding the learner does not have",
+}
+
+
+class Int8Arguments(NamedTuple):
+    """Of ``int8`` and ``qat``; see ``Int8``."""
+
+    per_channel: bool
+    variant: Variant | None
+    layers: tuple[tuple[str, LayerFormat], ...]
+
+
+class PruneArguments(NamedTuple):
+    """Of ``prune``; see ``Prune``."""
+
+    ratio: float
+    importance: Importance
+    layers: tuple[tuple[str, float], ...]
+
+
+class LowRankArguments(NamedTuple):
+    """Of ``lowrank``; see ``LowRank``."""
+
+    ratio: float
+    layers: tuple[tuple[str, float], ...]
+
+
+def check_scheme(text: str) -> Scheme:
+    """Parse a scheme and check it as far as that can be done without the policy's network.
+
+    Raises:
+        SchemeError: malformed text, an unknown name, an argument out of range, methods that cannot be combined.
+    """
+    scheme = parse_scheme(text)
+    for method in scheme.methods:
+        _check_arguments(method)
+    check_order(scheme, _FORMATS)
+    return scheme
+
+
+def check_order(scheme: Scheme, formats: Collection[str]) -> None:
+    """Whether the methods can be combined in this order; ``formats`` are the names of those that store numbers.
+
+    Raises:
+        SchemeError: more than one format, one that is not last, a ``distill`` that is not first, a method twice, a
+            reduction that ``qat`` cannot follow.
+    """
+    stored = [method for method in scheme.methods if method.name in formats]
+    reductions = [method for method in scheme.methods if method.name not in formats]
+    if len(stored) > 1:
+        raise SchemeError(f"scheme {str(scheme)!r} has {len(stored)} number formats; keep one, at its end")
+    if stored and scheme.methods[-1] is not stored[0]:
+        ordered = Scheme((*reductions, stored[0]))
+        raise SchemeError(f"in scheme {str(scheme)!r} '{stored[0]}' must come last: write {ordered}")
+    names = [reduction.name for reduction in reductions]
+    if "distill" in names[1:]:
+        raise SchemeError(f"in scheme {str(scheme)!r} distill replaces the whole policy and must come first")
+    if len(set(names)) < len(names):
+        raise SchemeError(f"scheme {str(scheme)!r} has a method twice; keep one of them")
+    for reduction in reductions if stored and stored[0].name == "qat" else ():
+        if reduction.name in _REFUSED_BY_QAT:
+            raise SchemeError(
+                f"{reduction}+{stored[0]}: {_REFUSED_BY_QAT[reduction.name]}; use {reduction}+int8, or prune(0.5)+qat"
+            )
+
+
+def check_none(name: str, arguments: Sequence[str]) -> None:
+    """``fp32`` and ``fp16`` take no arguments. Raises SchemeError."""
+    if arguments:
+        raise SchemeError(f"{name} takes no arguments, but got {', '.join(arguments)}")
+
+
+def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
+    """``per_channel``, one of the variants, and formats by layer; messages use ``name``.
+
+    Raises:
+        SchemeError: an unknown option or format, two variants, for ``qat`` a layer with 4-bit weights.
+    """
+    plain, choices = split_arguments(arguments)
+    variants = [variant for variant in _VARIANTS if variant in plain]
+    unknown = [option for option in plain if option not in (*_VARIANTS, _PER_CHANNEL)]
+    if unknown or len(variants) > 1 or len(set(plain)) < len(plain):
+        raise SchemeError(
+            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL} and one of {', '.join(_VARIANTS)}, each once, "
+            "and layer=format"
+        )
+    layers: list[tuple[str, LayerFormat]] = []
+    for layer, text in choices.items():
+        chosen = next((choice for choice in _LAYER_FORMATS if choice == text), None)
+        if chosen is None:
+            raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_LAYER_FORMATS)}")
+        if name == "qat" and chosen == "int4":
+            raise SchemeError(
+                f"{name}({layer}=int4): {name} knows the rounding of int8 layers; use {layer}=float, or int8"
+            )
+        layers.append((layer, chosen))
+    return Int8Arguments(_PER_CHANNEL in plain, variants[0] if variants else None, tuple(layers))
+
+
+def parse_int8_dynamic(arguments: Sequence[str]) -> bool:
+    """Whether ``force`` was given, the one option. Raises SchemeError."""
+    if tuple(arguments) not in ((), ("force",)):
+        raise SchemeError(f"int8-dynamic({','.join(arguments)}): its one option is force")
+    return bool(arguments)
+
+
+def parse_int4(arguments: Sequence[str]) -> int | None:
+    """The block size, if one was given. Raises SchemeError."""
+    if not arguments:
+        return None
+    if len(arguments) > 1 or arguments[0] not in map(str, BLOCK_SIZES):
+        raise SchemeError(f"int4({','.join(arguments)}): give one block size of {', '.join(map(str, BLOCK_SIZES))}")
+    return int(arguments[0])
+
+
+def parse_prune(arguments: Sequence[str]) -> PruneArguments:
+    """A ratio in (0, 1), optionally an importance, and ratios by layer. Raises SchemeError."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("prune", choices)
+    importance = next((name for name in _IMPORTANCES if plain[-1:] == (name,)), None)
+    rest = plain if importance is None else plain[:-1]
+    ratio = _ratio(rest) if rest or not layers else 0.0
+    in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
+    if not in_range or any(share == 1.0 for _, share in layers):
+        raise SchemeError(
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then "
+            f"{', '.join(_IMPORTANCES[:-1])} or {_IMPORTANCES[-1]}; layer=share for single layers"
+        )
+    return PruneArguments(ratio, importance or "residual", layers)
+
+
+def parse_lowrank(arguments: Sequence[str]) -> LowRankArguments:
+    """A ratio in (0, 1), and ratios by layer. Raises SchemeError."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("lowrank", choices)
+    ratio = _ratio(plain) if plain or not layers else 1.0
+    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share < 1.0 for _, share in layers)
+    if not in_range or any(share == 0.0 for _, share in layers):
+        raise SchemeError(
+            f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1; layer=share "
+            "for single layers"
+        )
+    return LowRankArguments(ratio, layers)
+
+
+def parse_distill(arguments: Sequence[str]) -> str:
+    """The student's size, such as ``64x2``. Raises SchemeError."""
+    if len(arguments) != 1 or not _STUDENT.fullmatch(arguments[0]):
+        raise SchemeError(f"distill({','.join(arguments)}): give the student's size as units x layers, such as 64x2")
+    return arguments[0]
+
+
+def _check_arguments(method: MethodText) -> None:
+    match method.name:
+        case "fp32" | "fp16":
+            check_none(method.name, method.arguments)
+        case "int8" | "qat":
+            parse_int8(method.arguments, method.name)
+        case "int8-dynamic":
+            parse_int8_dynamic(method.arguments)
+        case "int4":
+            parse_int4(method.arguments)
+        case "prune":
+            parse_prune(method.arguments)
+        case "lowrank":
+            parse_lowrank(method.arguments)
+        case "distill":
+            parse_distill(method.arguments)
+
+
+def _ratio(words: Sequence[str]) -> float:
+    """The single number among a method's plain arguments; -1, out of every range, where there is none."""
+    try:
+        (ratio,) = map(float, words)
+    except ValueError:
+        return -1.0
+    return ratio
