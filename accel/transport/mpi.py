@@ -6,18 +6,21 @@ would cost a collective call, in which a rank that died early would hang all oth
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
-import warnings
+import socket
 from typing import NoReturn
 
 import mpi4py
 
 mpi4py.rc.initialize = False
-mpi4py.rc.finalize = True
+mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-from accel.errors import TransportError  # noqa: E402
+from accel.errors import LaunchError, TransportError  # noqa: E402
+from accel.system.deadline import deadline  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
 from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
 from accel.transport.launcher import LaunchInfo, verify_library, verify_world  # noqa: E402
@@ -26,6 +29,10 @@ from accel.transport.launcher import LaunchInfo, verify_library, verify_world  #
 # sends don't, and are no slower. The fence in its MPI_Finalize sometimes waits for the dead; our stopping protocol does
 # what that is for.
 _ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1"}
+
+# Nothing that is worth waiting for takes longer.
+_LEAVE_S = 10.0
+_EXIT_ABORTED = 3
 
 
 class MpiIncoming:
@@ -104,8 +111,10 @@ class MpiEndpoint:
         return self._failed
 
     def abort_job(self, exit_code: int) -> None:
-        """Kills every rank, this one included."""
-        self._comm.Abort(exit_code)
+        """Kills every rank, this one included. A node that does not answer cannot keep this process."""
+        with deadline(_LEAVE_S, f"MPI_Abort did not return within {_LEAVE_S:g} s", exit_code):
+            _library().MPI_Abort(ctypes.c_void_p(MPI._handleof(self._comm)), exit_code)
+        os._exit(exit_code)
 
     def fail(self, error: MPI.Exception) -> NoReturn:
         """Raises what an MPI error means."""
@@ -114,23 +123,49 @@ class MpiEndpoint:
         raise TransportError(f"MPI failed: {error.Get_error_string()}") from error
 
 
-def join_world(info: LaunchInfo) -> MpiEndpoint:
+def join_world(info: LaunchInfo, timeout_s: float) -> MpiEndpoint:
     """Initialises MPI unless it is already, and checks that it sees the ranks that the launcher announced.
 
-    Blocks until every rank has called it. Raises LaunchError (see ``verify_library`` and ``verify_world``).
+    MPI_Init waits for every rank. When it takes longer than ``timeout_s``, the process ends with a message. Raises
+    LaunchError (see ``verify_library`` and ``verify_world``).
     """
     verify_library(info, mpi_library())
     if not MPI.Is_initialized():
         if _has_ulfm():
             for name, value in _ULFM_SETTINGS.items():
                 os.environ.setdefault(name, value)
-        with warnings.catch_warnings():
-            # mpi4py suspects a foreign launcher; whether it is one, verify_world finds out.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            # One thread at a time talks to MPI: the full thread level would take a lock in every call.
-            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        late = (
+            f"rank {info.rank} on {socket.gethostname()} waited {timeout_s:g} s in MPI_Init: another rank did not "
+            "start, or died while starting; see its message, or raise --peer-timeout-s where nodes start slowly"
+        )
+        with deadline(timeout_s, late, _EXIT_ABORTED):
+            _initialise()
+        atexit.register(_finalise)
     verify_world(info, MPI.COMM_WORLD.Get_size(), mpi_library())
     return MpiEndpoint(MPI.COMM_WORLD)
+
+
+def _initialise() -> None:
+    """MPI_Init_thread, past mpi4py, which holds the interpreter lock in it: other threads go on importing and watching.
+
+    One thread at a time talks to MPI: the full thread level would take a lock in every call.
+    """
+    provided = ctypes.c_int()
+    status = _library().MPI_Init_thread(None, None, ctypes.c_int(MPI.THREAD_SERIALIZED), ctypes.byref(provided))
+    if status != MPI.SUCCESS:
+        raise LaunchError(f"MPI_Init failed with status {status}; see the messages of MPI above")
+
+
+def _finalise() -> None:
+    """MPI_Finalize, which may wait for ranks that are gone."""
+    if not MPI.Is_finalized():
+        with deadline(_LEAVE_S, f"MPI_Finalize did not return within {_LEAVE_S:g} s", _EXIT_ABORTED):
+            _library().MPI_Finalize()
+
+
+def _library() -> ctypes.CDLL:
+    """The MPI library that mpi4py is linked with."""
+    return ctypes.CDLL(MPI.__file__)
 
 
 def mpi_library() -> str:
