@@ -130,12 +130,14 @@ def mpirun_command(
     hostfile: Path | None = None,
     binding: Binding = "none",
     fault_tolerant: bool = True,
+    silence_s: float | None = None,
     mpirun: Path | None = None,
 ) -> list[str]:
     """The mpirun command line, up to the program, that starts ``ranks`` ranks with whatever MPI is installed.
 
     Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5). ``hosts`` are ``name``
-    or ``name:slots``. Raises LaunchError: no mpirun, or one that does not run.
+    or ``name:slots``. With ``silence_s``, ULFM counts a rank as dead that was silent for so long: nothing else tells of
+    a link that is down. Raises LaunchError: no mpirun, or one that does not run.
     """
     path = mpirun or find_mpirun()
     version = _version_text(path)
@@ -147,6 +149,8 @@ def mpirun_command(
         command += ["--oversubscribe", "--bind-to", binding]
         if fault_tolerant and _major(version) >= 5:
             command += ["--with-ft", "ulfm"]
+            if silence_s is not None:
+                command += _detector(silence_s)
         if hosts:
             command += ["--host", ",".join(hosts)]
         if hostfile is not None:
@@ -159,6 +163,12 @@ def mpirun_command(
         if hostfile is not None:
             command += ["-f", str(hostfile)]
     return [*command, "-n", str(ranks)]
+
+
+def _detector(silence_s: float) -> list[str]:
+    """Ranks send each other heartbeats from within MPI calls; Open MPI asks for more than three in a timeout."""
+    settings = {"": "true", "_period": f"{silence_s / 6.0:g}", "_timeout": f"{silence_s:g}"}
+    return [word for name, value in settings.items() for word in ("--mca", f"mpi_ft_detector{name}", value)]
 
 
 def _version_text(mpirun: Path) -> str:

@@ -159,6 +159,15 @@ def test_a_launcher_that_mpi_does_not_see() -> None:
     assert "sees 1" in done.stdout
 
 
+def test_silent_ranks_are_noticed_by_open_mpi_5_only(tmp_path: Path) -> None:
+    for version, words in (("5.0.11", ["mpi_ft_detector", "true", "mpi_ft_detector_timeout", "60"]), ("4.1.6", [])):
+        mpirun = tmp_path / version
+        mpirun.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
+        mpirun.chmod(0o755)
+        command = mpirun_command(2, mpirun=mpirun, silence_s=60.0)
+        assert set(words) <= set(command) and ("mpi_ft_detector" in command) == bool(words)
+
+
 @pytest.mark.mpi
 def test_mpirun_command_of_this_machine() -> None:
     need_mpirun()
