@@ -107,9 +107,9 @@ def _run(argv: list[str]) -> int:
     """Ranks that act need no command line: the learner tells them everything."""
     info = detect_launch()
     if argv[0] == "train" and is_actor(info):
-        from accel.cli.launch import act
+        from accel.cli.launch import act, start_timeout_s
 
-        return act(info)
+        return act(info, start_timeout_s(argv))
     module, _, function = COMMANDS[argv[0]][0].partition(":")
     status: int = getattr(importlib.import_module(module), function)(argv[1:])
     return status

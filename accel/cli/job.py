@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,7 @@ class Job:
         started_at: Unix time at which the user's command started.
         columns: width of the user's terminal, or None when the output is not one.
         command: the user's command line.
+        token: unlike that of any other job; a summary that carries it was written by this one.
     """
 
     config: TrainConfig
@@ -33,6 +35,7 @@ class Job:
     started_at: float = field(default_factory=time.time)
     columns: int | None = None
     command: tuple[str, ...] = ()
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def name(self) -> str:
@@ -53,6 +56,7 @@ class Job:
                 "started_at": self.started_at,
                 "columns": self.columns,
                 "command": list(self.command),
+                "token": self.token,
             }
         )
 
@@ -67,6 +71,7 @@ class Job:
             value["started_at"],
             value["columns"],
             tuple(value["command"]),
+            value["token"],
         )
 
 

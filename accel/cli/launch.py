@@ -8,9 +8,11 @@ import os
 import shlex
 import signal
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,7 @@ from accel.transport import (
     join_world,
 )
 from accel.transport.base import ActorTransport
+from accel.transport.join import START_TIMEOUT_S
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
@@ -40,6 +43,7 @@ from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.cli.job import Job
+    from accel.cli.mpirun import Ended
     from accel.config import TrainConfig
     from accel.runs.summary import Summary
     from accel.transport.endpoint import Endpoint
@@ -95,7 +99,9 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
 
     stop = StopRequest()
     with stop.installed():
-        endpoint, transport = _connect(info, job.config.unrolls_in_flight, job.config.batch_unrolls)
+        endpoint, transport = _connect(
+            info, job.config.peer_timeout_s, job.config.unrolls_in_flight, job.config.batch_unrolls
+        )
         if not isinstance(transport, RemoteLearner):
             raise LaunchError(f"rank {info.rank} is an actor: call accel.cli.launch.act() on it")
         try:
@@ -127,15 +133,19 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             transport.close()
 
 
-def act(info: LaunchInfo | None = None) -> int:
+def act(info: LaunchInfo | None = None, timeout_s: float = START_TIMEOUT_S) -> int:
     """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner.
+
+    Args:
+        info: what the launcher announced; None: read it from the environment.
+        timeout_s: how long MPI may take to start.
 
     From then on this process ignores stop signals and, on Linux, ends when its launcher does.
     """
     ignore_stop_signals()
     end_with_parent(signal.SIGKILL)  # an environment that hangs would else outlive a launcher that gives up
     info = info or detect_launch()
-    _, transport = _connect(info, 2, 1)
+    _, transport = _connect(info, timeout_s, 2, 1)
     if not isinstance(transport, RemoteActor):
         raise LaunchError(f"rank {info.rank} is the learner: call accel.train() on it")
     try:
@@ -183,7 +193,7 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: Non
 def abort_job(info: LaunchInfo, error: AccelError) -> None:
     """Before a job exists: make every other rank of a launched job end with this error."""
     if info.is_launched and (info.size is None or info.size > 1):
-        _, transport = _connect(info, 1, 1)
+        _, transport = _connect(info, START_TIMEOUT_S, 1, 1)
         if isinstance(transport, RemoteLearner):
             transport.abort(str(error))
             transport.close()
@@ -198,8 +208,21 @@ def all_cores() -> tuple[int, ...]:
     )
 
 
-def _connect(info: LaunchInfo, in_flight: int, batch_unrolls: int) -> tuple[Endpoint, RemoteLearner | RemoteActor]:
-    endpoint = join_world(info)
+def start_timeout_s(arguments: Sequence[str]) -> float:
+    """How long MPI may take to start, from a command line or its TOML file: all that an actor needs to know of them."""
+    values = dict(pairwise(arguments))
+    values |= dict(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)
+    try:
+        file = tomllib.loads(Path(values["--config"]).read_text()) if "--config" in values else {}
+        return float(values.get("--peer-timeout-s", file.get("peer_timeout_s", START_TIMEOUT_S)))
+    except (OSError, ValueError, TypeError):
+        return START_TIMEOUT_S  # The learner reports what is wrong with it.
+
+
+def _connect(
+    info: LaunchInfo, timeout_s: float, in_flight: int, batch_unrolls: int
+) -> tuple[Endpoint, RemoteLearner | RemoteActor]:
+    endpoint = join_world(info, timeout_s)
     options = TransportOptions(in_flight=in_flight, max_held=batch_unrolls + 1, prefetch=batch_unrolls)
     return endpoint, connect(endpoint, Topology.single_learner(endpoint.size), options=options, formats=FORMATS)
 
@@ -229,31 +252,63 @@ def _start_mpirun(job: Job) -> Summary:
 
     config = job.config
     hosts = tuple(config.hosts.split(",")) if config.hosts else ()
-    command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile)
+    command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile, silence_s=config.peer_timeout_s)
     elsewhere = config.hosts is not None or config.hostfile is not None
-    starts, summary = job.path / STARTS, job.path / "summary.json"
-    before = {path: _written_at(path) for path in (starts, summary)}
+    starts = job.path / STARTS
+    before = _written_at(starts)
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.cli.rank", job.to_text()],
-        can_stop=lambda: elsewhere or _written_at(starts) != before[starts],
+        ranks=config.actors + 1,
+        can_stop=lambda: elsewhere or _written_at(starts) != before,
         patience_s=config.peer_timeout_s,
     )
-    if _written_at(summary) not in (None, before[summary]):
-        return Summary.read(job.path)
-    if elsewhere and ended.status == 0:
-        raise JobError(f"the job ended well; its run directory {job.path} is on the learner's host", 0)
-    if ended.stopped and not elsewhere and _written_at(starts) == before[starts]:
+    if (job.path / "summary.json").exists() and (summary := Summary.read(job.path)).job == job.token:
+        if ended.trouble or ended.status:
+            why = ended.trouble or "a rank or a node was lost on the way"
+            logger.warning("the run is complete; mpirun ended with status %d: %s", ended.status, why)
+        return summary
+    learner = ended.learner
+    if elsewhere and learner is not None and ended.learner_ended and learner.status == 0:
+        raise JobError(f"the run is complete; its directory {job.path} is on {learner.host}", 0)
+    began = elsewhere or _written_at(starts) != before
+    if ended.stopped and not began:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
+    kept = f". {_what_is_kept(job, ended)}" if began else ""
+    raise JobError(f"{_what_happened(ended)}{kept}", _exit_code(ended))
+
+
+def _what_happened(ended: Ended) -> str:
+    """Why there is no summary, as far as this process can tell."""
+    learner = ended.learner
+    if ended.trouble:
+        return f"the job was ended: {ended.trouble}"
+    if learner is not None and ended.learner_ended:
+        return f"the learner ended with an error, status {learner.status}; its message is above"
     if ended.stopped:
-        raise JobError(
-            "stopped before the run had ended in good order; continue from its last checkpoint:\n"
-            f"  accel train --resume {shlex.quote(str(job.path))}",
-            ended.status or EXIT_INTERRUPTED,
-        )
-    raise JobError(
-        f"the job ended with status {ended.status} and left no summary here; its messages are above",
-        ended.status or EXIT_ABORTED,
-    )
+        return "stopped before the run could end in good order"
+    what = "before the learner had started" if learner is None else "without a summary: the learner or a node was lost"
+    return f"mpirun ended with status {ended.status} {what}; see the messages above"
+
+
+def _what_is_kept(job: Job, ended: Ended) -> str:
+    """The newest checkpoint, and how to go on from it."""
+    command = f"  accel train --resume {shlex.quote(str(job.path))}"
+    if not job.path.exists():
+        where = "" if ended.learner is None else f" on {ended.learner.host}"
+        return f"Look for checkpoints in {job.path}{where}, and continue there from the newest:\n{command}"
+    checkpoints = sorted(job.path.glob("checkpoints/step-*"))
+    if not checkpoints:
+        return "No checkpoint had been written: start the run anew under another --name"
+    return f"Continue from its newest checkpoint, {checkpoints[-1].name}:\n{command}"
+
+
+def _exit_code(ended: Ended) -> int:
+    """Never 0, which means that a summary was written."""
+    if ended.learner is not None and ended.learner.status != 0:
+        return ended.learner.status
+    if ended.stopped:
+        return EXIT_INTERRUPTED
+    return ended.status or EXIT_ABORTED
 
 
 def _written_at(path: Path) -> int | None:

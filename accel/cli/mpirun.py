@@ -1,64 +1,212 @@
-"""Starts mpirun for a user who did not, and passes stop signals on so that the learner ends in good order."""
+"""Starts mpirun for a user who did not, watches the ranks' signs of life, and ends what would never end.
+
+No wait is without a limit: for ranks that never come, a learner that falls silent, a job that does not end after its
+learner has, or after it was asked to.
+"""
 
 from __future__ import annotations
 
-import math
+import codecs
+import os
+import select
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from accel.cli.signs import Sign, SignReader
 from accel.system.signals import FORWARDED, handle, parent_death
 
-SAVE_S = 30
-USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, FORWARDED)
+SAVE_S = 30.0
+_KILL_S = 8.0
+_POLL_S = 0.5
+USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How mpirun ended: its exit status, and whether this process was asked to stop."""
+    """How a job ended.
+
+    Attributes:
+        status: mpirun's exit status; says nothing about the run.
+        stopped: whether this process was asked to stop.
+        learner: the learner's last sign; None when it never came.
+        trouble: why this process ended the job; empty when it did not.
+    """
 
     status: int
     stopped: bool
+    learner: Sign | None
+    trouble: str
+
+    @property
+    def learner_ended(self) -> bool:
+        """Whether the learner ended by itself, well or not."""
+        return self.learner is not None and self.learner.phase == "ended"
 
 
-def run(arguments: Sequence[str], *, can_stop: Callable[[], bool], patience_s: float = 0.0) -> Ended:
+def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], patience_s: float) -> Ended:
     """Run mpirun in a session of its own; the first stop signal becomes a request, a second one, or time, ends it.
 
     However this process ends, mpirun is told (on Linux).
 
     Args:
         arguments: the command.
-        can_stop: whether every rank is ready for a request. Before that, ranks that it kills would leave others waiting
-            for them, and there is nothing to save: mpirun is ended at once.
-        patience_s: how long ranks may wait for each other once they are asked to stop; then there is time to save.
+        ranks: how many processes it starts.
+        can_stop: whether the learner is ready for a request, asked once MPI has started. Before that there is nothing
+            to save: mpirun is ended at once.
+        patience_s: how long ranks may wait for each other at start and stop, and the learner may be silent.
     """
-    started: list[subprocess.Popen[bytes]] = []
-    requests = 0
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        nonlocal requests
-        if number == FORWARDED and requests:
-            return  # a parent's death is told once for each of its threads
-        requests += 1
-        if requests == 1:
-            signal.alarm(SAVE_S + math.ceil(patience_s))
-        for process in started:
-            process.send_signal(FORWARDED if requests == 1 and can_stop() else signal.SIGTERM)
-
     is_main = threading.current_thread() is threading.main_thread()
-    before = handle(USER_SIGNALS, forward) if is_main else {}
+    job = _Job(ranks, can_stop, patience_s)
+    before = handle(USER_SIGNALS, job.on_signal) if is_main else {}
     try:
-        tie = parent_death(signal.SIGTERM)
-        process = subprocess.Popen(arguments, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=tie)
-        started.append(process)
-        if requests:
-            process.terminate()
-        return Ended(process.wait(), requests > 0)
+        return job.watch(job.start(arguments))
     finally:
-        if is_main:
-            signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Job:
+    """One mpirun, from start to end."""
+
+    def __init__(self, ranks: int, can_stop: Callable[[], bool], patience_s: float) -> None:
+        self._ranks = ranks
+        self._can_stop = can_stop
+        self._patience_s = patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader = SignReader()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._signs: dict[int, Sign] = {}
+        self._heard_s: dict[int, float] = {}
+        self._clock_s = 0.0
+        self._requests = 0
+        self._limit_s = patience_s
+        self._trouble = ""
+        self._ending_since_s: float | None = None
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """The user's signal: a request to the learner, or an end."""
+        if number == FORWARDED and self._requests:
+            return  # A parent's death is told once for each of its threads.
+        self._requests += 1
+        if self._process is None:
+            return
+        if self._requests == 1 and self._joined and self._can_stop():
+            self._limit_s = self._clock_s + SAVE_S + self._patience_s
+            self._process.send_signal(FORWARDED)
+        else:
+            self._end()
+
+    def start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start mpirun."""
+        tie = parent_death(signal.SIGTERM)
+        process = self._process = subprocess.Popen(
+            arguments, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=tie
+        )
+        if self._requests:
+            self._end()
+        return process
+
+    def watch(self, process: subprocess.Popen[bytes]) -> Ended:
+        """Pass the output on until mpirun has ended."""
+        last_s = time.monotonic()
+        while self._pass_on(process):
+            # Time in which this process itself was stopped, or the machine slept, is nobody's silence.
+            now_s = time.monotonic()
+            self._clock_s += min(now_s - last_s, 4 * _POLL_S)
+            last_s = now_s
+            self._check()
+        _show(self._decoder.decode(self._reader.rest(), final=True))
+        return Ended(_wait(process), self._requests > 0, self._signs.get(0), self._trouble)
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait a moment for output; whether there may be more. Processes that outlive mpirun may hold it open."""
+        output = process.stdout
+        is_over = process.poll() is not None
+        if output is None:
+            return not is_over
+        while select.select([output], [], [], 0.0 if is_over else _POLL_S)[0]:
+            chunk = os.read(output.fileno(), 1 << 16)
+            self._take(chunk)
+            if not chunk or not is_over:
+                return chunk != b""
+        return not is_over
+
+    @property
+    def _joined(self) -> bool:
+        """Whether MPI has started on every rank."""
+        return any(sign.phase in ("joined", "ended") for sign in self._signs.values())
+
+    def _take(self, chunk: bytes) -> None:
+        text, signs = self._reader.feed(chunk)
+        for sign in signs:
+            self._signs[sign.rank] = sign
+            self._heard_s[sign.rank] = self._clock_s
+        _show(self._decoder.decode(text))
+
+    def _check(self) -> None:
+        """Ends the job when something is late."""
+        learner = self._signs.get(0)
+        if self._ending_since_s is not None:
+            if self._clock_s > self._ending_since_s + _KILL_S and self._process is not None:
+                self._process.kill()
+        elif failed := [sign for sign in self._signs.values() if sign.phase == "failed"]:
+            self._end(f"{failed[0].where} could not start; its message is above")
+        elif not self._joined:
+            if self._clock_s > self._limit_s:
+                self._end(self._absent())
+        elif learner is not None and learner.phase == "ended":
+            if self._clock_s > self._heard_s[0] + SAVE_S:
+                self._end(f"mpirun was still running {SAVE_S:g} s after the learner had ended")
+        elif self._requests and self._clock_s > self._limit_s:
+            self._end(f"it did not stop within {SAVE_S + self._patience_s:g} s")
+        elif self._clock_s > self._heard_s.get(0, 0.0) + self._patience_s:
+            where = "the learner (rank 0)" if learner is None else f"the learner, {learner.where},"
+            self._end(f"{where} gave no sign of life for {self._patience_s:g} s")
+
+    def _absent(self) -> str:
+        """Which ranks the others wait for."""
+        never = [str(rank) for rank in range(self._ranks) if rank not in self._signs]
+        recent_s = self._clock_s - self._patience_s / 2.0
+        silent = [self._signs[rank].where for rank, heard_s in self._heard_s.items() if heard_s < recent_s]
+        problems = [f"rank {', '.join(never)} never started"] if never else []
+        problems += [f"{where} fell silent" for where in silent]
+        what = "; ".join(problems) or "no rank is missing, but MPI does not start"
+        return (
+            f"MPI did not start within {self._patience_s:g} s: {what}. See the messages above, or raise "
+            "--peer-timeout-s where nodes start slowly"
+        )
+
+    def _end(self, trouble: str = "") -> None:
+        self._trouble = self._trouble or trouble
+        if self._process is None:
+            return
+        if self._ending_since_s is None:
+            self._ending_since_s = self._clock_s
+        self._process.terminate()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """mpirun's status; its output may have ended before it did."""
+    try:
+        status = process.wait(_KILL_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    return status if status >= 0 else 128 - status
+
+
+def _show(text: str) -> None:
+    """Print ranks' output where this process prints; a terminal that is gone is no reason to end a run."""
+    if text and sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            sys.stdout.write(text)
+            sys.stdout.flush()

@@ -6,12 +6,18 @@ The learner's torch is imported from the first moment on, in a thread, while MPI
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import os
+import signal
 import sys
 import threading
 
+from accel.cli.signs import SignsOfLife
 from accel.system.module_path import add_working_directory
-from accel.transport.launcher import detect_launch
+from accel.system.signals import end_with_parent
+from accel.transport.join import join_world
+from accel.transport.launcher import LaunchInfo, detect_launch
 from accel.transport.topology import is_actor
 
 
@@ -19,22 +25,43 @@ def main() -> int:
     """Learn on the first rank, act on the others."""
     from accel.cli import guarded
 
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() == 1:
+        return 1  # The launcher died before it could be noticed.
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     add_working_directory()
     info = detect_launch()
-    if is_actor(info):
+    signs = SignsOfLife(info.rank)
+    acts = is_actor(info)
+    if not acts:
+        threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
+    status = guarded(lambda: _join(info), "accel train")
+    if status != 0:
+        signs.say("failed", status)
+        return status
+    signs.say("joined")
+    if acts:
         from accel.cli.launch import act
 
+        signs.stop()
         return guarded(lambda: act(info), "accel train")
-    threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
-    return guarded(_learn, "accel train")
+    status = guarded(lambda: _learn(info), "accel train")
+    signs.stop()
+    signs.say("ended", status)
+    return status
 
 
-def _learn() -> int:
+def _join(info: LaunchInfo) -> int:
+    # The starting process ends the job at the limit and knows more; this is for when it cannot.
+    join_world(info, 2.0 * json.loads(sys.argv[1])["config"]["peer_timeout_s"])
+    return 0
+
+
+def _learn(info: LaunchInfo) -> int:
     from accel.cli.job import Job
     from accel.cli.launch import learn
 
-    summary = learn(Job.from_text(sys.argv[1]), detect_launch())
+    summary = learn(Job.from_text(sys.argv[1]), info)
     print(summary.text(), flush=True)
     return 0
 

@@ -275,6 +275,7 @@ class Assembly:
             compressor=config.compressor,
             mixed_precision=learner.config.mixed_precision,
             finished=trainer.finished() is not None,
+            job=self.job.token,
         )
         self.run.write_summary(summary.to_json())
         return summary

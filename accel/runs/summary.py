@@ -94,6 +94,7 @@ class Summary:
         learner_s, actor_s: seconds by phase; the actors' together.
         mixed_precision: what the learner computed in, ``none`` for single precision.
         finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
+        job: token of the job that wrote it.
     """
 
     path: str
@@ -121,6 +122,7 @@ class Summary:
     compressor: str = ""
     mixed_precision: str = "none"
     finished: bool = True
+    job: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,16 +12,22 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accel.cli import mpirun
+from accel.cli.signs import Sign, SignReader, encode
 from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
-from tests.mpi.training_runs import is_running
+from tests.mpi.training_runs import descendants, is_running
 
 ROOT = Path(__file__).resolve().parents[2]
+# Takes the place of mpirun and of its only rank.
 CHILD = """
-import pathlib, signal, sys, time
+import signal, sys, time
+from accel.cli.signs import SignsOfLife
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
-pathlib.Path(sys.argv[1]).touch()
+signs = SignsOfLife(0)
+signs.say("joined")
 print("up", flush=True)
 time.sleep(1000)
 """
@@ -30,12 +37,9 @@ def python(program: str, *words: str) -> list[str]:
     return [sys.executable, "-c", program, *words]
 
 
-def is_waiting(thread: int) -> bool:
-    """Whether a thread is waiting for a process to end."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not subprocess.Popen.wait.__code__:
-        frame = frame.f_back
-    return frame is not None
+def run(program: str, *, ready: bool = True, patience_s: float = 100.0) -> mpirun.Ended:
+    """What the starting command does with a launcher of one rank."""
+    return mpirun.run(python(program), ranks=1, can_stop=lambda: ready, patience_s=patience_s)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -106,49 +110,85 @@ def test_actors_ignore_what_stops_the_learner() -> None:
 
 @pytest.mark.parametrize(
     ("number", "times", "ready", "status"),
-    [(signal.SIGINT, 1, True, 7), (signal.SIGINT, 1, False, -signal.SIGTERM), (FORWARDED, 2, True, 7)],
+    [(signal.SIGINT, 1, True, 7), (signal.SIGINT, 1, False, 128 + signal.SIGTERM), (FORWARDED, 2, True, 7)],
 )
 def test_a_stop_signal_asks_ranks_that_are_ready_and_ends_others(
-    number: signal.Signals, times: int, ready: bool, status: int, tmp_path: Path
+    number: signal.Signals, times: int, ready: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    up, mine = tmp_path / "up", threading.get_ident()
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
 
     def press() -> None:
-        while not (up.exists() and is_waiting(mine)):
+        while shown.getvalue() != "up\n":
             time.sleep(0.01)
         for _ in range(times):
             os.kill(os.getpid(), number)
 
-    thread = threading.Thread(target=press)
+    thread = threading.Thread(target=press, daemon=True)
     thread.start()
-    ended = mpirun.run(python(CHILD, str(up)), can_stop=lambda: ready)
-    thread.join()
-    assert ended == mpirun.Ended(status, True)
+    ended = run(CHILD, ready=ready)
+    assert (ended.status, ended.stopped, ended.trouble) == (status, True, "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_command_that_ends_by_itself_was_not_stopped() -> None:
-    assert mpirun.run(python("raise SystemExit(5)"), can_stop=lambda: True) == mpirun.Ended(5, False)
+    assert run("raise SystemExit(5)") == mpirun.Ended(5, False, None, "")
     results: list[mpirun.Ended] = []
-    thread = threading.Thread(target=lambda: results.append(mpirun.run(python(""), can_stop=lambda: True)))
+    thread = threading.Thread(target=lambda: results.append(run("")), daemon=True)
     thread.start()
     thread.join()
-    assert results == [mpirun.Ended(0, False)]
+    assert results == [mpirun.Ended(0, False, None, "")]
+
+
+def test_a_rank_that_never_comes_ends_the_job() -> None:
+    ended = run("import time; time.sleep(1000)", patience_s=1.0)
+    assert ended.status == 128 + signal.SIGTERM and "rank 0 never started" in ended.trouble
+
+
+def test_a_learner_that_falls_silent_ends_the_job_even_if_the_launcher_refuses() -> None:
+    silent = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + CHILD.replace(
+        "sleep", "sleep;signs.stop();time.sleep"
+    )
+    ended = run(silent, patience_s=1.5)
+    assert ended.status == 128 + signal.SIGKILL and "gave no sign of life for 1.5 s" in ended.trouble
+    assert ended.learner is not None and not ended.learner_ended
+
+
+def test_the_learners_last_word_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "from accel.cli.signs import SignsOfLife\nsigns = SignsOfLife(0)\nprint('é', flush=True)\nsigns.say('ended', 2)"
+    )
+    ended = run(program)
+    assert ended.learner is not None and ended.learner_ended and ended.learner.status == 2
+    assert capsys.readouterr().out == "é\n"
+
+
+@given(st.lists(st.one_of(st.binary(), st.integers(0, 9)), max_size=8), st.integers(1, 50))
+def test_signs_are_separated_from_the_output_wherever_it_is_cut(parts: list[bytes | int], size: int) -> None:
+    """Integers stand for signs; random bytes hold no whole one."""
+    signs = [Sign(part, "host", 1, "joined") for part in parts if isinstance(part, int)]
+    stream = b"".join(part if isinstance(part, bytes) else encode(Sign(part, "host", 1, "joined")) for part in parts)
+    reader, text, found = SignReader(), b"", list[Sign]()
+    for start in range(0, len(stream), size):
+        piece, new = reader.feed(stream[start : start + size])
+        text, found = text + piece, found + new
+    assert text + reader.rest() == b"".join(part for part in parts if isinstance(part, bytes))
+    assert found == signs
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells a child of its parent's end")
-def test_a_killed_starter_takes_its_command_with_it(tmp_path: Path) -> None:
-    program = f"from accel import mpirun\nmpirun.run({python(CHILD, str(tmp_path / 'up'))!r}, can_stop=lambda: True)"
+def test_a_killed_starter_takes_its_command_with_it() -> None:
+    program = (
+        f"from accel.cli import mpirun\nmpirun.run({python(CHILD)!r}, ranks=1, can_stop=lambda: True, patience_s=100.0)"
+    )
     starter = subprocess.Popen(python(program), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None and starter.stdout.readline().strip() == "up"
+    (child,) = descendants(starter.pid)
     starter.kill()
     starter.wait()
-    # The pipe's other end is the command's: it ends with it.
-    watcher = threading.Thread(target=starter.stdout.read, daemon=True)
-    watcher.start()
-    watcher.join(100)
-    assert not watcher.is_alive()
     starter.stdout.close()
+    while is_running(child):
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's prctl")

@@ -1,0 +1,69 @@
+"""A rank that dies before MPI has started: the others would wait for it for ever, and nobody would know for whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.ranks import ROOT
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+# Python runs this before anything else, so rank 2 dies where no code of ours can be asked.
+DEATHS = {
+    "killed at once": "os.kill(os.getpid(), signal.SIGKILL)",
+    "killed while starting": """
+class Killer:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpi4py":
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.meta_path.insert(0, Killer())
+""",
+    "package missing": "sys.modules['mpi4py'] = None",
+}
+TOLD = {
+    "killed at once": "rank 2 never started",
+    "killed while starting": "rank 2 on",
+    "package missing": "could not start; its message is above",
+}
+
+
+def environment(directory: Path, death: str) -> dict[str, str]:
+    """In which rank 2 dies."""
+    lines = "\n".join(f"    {line}" for line in DEATHS[death].splitlines())
+    program = f"import os, signal, sys, time\nif os.environ.get('OMPI_COMM_WORLD_RANK') == '2':\n{lines}\n"
+    (directory / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_the_command_names_the_rank_and_ends(death: str, tmp_path: Path) -> None:
+    with TrainingRun(
+        tmp_path, "--actors", "2", "--peer-timeout-s", "6", environment=environment(tmp_path, death)
+    ) as job:
+        job.wait_for_ranks(1)
+        ranks = job.ranks()
+        assert job.finish() not in (0, None), job.output
+        assert TOLD[death] in job.output, job.output
+        assert "Traceback" not in job.output and "--resume" not in job.output
+        assert job.leaves_no_rank(list(ranks.values()))
+
+
+@pytest.mark.parametrize("fault_tolerant", [True, False])
+def test_under_an_mpirun_of_the_users_own_every_rank_ends(fault_tolerant: bool, tmp_path: Path) -> None:
+    words = ("--peer-timeout-s", "6")
+    died = environment(tmp_path, "killed at once")
+    with TrainingRun(tmp_path, *words, ranks=3, fault_tolerant=fault_tolerant, environment=died) as job:
+        job.wait_for_ranks(1)
+        ranks = job.ranks()
+        assert job.finish() != 0, job.output
+        if fault_tolerant:
+            assert "waited 6 s in MPI_Init: another rank did not start" in job.output
+        assert job.leaves_no_rank(list(ranks.values()))
