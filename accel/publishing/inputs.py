@@ -105,8 +105,8 @@ class RecentInputs:
         self.rows = min(self.rows + count, self._capacity)
 
 
-def made_up_inputs(spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], rows: int) -> dict[str, Array]:
-    """Inputs of the right shapes before any real one was seen: random bytes or normal numbers, and zero states."""
+def random_inputs(spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], rows: int) -> dict[str, Array]:
+    """Inputs of the right shapes while there are no real ones: random bytes or normal numbers, and zero states."""
     generator = np.random.default_rng(0)
     shape = (rows, *spec.observation_shape)
     observations: Array

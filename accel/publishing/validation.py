@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 
 from accel.envs.spaces import EnvSpec
-from accel.publishing.inputs import RecentInputs, made_up_inputs
+from accel.publishing.inputs import RecentInputs, random_inputs
 from compressors.artifact import CompressedPolicy
 from compressors.checks.probe import ArtifactProbe
 from compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
@@ -115,7 +115,7 @@ class ValidationInputs:
     def _random_rows(self) -> Inputs:
         if not self._random:
             rows = FULL_IMAGES if self._spec.is_image else FULL_ROWS
-            self._random = made_up_inputs(self._spec, self._state_shapes, rows)
+            self._random = random_inputs(self._spec, self._state_shapes, rows)
         return self._random
 
 

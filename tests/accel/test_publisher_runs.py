@@ -63,6 +63,6 @@ def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, comp
         artifacts[device] = publisher.artifact(1)
         params = net(batch.observations.to(device), batch.first.to(device)).params
         assert torch.isfinite(params).all()
-    if compressor == "qat":  # choices, bases and students come out a little differently on another device
+    if compressor == "qat":  # selections, bases and students differ a little on another device
         ours, theirs = (np.frombuffer(a.model, np.uint8) for a in artifacts.values() if a is not None)
         assert ours.shape == theirs.shape and np.mean(ours != theirs) < 0.01

@@ -357,6 +357,9 @@ def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -
     assert found[64] > 3.0 * found[1], "or else this shows nothing"
     assert publisher.metrics()["publish_kl/int8-dynamic"] == pytest.approx(found[envs], rel=1e-3)
     bound = float(np.sqrt(found[1] * found[64]))
+    inputs = ValidationInputs(net.spec, (), recent)
+    quick = Validator(inputs, PolicyDivergence(BOX), bound, batch=envs).check_quickly(artifact, net.acting_module())
+    assert quick == (envs == 1)
     bounded = Publisher(config.replace(max_publish_kl=bound), net)
     for batch in batches:
         bounded.observe(batch)

@@ -64,11 +64,11 @@ def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
     """All but the last wait for background work, so that what falls due at the last is begun at once."""
     for seed in range(updates):
         if seed:
-            _rest(publisher)
+            _finish_work(publisher)
         publisher.observe(make_batch(net, seed=seed))
 
 
-def _rest(publisher: Publisher) -> None:
+def _finish_work(publisher: Publisher) -> None:
     """Until nothing is in progress; the result is not adopted yet."""
     deadline = time.monotonic() + LIMIT_S
     while publisher.busy:
@@ -96,7 +96,7 @@ def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.Monkey
             assert _published(publisher) == ["fp32"]
         assert not publisher.offers(STUDENT) and gate.calls == 1
         gate.open.set()
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [STUDENT] and publisher.offers(STUDENT)
         assert publisher.metrics()[f"distill_steps/{STUDENT}"] == gate.calls == 100
 
@@ -106,7 +106,7 @@ def test_the_last_finished_student_is_published_while_it_learns_on(monkeypatch: 
     gate.open.set()
     with _publisher(STUDENT, distill_interval_updates=1) as (publisher, net):
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         before = publisher.payloads()[STUDENT]
         gate.close()
         taught = gate.calls
@@ -117,10 +117,10 @@ def test_the_last_finished_student_is_published_while_it_learns_on(monkeypatch: 
             assert publisher.payloads()[STUDENT] == before
         assert gate.calls == taught + 1, "one training step at a time"
         gate.open.set()
-        _rest(publisher)
+        _finish_work(publisher)
         assert publisher.payloads()[STUDENT] != before
         _update(publisher, net)
-        _rest(publisher)
+        _finish_work(publisher)
         assert gate.calls == taught + 2, "steps missed meanwhile are not made up for"
 
 
@@ -151,7 +151,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
     gate.open.set()
     with _publisher(PRUNED, reselect_interval_updates=8) as (publisher, net):
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [PRUNED]
         _reverse_units(net)
         gate.close()
@@ -160,7 +160,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
         _train_on(net)
         assert publisher.payloads()[PRUNED] != expected, "other channels were kept before"
         gate.open.set()
-        _rest(publisher)
+        _finish_work(publisher)
         name = f"reselections/{PRUNED}"
         assert name not in publisher.metrics(), "nothing changes but at a publication or an update"
         assert publisher.payloads()[PRUNED] == expected and publisher.metrics()[name] == 1
@@ -169,7 +169,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
 def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     with _publisher(RANKED) as (publisher, net):
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [RANKED]
         publisher.set_levels(["fp32"])
         gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which selects on the way
@@ -177,7 +177,7 @@ def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.M
         assert gate.reached.wait(LIMIT_S)
         assert _published(publisher) == ["fp32"] and publisher.offers(RANKED), "late, but not unfit"
         gate.open.set()
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [RANKED]
 
 
@@ -188,7 +188,7 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.set_levels([STUDENT, PRUNED, RANKED])
     for update in range(30):
         publisher.observe(make_batch(net, seed=update))
-        _rest(publisher)
+        _finish_work(publisher)
     assert _published(publisher) == [STUDENT, PRUNED, RANKED]
     metrics = publisher.metrics()
     done = [
@@ -212,7 +212,7 @@ def test_a_level_out_of_use_is_prepared_where_asked_for(prepare: bool, monkeypat
     publisher.set_levels(["fp32"], prepare=[STUDENT, PRUNED] if prepare else [])
     gate.open.set()
     for update in range(4):
-        _rest(publisher)
+        _finish_work(publisher)
         publisher.observe(make_batch(net, seed=update))
         assert _published(publisher) == ["fp32"]
     assert publisher.offers(STUDENT) and publisher.offers(PRUNED) is prepare
@@ -234,7 +234,7 @@ def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int)
         with torch.no_grad():
             net.policy_head.mean.weight.mul_(1e-3)
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [level]
         first_kl = publisher.metrics()[f"publish_kl/{level}"]
         with torch.no_grad():
@@ -242,7 +242,7 @@ def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int)
         assert _published(publisher) == [level]
         assert publisher.metrics()[f"publish_kl/{level}"] == first_kl, "in between a quick check does"
         _update(publisher, net, 5)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [level] and publisher.metrics()[f"publish_kl/{level}"] > 2.0 * first_kl
 
 
@@ -251,12 +251,12 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
 ) -> None:
     with _publisher(RANKED, calibration_interval_updates=2) as (publisher, net):
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [RANKED]
         before = publisher.payloads()
         for update in range(12):
             publisher.observe(make_batch(net, seed=update, scale=float("nan")))
-            _rest(publisher)
+            _finish_work(publisher)
         warnings = [record.message for record in caplog.records if "keeps its ranges" in record.message]
         assert len(warnings) == 1 and "not finite" in warnings[0]
         assert publisher.payloads() == before
@@ -265,7 +265,7 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
 def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with _publisher(RANKED, reselect_interval_updates=2) as (publisher, net):
         _update(publisher, net, 2)
-        _rest(publisher)
+        _finish_work(publisher)
         assert _published(publisher) == [RANKED]
 
         def fail(*arguments: object, **options: object) -> None:
@@ -274,7 +274,7 @@ def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(PipelineUpdate, "calibrate", fail)
         with pytest.raises(MemoryError, match="no room for a basis"):  # whoever finds the job done first
             _update(publisher, net, 2)
-            _rest(publisher)
+            _finish_work(publisher)
             publisher.payloads()
 
 
@@ -287,7 +287,7 @@ def test_an_error_as_the_run_ends_is_logged(monkeypatch: pytest.MonkeyPatch, cap
     with _publisher(STUDENT) as (publisher, net):
         _update(publisher, net, 2)
         gate.open.set()  # nobody looks at the result from here to the end
-        _rest(publisher)
+        _finish_work(publisher)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert STUDENT in record.message and record.exc_info is not None and "no room" in str(record.exc_info[1])
 
@@ -303,7 +303,7 @@ def test_the_end_of_a_run_does_not_wait_for_background_work(
         assert publisher.busy, "it came back while a training step was in progress"
         assert _published(publisher) == ["fp32"] and publisher.artifact(3) is not None
         gate.open.set()
-        _rest(publisher)
+        _finish_work(publisher)
     assert gate.calls == 1, "the other steps are not taken"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

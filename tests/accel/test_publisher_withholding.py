@@ -25,33 +25,33 @@ def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str
     return offered
 
 
-def _exaggerate(net: PolicyNetwork, factor: float) -> None:
-    """Means so far apart that no pruned policy comes near; 1/factor undoes it."""
+def _scale_means(net: PolicyNetwork, factor: float) -> None:
+    """Multiply the means: by much, no pruned policy comes near; 1/factor undoes it."""
     with torch.no_grad():
         net.policy_head.mean.weight.mul_(factor)
 
 
-def _sober_publisher(**changes: object) -> tuple[Publisher, PolicyNetwork]:
-    """One that has published its level already, of a policy that forgives everything."""
+def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwork]:
+    """One that has published its level already, of a policy from which no pruned one differs much."""
     config = config_for("mlp:64x2", LEVEL, check_interval_updates=4, max_publish_kl=0.5, max_policy_lag=24, **changes)
     net = make_network(config)
-    _exaggerate(net, 1e-3)
+    _scale_means(net, 1e-3)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
     assert [CompressedPolicy.from_bytes(p).scheme for p in publisher.payloads().values()] == [LEVEL]
     return publisher, net
 
 
-def test_a_ruinous_policy_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_over_the_bound_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="accel")
-    publisher, net = _sober_publisher()
-    _exaggerate(net, 1e7)
+    publisher, net = _publisher_of_small_means()
+    _scale_means(net, 1e7)
     offered = _publish(publisher, net, 40)
     assert set(offered) == {"fp32"} and publisher.scheme == "fp32"
     assert publisher.metrics()[f"withheld/{LEVEL}"] == 40
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1 and "over the bound of 0.5" in warnings[0] and "withheld" in warnings[0]
-    _exaggerate(net, 1e-7)
+    _scale_means(net, 1e-7)
     assert _publish(publisher, net, 6)[-1] == LEVEL
     assert [r.message for r in caplog.records if "published again" in r.message] == [f"{LEVEL} is published again"]
 
@@ -66,36 +66,36 @@ def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
 def test_fp32_stands_in_at_once_beside_other_levels() -> None:
     config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=0.5)
     net = make_network(config)
-    _exaggerate(net, 1e-3)
+    _scale_means(net, 1e-3)
     publisher = Publisher(config, net, levels=(LEVEL, "int8"))
     publisher.set_levels([LEVEL, "int8"])
     calibrate(publisher, net)
     assert _publish(publisher, net, 1) == [f"{LEVEL}+int8"]
-    _exaggerate(net, 4e4)
+    _scale_means(net, 4e4)
     assert set(_publish(publisher, net, 30)) == {"fp32+int8"}
 
 
 def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> None:
-    publisher, net = _sober_publisher()
-    _exaggerate(net, 1e7)
+    publisher, net = _publisher_of_small_means()
+    _scale_means(net, 1e7)
     publisher.set_levels([LEVEL, "fp32"])
     assert set(_publish(publisher, net, 3)) == {"fp32+fp32"} and not publisher.offers(LEVEL)
     publisher.set_levels(["fp32"])
-    assert publisher.offers(LEVEL), "what a check found is true of the policy that it saw, and none is made out of use"
+    assert publisher.offers(LEVEL), "a verdict is on the policy that was checked, and out of use none is"
     publisher.set_levels([LEVEL, "fp32"])
     assert _publish(publisher, net, 1) == ["fp32+fp32"] and publisher.replaced == {LEVEL}, "no artifact goes unchecked"
     assert not publisher.offers(LEVEL)
     publisher.set_levels(["fp32"])
-    _exaggerate(net, 1e-7)
+    _scale_means(net, 1e-7)
     publisher.set_levels([LEVEL, "fp32"])
     assert _publish(publisher, net, 1) == [f"{LEVEL}+fp32"] and publisher.replaced == set()
     assert publisher.offers(LEVEL)
 
 
-def test_without_a_bound_a_ruinous_policy_goes_out() -> None:
+def test_without_a_bound_every_finite_policy_is_published() -> None:
     config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=None)
     net = make_network(config)
-    _exaggerate(net, 1e3)
+    _scale_means(net, 1e3)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
     assert set(_publish(publisher, net, 6)) == {LEVEL}
@@ -103,7 +103,7 @@ def test_without_a_bound_a_ruinous_policy_goes_out() -> None:
 
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
-def test_weights_that_are_not_finite_never_go_out(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
     config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_updates=1)
     net = make_network(config)
     publisher = Publisher(config, net)
