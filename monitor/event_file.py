@@ -1,12 +1,14 @@
-"""TensorBoard event files: TFRecord framing around TensorBoard's own Event messages.
+"""TensorBoard event files: TFRecord framing around TensorBoard's own Event messages, with tags in folders.
 
-TensorBoard's ``EventFileWriter`` imports TensorFlow wherever it is installed and starts a thread; its message
-classes alone cost about 30 ms.
+The writers of TensorBoard, torch and tensorboardX take several times as long to import and open as TensorBoard's
+message classes alone, and those of TensorBoard and torch import TensorFlow where it is installed
+(``results/event_writers``).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -14,12 +16,30 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
+_FOLDERS = (
+    (re.compile(r"(return|length|lag)_(mean|min|max)"), r"\1/\2"),
+    (re.compile(r"(\w+)_loss"), r"loss/\1"),
+    (re.compile(r"(learner|actor)_(\w+)_share"), r"\1_time/\2"),
+    (re.compile(r"(staleness|compression|total)_(\w+)((?:/.+)?)"), r"\1/\2\3"),
+    (re.compile(r"([^/]+)"), r"training/\1"),
+)
 _CRC32C_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
+def event_tag(metric: str) -> str:
+    """A metric's tag: ``return/mean``, ``loss/policy``, ``learner_time/backward``, ``compression/kl/int8``.
+
+    Metrics that have a folder keep their name; those of no folder are in ``training``.
+    """
+    for pattern, tag in _FOLDERS:
+        if match := pattern.fullmatch(metric):
+            return match.expand(tag)
+    return metric
+
+
 class EventFile:
-    """One ``events.out.tfevents.*`` file, appended to record by record. Imports TensorBoard when it is made."""
+    """One ``events.out.tfevents.*`` file, appended to record by record. Imports TensorBoard when it is opened."""
 
     def __init__(self, directory: Path, *, purge_step: int | None = None) -> None:
         """Args: directory: exists; purge_step: TensorBoard hides older files' points from this step on (a resume).
@@ -40,16 +60,16 @@ class EventFile:
             self._append(event.SerializeToString())
 
     def add_scalars(self, wall_time_s: float, step: int, scalars: Mapping[str, float]) -> None:
-        """Append one event with all ``scalars``; wall_time_s in Unix seconds."""
+        """Append one event with all ``scalars`` under their ``event_tag``; wall_time_s in Unix seconds."""
         items: Iterable[tuple[str, float]] = scalars.items()
         summary = self._summary_class(
-            value=[self._summary_class.Value(tag=tag, simple_value=value) for tag, value in items]
+            value=[self._summary_class.Value(tag=event_tag(name), simple_value=value) for name, value in items]
         )
         event = self._event_class(wall_time=wall_time_s, step=step, summary=summary)
         self._append(event.SerializeToString())
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:

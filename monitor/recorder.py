@@ -1,8 +1,12 @@
-"""A run's measurements: ``metrics.jsonl``, one JSON object a line, and TensorBoard events, written lazily."""
+"""A run's metrics: ``metrics.jsonl``, one JSON object a line, and TensorBoard events.
+
+Reading is strict in ``read_metrics`` and tolerant line by line in ``parse_metrics_line``.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -22,15 +26,17 @@ Record = dict[str, float | int | bool | str | None]
 METRICS_FILE = "metrics.jsonl"
 STEP_KEY = "env_steps"
 TIME_KEY = "wall_time_s"
+logger = logging.getLogger(__name__)
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Recorder:
-    """Appends measurements of a run to its directory.
+    """Appends metrics of a run to its directory.
 
     Every record reaches ``metrics.jsonl`` as one whole line in one write, so a kill loses none of it. TensorBoard
-    events wait in memory until ``tensorboard_interval_s`` has passed, ``max_pending`` records wait, or ``close``: a
-    run of two seconds does not pay for importing TensorBoard while it trains.
+    events are buffered until ``tensorboard_interval_s`` has passed, ``max_pending`` records wait, or ``close``, so that
+    a short run does not import TensorBoard while it trains. If they cannot be written, a warning says so once and the
+    run continues without them.
     """
 
     def __init__(
@@ -47,11 +53,11 @@ class Recorder:
 
         Args:
             directory: an existing run directory.
-            resume_env_steps: the checkpoint's step count when a run goes on: records after it are removed, because
-                the steps behind them are about to be done again.
+            resume_env_steps: the checkpoint's step count when a run is resumed: later records are removed, because
+                their steps will be repeated.
             tensorboard: whether to write event files as well.
             tensorboard_interval_s: seconds between writes of events.
-            max_pending: most records that wait for such a write.
+            max_pending: most records that are buffered.
             clock: Unix time in seconds.
         Raises:
             RecorderError: the directory cannot be written, or its metrics file is not one of ours.
@@ -88,7 +94,7 @@ class Recorder:
             RecorderError: the recorder is closed, the disk is full, a value is no scalar or a name is reserved.
         """
         if self._closed:
-            raise RecorderError(f"{self._path} is closed; nothing can be recorded any more")
+            raise RecorderError(f"{self._path} is closed; nothing can be recorded")
         now_s = self._clock()
         line: Record = {STEP_KEY: int(env_steps), TIME_KEY: round(now_s, 3)}
         scalars: dict[str, float] = {}
@@ -110,19 +116,23 @@ class Recorder:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the waiting TensorBoard events now."""
+        """Write the buffered TensorBoard events now."""
         self._flushed_s = self._clock()
         if not self._pending:
             return
-        if self._events is None:
-            self._events = EventFile(self._directory, purge_step=self._purge_step)
-        for wall_time_s, step, scalars in self._pending:
-            self._events.add_scalars(wall_time_s, step, scalars)
-        self._events.flush()
+        try:
+            if self._events is None:
+                self._events = EventFile(self._directory, purge_step=self._purge_step)
+            for wall_time_s, step, scalars in self._pending:
+                self._events.add_scalars(wall_time_s, step, scalars)
+            self._events.flush()
+        except (OSError, ImportError) as error:
+            logger.warning("TensorBoard events are no longer written: %s", error)
+            self._tensorboard, self._events = False, None
         self._pending.clear()
 
     def close(self) -> None:
-        """Write what waits and close the files; closing twice is fine."""
+        """Write what is buffered and close the files; closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -192,17 +202,17 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise RecorderError(f"{path}, line {number} is not JSON; move the file away to go on") from error
+        raise RecorderError(f"{path}, line {number} is not JSON; move the file away to continue") from error
     if not isinstance(record, dict) or STEP_KEY not in record:
-        raise RecorderError(f"{path}, line {number} has no {STEP_KEY!r}: not a metrics file; move it away to go on")
+        raise RecorderError(f"{path}, line {number} has no {STEP_KEY!r}: not a metrics file; move it away to continue")
     return record
 
 
 def parse_metrics_line(line: bytes) -> dict[str, object] | None:
-    """The record of one line; None for a damaged one.
+    """The record of one line of ``metrics.jsonl``; None for a damaged one.
 
-    A record is a JSON object with a finite number of environment steps, on a line that was written to its end: a file's
-    last line without a line break was torn, or is still being written. Ask ``is_blank`` first: blank lines are neither.
+    A record is a JSON object with a finite number of environment steps, on a line that ends with a line break: a last
+    line without one is incomplete, or still being written. Check ``is_blank`` first: blank lines are neither.
     """
     if not line.endswith(b"\n"):
         return None

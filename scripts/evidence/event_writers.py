@@ -16,7 +16,7 @@ import tempfile
 
 from accel.bench.rows import provenance
 
-ROUNDS = 7
+ROUNDS = 5
 SCALARS, RECORDS = 40, 200
 _EVENTS = """
 from tensorboard.compat.proto import event_pb2, summary_pb2

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import RecorderError
-from monitor.event_file import EventFile
+from monitor.event_file import EventFile, event_tag
 from monitor.recorder import Recorder, read_metrics
 
 Point = tuple[int, float]
@@ -60,7 +61,7 @@ def test_records_reach_both_files(tmp_path: Path) -> None:
     assert second["missing"] is None
     assert second["done"] is True
     events = read_events(tmp_path)
-    assert events["return_mean"] == [(100, 1.5), (200, 2.5)]
+    assert events["return/mean"] == [(100, 1.5), (200, 2.5)]
     assert events["time/env"] == [(100, 0.25)]
     assert "scheme" not in events
 
@@ -73,7 +74,7 @@ def test_non_finite_numbers_stay_valid_json_and_come_back(tmp_path: Path) -> Non
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert math.isnan(record["a"])  # type: ignore[arg-type]
     assert (record["b"], record["c"]) == (math.inf, -math.inf)
-    assert math.isnan(read_events(tmp_path)["a"][0][1])
+    assert math.isnan(read_events(tmp_path)["training/a"][0][1])
 
 
 @given(
@@ -108,11 +109,11 @@ def test_tensorboard_waits_for_its_interval(tmp_path: Path) -> None:
     assert event_files(tmp_path) == []
     now_s += 0.2
     recorder.record(3, {"x": 3.0})
-    assert read_events(tmp_path)["x"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert read_events(tmp_path)["training/x"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
     recorder.record(4, {"x": 4.0})
-    assert len(read_events(tmp_path)["x"]) == 3
+    assert len(read_events(tmp_path)["training/x"]) == 3
     recorder.close()
-    assert len(read_events(tmp_path)["x"]) == 4
+    assert len(read_events(tmp_path)["training/x"]) == 4
     assert len(event_files(tmp_path)) == 1
 
 
@@ -120,9 +121,9 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, max_pending=4, clock=lambda: 0.0)
     for step in range(10):
         recorder.record(step, {"x": 1.0})
-    assert len(read_events(tmp_path)["x"]) == 8
+    assert len(read_events(tmp_path)["training/x"]) == 8
     recorder.close()
-    assert len(read_events(tmp_path)["x"]) == 10
+    assert len(read_events(tmp_path)["training/x"]) == 10
 
 
 def test_nothing_slow_is_imported_before_the_first_flush(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path, monkeyp
         recorder.record(400, {"x": -400.0})
     records = list(read_metrics(tmp_path / "metrics.jsonl"))
     assert [record["env_steps"] for record in records] == [100, 200, 250, 400]
-    assert read_events(tmp_path)["x"] == [(100, 100.0), (200, 200.0), (250, -250.0), (400, -400.0)]
+    assert read_events(tmp_path)["training/x"] == [(100, 100.0), (200, 200.0), (250, -250.0), (400, -400.0)]
 
 
 def test_lines_survive_a_kill(tmp_path: Path) -> None:
@@ -222,6 +223,33 @@ def test_bad_use_is_refused(tmp_path: Path) -> None:
     recorder.close()
     with pytest.raises(RecorderError, match="is closed"):
         recorder.record(1, {"x": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("metric", "tag"),
+    [
+        ("return_mean", "return/mean"),
+        ("lag_max", "lag/max"),
+        ("policy_loss", "loss/policy"),
+        ("learner_backward_share", "learner_time/backward"),
+        ("compression_kl/int8", "compression/kl/int8"),
+        ("total_ess", "total/ess"),
+        ("publish_kl/prune(0.5)+int8", "publish_kl/prune(0.5)+int8"),
+        ("env_steps_per_s", "training/env_steps_per_s"),
+    ],
+)
+def test_tags_are_in_folders(metric: str, tag: str) -> None:
+    assert event_tag(metric) == tag
+
+
+def test_training_continues_when_events_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with Recorder(directory, max_pending=1) as recorder:
+        shutil.rmtree(directory)
+        recorder.record(1, {"x": 1.0})
+        recorder.record(2, {"x": 2.0})
+    assert [record.message[:40] for record in caplog.records] == ["TensorBoard events are no longer written"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
