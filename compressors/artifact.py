@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
+import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, NoReturn, cast, get_args
 
 import xxhash
@@ -31,6 +35,14 @@ _START = _PREFIX.size + _CHECKSUM.size
 _DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
 _HEADER_KEYS = frozenset({"scheme", "inputs", "outputs", "metadata", "cpu_features", "optimisation", "variant"})
 _TENSOR_KEYS = frozenset({"name", "dtype", "shape"})
+# what an artifact of somebody else may ask for; far above any policy
+MAX_FILE_BYTES = 2**31
+_MAX_HEADER_BYTES, _MAX_DEPTH, _MAX_TENSORS, _MAX_RANK, _MAX_ELEMENTS = 2**22, 32, 64, 8, 2**26
+# how ONNX refers to another file: an entry whose first field, of 8 bytes, is "location"; varints may have spare bytes
+_LOCATION = b"location"
+_LOCATION_ENTRY = re.compile(
+    rb"(?:\x0a|\x8a[\x80-\xff]*[\x00-\x7f])(?:\x08|\x88[\x80-\xff]*[\x00-\x7f])location", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,8 @@ class CompressedPolicy:
             _refuse("the magic bytes are wrong; these bytes are something else")
         if format_version != FORMAT_VERSION:
             _refuse(f"format version {format_version} is not {FORMAT_VERSION}, the one this software reads")
+        if header_bytes > _MAX_HEADER_BYTES:
+            _refuse(f"its header has {header_bytes:,} bytes, over the {_MAX_HEADER_BYTES:,} that one may have")
         if len(view) != _START + header_bytes + model_bytes:
             _refuse(f"{len(view)} bytes where the prefix announces {_START + header_bytes + model_bytes}")
         header = view[_START : _START + header_bytes]
@@ -122,6 +136,33 @@ class CompressedPolicy:
         if flags != 0 or version < 0:
             _refuse("reserved flags are set or the version is negative")
         return _from_header(_parse_json(bytes(header)), version, model)
+
+    @classmethod
+    def read(cls, path: Path) -> CompressedPolicy:
+        """An artifact from a file that somebody else may have made, whose model must not refer to other files.
+
+        Raises:
+            ArtifactError: as ``from_bytes``, or the file is too large or its model has data in other files.
+            OSError: it cannot be read.
+        """
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            _refuse(f"{path} is no regular file of at most {MAX_FILE_BYTES:,} bytes")
+        artifact = cls.from_bytes(path.read_bytes())
+        if refers_to_files(artifact.model):
+            _refuse("its model refers to data in other files")
+        return artifact
+
+
+def refers_to_files(model: bytes) -> bool:
+    """Whether an ONNX model has data in other files, or a tensor named exactly ``location``, which looks the same."""
+    start = model.find(_LOCATION)
+    while start >= 0:
+        end = start + len(_LOCATION)
+        if _LOCATION_ENTRY.search(model, max(0, start - 24), end):
+            return True
+        start = model.find(_LOCATION, end)
+    return False
 
 
 def _checksum(prefix: Buffer, header: Buffer, model: Buffer) -> bytes:
@@ -136,21 +177,21 @@ def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
         _refuse("the header's fields are not the known ones")
     scheme, metadata, optimisation = header["scheme"], header["metadata"], header["optimisation"]
     features = header["cpu_features"]
-    if not isinstance(scheme, str) or not scheme:
-        _refuse("the scheme is no text")
+    if not _is_text(scheme):
+        _refuse("the scheme is no plain text")
     if not isinstance(metadata, dict):
         _refuse("the metadata is no JSON object")
-    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
-        _refuse("the CPU features are no list of texts")
+    if not isinstance(features, list) or not all(map(_is_text, features)):
+        _refuse("the CPU features are no list of plain texts")
     if optimisation not in get_args(Optimisation):
         _refuse(f"optimisation {optimisation!r} is unknown")
     variant = header["variant"]
-    if not isinstance(variant, str):
-        _refuse("the variant is no text")
+    if variant != "" and not _is_text(variant):
+        _refuse("the variant is no plain text")
     if not model:
         _refuse("there is no model in it")
     return CompressedPolicy(
-        scheme=scheme,
+        scheme=cast("str", scheme),
         version=version,
         inputs=_tensors(header["inputs"], "inputs"),
         outputs=_tensors(header["outputs"], "outputs"),
@@ -158,13 +199,17 @@ def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
         cpu_features=tuple(cast("list[str]", features)),
         model=model,
         optimisation=cast("Optimisation", optimisation),
-        variant=variant,
+        variant=cast("str", variant),
     )
 
 
+def _is_text(value: Json) -> bool:
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
 def _tensors(value: Json, what: str) -> tuple[TensorSpec, ...]:
-    if not isinstance(value, list) or not value:
-        _refuse(f"{what} is no list of tensors")
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_TENSORS:
+        _refuse(f"{what} is no list of 1 to {_MAX_TENSORS} tensors")
     specs = tuple(_tensor(item, what) for item in value)
     if len({spec.name for spec in specs}) != len(specs):
         _refuse(f"two of the {what} have one name")
@@ -175,14 +220,17 @@ def _tensor(value: Json, what: str) -> TensorSpec:
     if not isinstance(value, dict) or value.keys() != _TENSOR_KEYS:
         _refuse(f"one of the {what} lacks name, dtype or shape")
     name, dtype, shape = value["name"], value["dtype"], value["shape"]
-    if not isinstance(name, str) or not name or dtype not in _DTYPES or not isinstance(shape, list):
+    if not _is_text(name) or dtype not in _DTYPES or not isinstance(shape, list) or len(shape) > _MAX_RANK:
         _refuse(f"one of the {what} has a wrong name, dtype or shape")
     sizes: list[int | None] = []
     for size in shape:
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**31):
+        is_batch = size is None and not sizes
+        if not is_batch and (not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MAX_ELEMENTS):
             _refuse(f"{what} {name!r} has the size {size!r}")
-        sizes.append(size)
-    return TensorSpec(name, str(dtype), tuple(sizes))
+        sizes.append(cast("int | None", size))
+    if math.prod(size for size in sizes if size is not None) > _MAX_ELEMENTS:
+        _refuse(f"{what} {name!r} has more than {_MAX_ELEMENTS:,} numbers a row")
+    return TensorSpec(cast("str", name), str(dtype), tuple(sizes))
 
 
 def _tensor_to_json(spec: TensorSpec) -> dict[str, Json]:
@@ -191,9 +239,21 @@ def _tensor_to_json(spec: TensorSpec) -> dict[str, Json]:
 
 def _parse_json(text: bytes) -> Json:
     try:
-        return cast("Json", json.loads(text, parse_constant=_refuse_constant))
+        value = cast("Json", json.loads(text, parse_constant=_refuse_constant))
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"not a policy artifact: its header is no JSON ({error})") from error
+    layer: list[Json] = [value]
+    for _ in range(_MAX_DEPTH):
+        layer = [item for part in layer for item in _items(part)]
+    if layer:
+        _refuse(f"its header is nested more than {_MAX_DEPTH} deep")
+    return value
+
+
+def _items(part: Json) -> Iterable[Json]:
+    if isinstance(part, dict):
+        return part.values()
+    return part if isinstance(part, list) else ()
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from accel.config.models import did_you_mean
 from accel.errors import ConfigError
+from accel.system.untrusted import read_toml
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -14,11 +14,10 @@ PRESETS = Path(__file__).parent / "presets"
 def load_toml(path: Path) -> dict[str, object]:
     """Read a configuration file; raises ConfigError that names the file and the line."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return read_toml(path)
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 

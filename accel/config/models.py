@@ -270,7 +270,7 @@ class TrainConfig(BaseModel):
         return cls.create(**value)
 
     @classmethod
-    def create(cls, **values: object) -> Self:
+    def create(cls, /, **values: object) -> Self:
         """Validate values; raises ConfigError that names the option, the value and the reason."""
         try:
             return cls.model_validate(values)
@@ -300,7 +300,7 @@ def _parse_pair(pair: str) -> tuple[str, EnvValue]:
         return key, text.lower() == "true"
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return key, text
     return key, value if isinstance(value, str | int | float | bool) else text
 

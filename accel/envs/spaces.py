@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from accel.json_object import Json
 ActionKind = Literal["categorical", "multi_categorical", "gaussian"]
 AutoresetMode = Literal["next_step", "same_step"]
 FrameFill = Literal["zero", "repeat"]
+# numbers of one observation, and of one action's parts
+_MAX_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,15 @@ class ActionSpec:
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
-        """Inverse of ``to_json``; raises KeyError or TypeError on a foreign object."""
-        return cls(
-            kind=value["kind"],  # type: ignore[arg-type]
-            sizes=tuple(int(v) for v in value["sizes"]),  # type: ignore[attr-defined]
-            low=tuple(float(v) for v in value["low"]),  # type: ignore[attr-defined]
-            high=tuple(float(v) for v in value["high"]),  # type: ignore[attr-defined]
-            squash=bool(value["squash"]),
-        )
+        """Inverse of ``to_json``; raises KeyError, TypeError or ValueError on a foreign object."""
+        kind, sizes = _choice(value["kind"], get_args(ActionKind)), _sizes(value["sizes"])
+        low, high = (tuple(float(v) for v in value[side]) for side in ("low", "high"))  # type: ignore[attr-defined]
+        bounds = sizes[0] if kind == "gaussian" and sizes else 0
+        if not sizes or (kind != "multi_categorical" and len(sizes) > 1) or not len(low) == len(high) == bounds:
+            raise ValueError(
+                f"an action of kind {kind} has not the sizes {sizes} and {len(low)} and {len(high)} bounds"
+            )
+        return cls(cast("ActionKind", kind), sizes, low, high, bool(value["squash"]))
 
 
 @dataclass(frozen=True)
@@ -114,15 +118,34 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
-        """Inverse of ``to_json``; raises KeyError or TypeError on a foreign object."""
+        """Inverse of ``to_json``; raises KeyError, TypeError or ValueError on a foreign object."""
+        shape = _sizes(value["observation_shape"])
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise ValueError(f"observations of shape {shape} have more than {_MAX_ELEMENTS:,} numbers")
         return cls(
-            observation_shape=tuple(int(v) for v in value["observation_shape"]),  # type: ignore[attr-defined]
-            observation_dtype=value["observation_dtype"],  # type: ignore[arg-type]
-            action=ActionSpec.from_json(value["action"]),  # type: ignore[arg-type]
-            autoreset=value["autoreset"],  # type: ignore[arg-type]
-            frame_stack=int(value["frame_stack"]),  # type: ignore[call-overload]
-            frame_fill=value["frame_fill"],  # type: ignore[arg-type]
+            observation_shape=shape,
+            observation_dtype=cast(
+                "Literal['uint8', 'float32']", _choice(value["observation_dtype"], ("uint8", "float32"))
+            ),
+            action=ActionSpec.from_json(cast(Json, value["action"])),
+            autoreset=cast("AutoresetMode", _choice(value["autoreset"], get_args(AutoresetMode))),
+            frame_stack=_sizes([value["frame_stack"]])[0],
+            frame_fill=cast("FrameFill", _choice(value["frame_fill"], get_args(FrameFill))),
         )
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        raise TypeError(f"{value!r} is no list of integers")
+    if not all(0 < v <= _MAX_ELEMENTS for v in value):
+        raise ValueError(f"{value!r} are not sizes from 1 to {_MAX_ELEMENTS:,}")
+    return tuple(value)
+
+
+def _choice(value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+    return str(value)
 
 
 def _encode_bound(value: float) -> float | str:

@@ -395,11 +395,12 @@ def _check_action(action: Contract, params: int) -> None:
     if kind == "gaussian":
         low, high = ([float(bound) for bound in action[side]] for side in ("low", "high"))
         ordered = len(low) == len(high) == count and all(a <= b for a, b in zip(low, high, strict=True))
-        _require(ordered and isinstance(action["squash"], bool), "the bounds of the action")
+        _require(ordered and isinstance(action["squash"], bool), "the bounds of the action are none")
         _require(not action["squash"] or all(map(math.isfinite, low + high)), "a squashed action without bounds")
     else:
         start = np.asarray(action["start"])
-        _require(start.dtype.kind in "iu" and start.shape in ((), tuple(shape)), "the start of the action")
+        is_start = start.dtype == np.int64 and start.shape in ((), tuple(shape)) and (np.abs(start) < 2**31).all()
+        _require(bool(is_start), "the start of the action is no integer, or not one for each part")
 
 
 def _check_states(contract: Contract) -> None:

@@ -225,8 +225,10 @@ def _parse(path: Path, text: str, tensors: Mapping[str, Tensor]) -> CheckpointSt
         parts = {name: unflatten(document[name], tensors) for name in ("tensors", "optimizer", "counters")}
         if not all(isinstance(part, Mapping) for part in parts.values()):
             raise TypeError("a part is no mapping")
+        if not all(isinstance(tensor, Tensor) for tensor in cast(Mapping[str, Tree], parts["tensors"]).values()):
+            raise TypeError("a tensor is none")
         return CheckpointState(**parts)  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} has the right checksum, but not a checkpoint's structure: {error!r}") from error
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import time
-import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ import tomlkit
 from accel.config import did_you_mean
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.system.atomic import remove_partial_files, write_atomically
+from accel.system.untrusted import read_toml
 
 if TYPE_CHECKING:
     from accel.learning.checkpoint import CheckpointState
@@ -144,7 +144,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, object]:
         """The values in ``config.toml``. Raises RunDirectoryError when it is damaged."""
         try:
-            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+            return read_toml(self.config)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.config} cannot be read ({error}): restore it, or start a new run"

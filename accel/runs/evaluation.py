@@ -173,10 +173,9 @@ def compress_run(run: TrainedRun, scheme: str, seed: int = 0) -> CompressedPolic
 def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:
     """An artifact from a file, checked against the run. Raises ConfigError and ArtifactError."""
     try:
-        content = path.read_bytes()
+        artifact = CompressedPolicy.read(path)
     except OSError as error:
         raise ConfigError(f"cannot read artifact {path}: {error.strerror}") from None
-    artifact = CompressedPolicy.from_bytes(content)
     observations, *states = artifact.inputs
     if (
         observations.with_batch(1)[1:] != run.spec.observation_shape

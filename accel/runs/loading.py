@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import Seed
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, EnvError
-from accel.networks import PolicyNetwork, build_network_from_config
+from accel.networks import PolicyNetwork, build_network_from_config, parse_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.runs.directory import RunDirectory
@@ -173,24 +174,44 @@ def load_run(path: Path) -> TrainedRun:
         RunDirectoryError: the path is no run directory.
         ConfigError: its configuration is not valid for this version of accel.
         CheckpointError: it holds no checkpoint, or a damaged one, or one of another network.
+
+    Files are checked before anything acts on them, but modules that the configuration names are imported: a network or
+    environment of the user's own is code, so load only runs whose configuration you trust.
     """
     run = RunDirectory.open(path, read_only=True)
     config = TrainConfig.from_json(run.read_config())
     state = run.load_checkpoint()
     try:
-        spec = EnvSpec.from_json(state.counters["spec"])  # type: ignore[arg-type]
-        version = int(state.counters["version"])  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError) as error:
+        spec = EnvSpec.from_json(cast("dict[str, object]", state.counters["spec"]))
+        version = state.counters["version"]
+        if not isinstance(version, int) or not 0 <= version < 2**63:
+            raise ValueError(f"version {version!r}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"the checkpoint of {run.path} lacks the environment's layout or the policy's version ({error!r}): "
             "it is of another version of accel"
         ) from error
-    network = build_network_from_config(config.to_json(), spec)
     weights = {name.removeprefix(_PREFIX): t for name, t in state.tensors.items() if name.startswith(_PREFIX)}
     try:
+        _check_shapes(config, spec, weights)
+        network = build_network_from_config(config.to_json(), spec)
         network.load_state_dict(weights)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint of {run.path} does not fit network {config.network!r} of its config.toml: {error}"
         ) from error
     return TrainedRun(run.path, config, spec, network.eval().requires_grad_(False), state.env_steps, version)
+
+
+def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError unless the weights are those of the network, before memory is taken for it."""
+    if parse_network(config.network).is_factory:
+        return  # not ours: it may need real tensors while it is built
+    with torch.device("meta"):
+        wanted = build_network_from_config(config.to_json(), spec).state_dict()
+    for name in wanted.keys() | weights.keys():
+        shapes = [
+            (tensors[name].shape, tensors[name].dtype) if name in tensors else None for tensors in (wanted, weights)
+        ]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"'{name}' is {shapes[1]} in the checkpoint and {shapes[0]} in the network")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from accel.errors import AccelError, MissingExtraError, ReportError
 from accel.runs.directory import RunDirectory
 from accel.system.extras import install_command, missing_distributions
+from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
 from monitor.errors import MonitorError
 from monitor.plain_text import one_line
 
@@ -250,7 +251,7 @@ def _translated() -> Iterator[None]:
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(read_file(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         notes.append(f"{path.name} is missing")
         return {}

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
+from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
 def _unwritten(value: object) -> object:
@@ -23,6 +24,7 @@ def _unwritten(value: object) -> object:
 _Real = Annotated[float, BeforeValidator(_unwritten)]
 _Microseconds = Annotated[_Real, Field(gt=0)]
 _Bytes = Annotated[int, Field(gt=0, lt=2**63)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -97,25 +99,27 @@ class Summary:
         job: token of the job that wrote it.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     path: str
     reason: str
     env: str
     scheme: str
     actor_runtime: str
     corrector: str
-    actors: int
+    actors: _Count
     device: str
     seed: int
-    env_steps: int
-    updates: int
-    episodes: int
+    env_steps: _Count
+    updates: _Count
+    episodes: _Count
     return_mean: _Real | None
     training_s: _Real
     wall_s: _Real
     env_steps_per_s: _Real
     lag: Mapping[str, _Real | None]
-    dropped_unrolls: int
-    dead_actors: int
+    dropped_unrolls: _Count
+    dead_actors: _Count
     learner_s: Mapping[str, _Real] = field(default_factory=dict)
     actor_s: Mapping[str, _Real] = field(default_factory=dict)
     comparison: SchemeComparison | None = None
@@ -132,12 +136,15 @@ class Summary:
     def read(cls, run_path: Path) -> Self:
         """The summary of a finished run. Raises CheckpointError."""
         try:
-            return TypeAdapter(cls).validate_json((run_path / "summary.json").read_bytes(), strict=True)
+            content = read_file(run_path / "summary.json", MAX_JSON_BYTES)
+            return TypeAdapter(cls).validate_json(content, strict=True)
         except OSError as error:
             problem = f"({error.strerror}); the run did not end in order"
         except ValidationError as error:
             found = error.errors(include_url=False)[0]
             problem = f"({'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}); it was changed or damaged"
+        except ValueError as error:
+            problem = f"({error}); it was changed or damaged"
         raise CheckpointError(f"{run_path} holds no readable summary.json {problem}")
 
     def suggestions(self) -> list[str]:

@@ -26,12 +26,15 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+_TEXT = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1)
 _SPECS = st.lists(
     st.builds(
         TensorSpec,
-        st.text(min_size=1),
+        _TEXT,
         st.sampled_from(["float32", "uint8", "int64"]),
-        st.lists(st.none() | st.integers(1, 2**20), max_size=4).map(tuple),
+        st.builds(
+            lambda rows, sizes: (rows, *sizes), st.none() | st.just(4), st.lists(st.integers(1, 200), max_size=3)
+        ),
     ),
     min_size=1,
     max_size=3,
@@ -39,15 +42,15 @@ _SPECS = st.lists(
 ).map(tuple)
 _ARTIFACTS = st.builds(
     CompressedPolicy,
-    scheme=st.text(min_size=1),
+    scheme=_TEXT,
     version=st.integers(0, 2**63 - 1),
     inputs=_SPECS,
     outputs=_SPECS,
     metadata=st.dictionaries(st.text(), _JSON, max_size=3),
-    cpu_features=st.lists(st.text(), max_size=2).map(tuple),
+    cpu_features=st.lists(_TEXT, max_size=2).map(tuple),
     model=st.binary(min_size=1, max_size=200),
     optimisation=st.sampled_from(["none", "basic", "all"]),
-    variant=st.text(),
+    variant=st.just("") | _TEXT,
 )
 
 
@@ -144,6 +147,13 @@ _HEADER = {
         {"inputs": [{"name": "x", "dtype": [], "shape": []}]},
         {"inputs": [{"name": "x", "dtype": "float32", "shape": [0]}]},
         {"inputs": [{"name": "x", "dtype": "float32", "shape": [True]}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [3, None]}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [None, 2**20, 2**20]}]},
+        {"inputs": [{"name": "x", "dtype": "float32", "shape": [1] * 9}]},
+        {"inputs": [{"name": f"x{i}", "dtype": "float32", "shape": [1]} for i in range(65)]},
+        {"inputs": [{"name": "x\ud800", "dtype": "float32", "shape": [1]}]},
+        {"scheme": "fp32\x1b[2J"},
+        {"metadata": {"deep": json.loads("[" * 40 + "]" * 40)}},
         {"inputs": [{"name": "x", "dtype": "float32", "shape": [2.5]}]},
         {"outputs": [_HEADER["outputs"][0], _HEADER["outputs"][0]]},
         {"metadata": []},
