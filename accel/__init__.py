@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from accel.runs.reporting import compare, report
     from accel.runs.summary import Summary
     from accel.sweep import sweep_run, sweep_training
-    from accel.system.doctor import Report, doctor
+    from accel.system.doctor import MachineReport, doctor
 
 _HOMES = {
     "AccelError": "errors",
     "Bundle": "exporting.build",
     "Evaluation": "runs.evaluation",
-    "Report": "system.doctor",
+    "MachineReport": "system.doctor",
     "Summary": "runs.summary",
     "TrainConfig": "config",
     "TrainedRun": "runs.loading",
@@ -60,7 +60,7 @@ __all__ = [
     "AccelError",
     "Bundle",
     "Evaluation",
-    "Report",
+    "MachineReport",
     "Summary",
     "TrainConfig",
     "TrainedRun",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compressors.artifact import CompressedPolicy, TensorSpec
     from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
-    from compressors.checks.verify import Mismatch, verify_artifact
+    from compressors.checks.verify import OutputMismatch, verify_artifact
     from compressors.cpu import cpu_features
     from compressors.distill import Distill
     from compressors.errors import (
@@ -76,7 +76,7 @@ _HOMES = {
     "scheme_names": "scheme",
     "StudyRow": "quantisation.study",
     "quantisation_study": "quantisation.study",
-    "Mismatch": "checks.verify",
+    "OutputMismatch": "checks.verify",
     "verify_artifact": "checks.verify",
 }
 
@@ -95,7 +95,7 @@ __all__ = [
     "Int4",
     "Int8",
     "LowRank",
-    "Mismatch",
+    "OutputMismatch",
     "Plan",
     "PlanStatistics",
     "PolicyLayer",

@@ -27,7 +27,7 @@ from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
 from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, write_json
 from accel.exporting.formats import make_format
-from accel.exporting.formats.base import Contract, Format, Vectors, Written
+from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written
 from accel.exporting.graphs import standard_float
 from accel.exporting.model_card import model_card, summary
 from accel.exporting.quality import (
@@ -142,7 +142,7 @@ class _Builder:
     def __init__(
         self,
         run: TrainedRun,
-        target: Format,
+        target: ExportFormat,
         scheme: str,
         directory: Path,
         seed: int,

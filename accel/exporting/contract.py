@@ -13,7 +13,7 @@ from gymnasium import spaces
 from onnx import ModelProto
 
 from accel.envs.spaces import ActionSpec
-from accel.exporting.formats.base import Contract, Format, Vectors, Written, runs_integers
+from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
 from accel.json_object import Json
@@ -38,7 +38,7 @@ def make_contract(
     run: TrainedRun,
     artifact: CompressedPolicy,
     fp32: ModelProto,
-    target: Format,
+    target: ExportFormat,
     written: Written,
     vectors: Vectors,
     greedy: bool,
@@ -136,7 +136,7 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
-def _model(artifact: CompressedPolicy, target: Format, written: Written) -> Json:
+def _model(artifact: CompressedPolicy, target: ExportFormat, written: Written) -> Json:
     model = onnx.load_from_string(artifact.model)
     return {
         "path": written.files[0] if target.runs_onnx and target.name != "onnx" else "model.onnx",
@@ -156,7 +156,7 @@ def _graph(model: ModelProto) -> Json:
     }
 
 
-def _target(artifact: CompressedPolicy, target: Format, written: Written) -> Json:
+def _target(artifact: CompressedPolicy, target: ExportFormat, written: Written) -> Json:
     return {
         "format": target.name,
         "files": list(written.files),

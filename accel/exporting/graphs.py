@@ -28,7 +28,7 @@ _UNFUSED = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
 
 
 @dataclass
-class Draft:
+class FloatDraft:
     """A model under rewriting.
 
     Attributes:
@@ -56,7 +56,7 @@ class Draft:
         return np.asarray(self.arrays[name], np.float64)
 
 
-Rule = Callable[[NodeProto, Draft], None]
+Rule = Callable[[NodeProto, FloatDraft], None]
 
 
 def standard_float(model: ModelProto) -> ModelProto:
@@ -144,7 +144,7 @@ def _run_all(model: ModelProto) -> dict[str, Array]:
 
 def _rewrite(model: ModelProto, rules: Mapping[str, Rule]) -> ModelProto:
     """Apply the rule of each node's operator; drop initializers that nothing reads any more."""
-    draft = Draft({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
+    draft = FloatDraft({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
     old = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         rule = rules.get(node.op_type)
@@ -164,14 +164,14 @@ def _rewrite(model: ModelProto, rules: Mapping[str, Rule]) -> ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=model.ir_version, producer_name="accel")
 
 
-def _unfuse(node: NodeProto, draft: Draft) -> None:
+def _unfuse(node: NodeProto, draft: FloatDraft) -> None:
     given = attributes(node)
     activation = str(given.pop("activation"))
     before = draft.add(_UNFUSED[node.op_type], node.input, f"{node.output[0]}:before", **given)
     draft.add(activation, [before], node.output[0])
 
 
-def _integer_product(node: NodeProto, draft: Draft) -> None:
+def _integer_product(node: NodeProto, draft: FloatDraft) -> None:
     """QGemm with a floating-point result; one that gives codes has the same meaning everywhere and stays."""
     if len(node.input) > 8 and node.input[8]:
         draft.nodes.append(node)
@@ -193,7 +193,7 @@ def _integer_product(node: NodeProto, draft: Draft) -> None:
     draft.add("Mul", [real, draft.constant(f"{result}:scale", scale)], result)
 
 
-def _dequantised_gemm(node: NodeProto, draft: Draft) -> None:
+def _dequantised_gemm(node: NodeProto, draft: FloatDraft) -> None:
     codes, x_scale, x_zero, weight, w_scale, w_zero, *rest = node.input
     bias, y_scale, y_zero = (*rest, "", "", "")[:3]
     result, transposed = node.output[0], attributes(node).get("transB", 0)
@@ -207,7 +207,7 @@ def _dequantised_gemm(node: NodeProto, draft: Draft) -> None:
         draft.add("QuantizeLinear", [real, y_scale, y_zero], result)
 
 
-def _dequantised_conv(node: NodeProto, draft: Draft) -> None:
+def _dequantised_conv(node: NodeProto, draft: FloatDraft) -> None:
     codes, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero, *rest = node.input
     given, result = attributes(node), node.output[0]
     if given.pop("channels_last", 0):
@@ -220,7 +220,7 @@ def _dequantised_conv(node: NodeProto, draft: Draft) -> None:
     draft.add("QuantizeLinear", [real, y_scale, y_zero], result)
 
 
-def _dequantised_add(node: NodeProto, draft: Draft) -> None:
+def _dequantised_add(node: NodeProto, draft: FloatDraft) -> None:
     result, names = node.output[0], list(node.input)
     a = draft.add("DequantizeLinear", names[0:3], f"{result}:a")
     b = draft.add("DequantizeLinear", names[3:6], f"{result}:b")
@@ -228,7 +228,7 @@ def _dequantised_add(node: NodeProto, draft: Draft) -> None:
     draft.add("QuantizeLinear", [real, *names[6:8]], result)
 
 
-def _real_bias(bias: str, x_scale: str, w_scale: str, result: str, draft: Draft) -> list[str]:
+def _real_bias(bias: str, x_scale: str, w_scale: str, result: str, draft: FloatDraft) -> list[str]:
     if not bias:
         return []
     real = draft.arrays[bias].astype(np.float64) * draft.scale(x_scale) * draft.scale(w_scale)

@@ -61,7 +61,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class MachineReport:
     """Everything ``doctor`` found, and the machine's plain description beside it."""
 
     findings: tuple[Finding, ...]
@@ -89,7 +89,7 @@ class Report:
         return {"healthy": self.healthy, "findings": findings, "machine": self.machine}
 
 
-def doctor(results_dir: Path = Path("results"), *, timeout_s: float = 60.0) -> Report:
+def doctor(results_dir: Path = Path("results"), *, timeout_s: float = 60.0) -> MachineReport:
     """Look this machine over; takes a second or two, mostly to start two ranks under mpirun.
 
         import accel
@@ -111,7 +111,7 @@ def doctor(results_dir: Path = Path("results"), *, timeout_s: float = 60.0) -> R
         *_extras(),
         *_results(results_dir),
     )
-    return Report(findings, describe_machine(machine))
+    return MachineReport(findings, describe_machine(machine))
 
 
 def _libraries() -> Iterator[Finding]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class OutputMismatch:
     """How far an artifact's distribution parameters are from the policy's, over some inputs.
 
     Attributes:
@@ -46,14 +46,14 @@ def verify_artifact(
     *,
     measure: Measure | None = None,
     batch: int | None = None,
-) -> Mismatch:
+) -> OutputMismatch:
     """Load an artifact from its own bytes, run it, and compare it with the policy.
 
     Args:
         artifact: what is about to be published.
         reference: the acting policy with the weights that the artifact was made from.
         inputs: real inputs by name, [N, *shape], N ≥ 1.
-        bound: greatest ``Mismatch.measured`` allowed; None: only shapes and finiteness are checked.
+        bound: greatest ``OutputMismatch.measured`` allowed; None: only shapes and finiteness are checked.
         measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
             distributions that they describe.
         batch: rows that the artifact is run on at once, as its outputs may depend on that; divides N. None: N.
@@ -146,10 +146,10 @@ def relative_error(found: Array, wanted: Array) -> float:
     return error / ((deviation if deviation > _ROUNDING * size else size) or 1.0)
 
 
-def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> Mismatch:
+def _mismatch(found: Array, wanted: Array, measure: Measure | None) -> OutputMismatch:
     relative = relative_error(found, wanted)
     greatest = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
-    return Mismatch(relative, greatest, relative if measure is None else measure(wanted, found))
+    return OutputMismatch(relative, greatest, relative if measure is None else measure(wanted, found))
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import accel
-from accel.system.doctor import Finding, Report
+from accel.system.doctor import Finding, MachineReport
 from accel.system.extras import EXTRAS, install_command, missing_distributions
 from accel.system.machine import describe_machine, read_machine, read_source
 
@@ -20,7 +20,7 @@ PROJECT = Path(__file__).parents[2]
 doctor_module = importlib.import_module("accel.system.doctor")  # of which the package shows the function
 
 
-def finding(report: Report, subject: str) -> Finding:
+def finding(report: MachineReport, subject: str) -> Finding:
     return next(item for item in report.findings if item.subject == subject)
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import cast
 
 from accel.errors import ConfigError
-from accel.exporting.formats.base import Format
+from accel.exporting.formats.base import ExportFormat
 
 # name: module and class; each imports what it needs when it is used
 _HOMES = MappingProxyType(
@@ -23,11 +23,11 @@ FORMATS = tuple(_HOMES)
 NATIVE_FORMATS = frozenset({"c"})
 
 
-def make_format(name: str, *, writing: bool = True) -> Format:
+def make_format(name: str, *, writing: bool = True) -> ExportFormat:
     """The format of a name, to write it or only to run it. Raises ConfigError, which lists them, MissingExtraError."""
     if name not in _HOMES:
         raise ConfigError(f"unknown format '{name}'; choose from {', '.join(FORMATS)}")
     module, _, attribute = _HOMES[name].partition(":")
-    made = cast(Format, getattr(import_module(module), attribute)())
+    made = cast(ExportFormat, getattr(import_module(module), attribute)())
     made.require(writing=writing)
     return made

@@ -44,7 +44,7 @@ class Written:
     facts: Json = field(default_factory=dict)
 
 
-class Format(Protocol):
+class ExportFormat(Protocol):
     """One export format.
 
     Attributes:

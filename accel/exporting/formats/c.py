@@ -40,7 +40,7 @@ _REFUSED = {"com.microsoft.MatMulNBits", "com.microsoft.DequantizeLinear"}
 
 
 class CFormat:
-    """See ``Format``."""
+    """See ``ExportFormat``."""
 
     name = "c"
     batch = 1
@@ -53,7 +53,7 @@ class CFormat:
         compiler()
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
-        """See ``Format.write``."""
+        """See ``ExportFormat.write``."""
         from emx_onnx_cgen import Compiler
         from emx_onnx_cgen.compiler import CompilerOptions
 
@@ -93,7 +93,7 @@ class CFormat:
         return Written((SOURCE, HEADER, CHECK, VECTORS), size, facts)
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
-        """See ``Format.session``."""
+        """See ``ExportFormat.session``."""
         return CSession(directory, contract, batch)
 
     def check(self, directory: Path) -> str | None:

@@ -17,7 +17,7 @@ MODEL = "model.onnx"
 
 
 class OnnxFormat:
-    """See ``Format``."""
+    """See ``ExportFormat``."""
 
     name = "onnx"
     batch = None
@@ -27,12 +27,12 @@ class OnnxFormat:
         """onnxruntime is always there."""
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
-        """See ``Format.write``."""
+        """See ``ExportFormat.write``."""
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
-        """See ``Format.session``."""
+        """See ``ExportFormat.session``."""
         try:
             return run_policy.OnnxSession(directory, dict(contract), batch)
         except run_policy.BundleError as error:

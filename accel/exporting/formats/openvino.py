@@ -27,7 +27,7 @@ SETTINGS = MappingProxyType(
 
 
 class OpenVinoFormat:
-    """See ``Format``."""
+    """See ``ExportFormat``."""
 
     name = "openvino"
     batch = None
@@ -39,7 +39,7 @@ class OpenVinoFormat:
             raise MissingExtraError(f"format openvino needs OpenVINO: {install_command('openvino')}")
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
-        """See ``Format.write``."""
+        """See ``ExportFormat.write``."""
         import openvino
 
         model = dequantised_products(onnx.load_from_string(artifact.model))
@@ -59,7 +59,7 @@ class OpenVinoFormat:
         return Written((XML, BIN), size, facts)
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
-        """See ``Format.session``."""
+        """See ``ExportFormat.session``."""
         return OpenVinoSession(directory, contract, batch)
 
     def check(self, directory: Path) -> str | None:

@@ -17,12 +17,12 @@ MODEL = "model.ort"
 
 
 class OrtFormat(OnnxFormat):
-    """See ``Format``. Optimisations that hold on any CPU are already done in the file."""
+    """See ``ExportFormat``. Optimisations that hold on any CPU are already done in the file."""
 
     name = "ort"
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
-        """See ``Format.write``."""
+        """See ``ExportFormat.write``."""
         options = session_options(artifact.optimisation)
         if artifact.optimisation == "all":
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
