@@ -107,7 +107,13 @@ def _bench_local(sizes: Sequence[int], repeats: int) -> list[Row]:
 def _bench_mpi(sizes: Sequence[int], repeats: int) -> list[Row]:
     if detect_launch().is_launched:
         return _bench_rank(sizes, repeats)
-    program = [sys.executable, "-m", "accel.bench.transport", json.dumps({"sizes": list(sizes), "repeats": repeats})]
+    program = [
+        sys.executable,
+        "-P",
+        "-m",
+        "accel.bench.transport",
+        json.dumps({"sizes": list(sizes), "repeats": repeats}),
+    ]
     try:
         done = subprocess.run(
             [*mpirun_command(2), *program],

