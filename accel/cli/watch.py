@@ -17,8 +17,8 @@ class WatchOptions:
     """Follow a run until it ends. Ctrl-C ends watching, not the run."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="the run's directory")]
-    once: Annotated[bool, tyro.conf.arg(help="print how the run stands now, and exit")] = False
-    interval_s: Annotated[float, tyro.conf.arg(help="seconds between looks")] = 0.5
+    once: Annotated[bool, tyro.conf.arg(help="print the current status and exit")] = False
+    interval_s: Annotated[float, tyro.conf.arg(help="seconds between reads")] = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:

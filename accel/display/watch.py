@@ -23,7 +23,7 @@ from monitor.plain_text import one_line, without_controls
 from monitor.recorder import is_blank, parse_metrics_line
 
 FIRST_READ_BYTES = 1 << 20
-"""Of a long run only the last records are shown, so only the end of its file is read."""
+"""Only the newest record is shown, so of a long file only the end is read."""
 SILENCE_S = 60.0
 DEATH_S = 2.0
 Record = dict[str, object]
@@ -31,13 +31,13 @@ Record = dict[str, object]
 
 @dataclass
 class MetricsTail:
-    """The whole lines that were added to a metrics file since the last look; damaged ones are skipped and counted.
+    """Reads the complete lines appended to a metrics file since the last read; skips and counts damaged ones.
 
     Attributes:
-        path: of the file, which need not exist yet.
-        damaged: lines that were no record, as a report counts them.
-        torn: whether the file ends in the middle of a line: one that is being written, or was left so.
-        skipped_bytes: of a long file's beginning, which are not read.
+        path: the file, which need not exist yet.
+        damaged: lines that are not a record, as a report counts them.
+        torn: whether the file ends with an incomplete line.
+        skipped_bytes: at the start of a long file.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class MetricsTail:
     _inode: int = field(default=0, init=False)
 
     def read(self) -> list[Record]:
-        """New records, oldest first; starts over when the file was cut (a resumed run) or replaced."""
+        """New records, oldest first; starts over when the file was truncated (a resumed run) or replaced."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -86,10 +86,10 @@ def watch(
 
     Args:
         path: the run directory.
-        once: show how the run stands now, in one line, and return.
-        interval_s: seconds between looks.
+        once: print the run's current status in one line and return.
+        interval_s: seconds between reads.
         stream: standard output by default; a live display on a terminal, lines elsewhere.
-        stopped: polled between looks; True ends watching.
+        stopped: polled between reads; True ends watching.
     Returns:
         0 when the run has ended in order or, with ``once``, has a record; 1 otherwise, also for a run that has died.
     Raises:
@@ -129,7 +129,7 @@ class _Watcher:
         began, died = False, ""
         try:
             while True:
-                # Looked for before the records: what is written until the summary is there is shown.
+                # Checked before reading, so that records written up to the summary are shown.
                 ended = self._ended()
                 status = self._look()
                 if status is not None:
@@ -149,7 +149,7 @@ class _Watcher:
         return 0 if ended else 1
 
     def _look(self) -> TrainingStatus | None:
-        """The newest state since the last look, if there is one."""
+        """The newest status since the last read, if there is one."""
         for record in reversed(self._tail.read()):
             try:
                 return TrainingStatus.from_record(
@@ -180,7 +180,7 @@ class _Watcher:
         return one_line(str(self._config.get("env", self._path.name)))
 
     def _dead_for_long(self) -> str:
-        """``_death``, once the process has been gone for ``DEATH_S``: long enough for its last files to be seen."""
+        """``_death``, once the process has been gone for ``DEATH_S``, so that its last files are visible here."""
         now = time.monotonic()
         found = self._death()
         if not found:
@@ -190,7 +190,7 @@ class _Watcher:
         return found if self._gone_since is not None and now - self._gone_since >= DEATH_S else ""
 
     def _death(self) -> str:
-        """That the run's process is gone and left no summary; empty while it lives, or works on another host."""
+        """A message if the run's process is gone without a summary; empty while it lives or runs on another host."""
         try:
             last = json.loads((self._path / STARTS).read_bytes().splitlines()[-1])
             host, pid = last["host"], int(last["pid"])
@@ -199,7 +199,7 @@ class _Watcher:
         if host != socket.gethostname() or pid <= 0 or _exists(pid) or self._ended():
             return ""
         return (
-            f"{self._path} has died: its process {pid} is gone and left no summary; go on with it by\n"
+            f"{self._path} has died: its process {pid} is gone and left no summary; continue it:\n"
             f"  accel train --resume {shlex.quote(str(self._path))}"
         )
 

@@ -29,7 +29,7 @@ Picture = npt.NDArray[np.uint8]
 
 MAX_ENVS = 16
 _NOISE_ROWS = 64
-# what the seed is for; the actors' ranks stay far below
+# seed streams of evaluation and collection, disjoint from those of actors, which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
 
 
@@ -91,8 +91,8 @@ def play(
         greedy: take the most likely actions instead of sampling.
         envs: how many environments play at once; part of what a seed means.
         max_episode_steps: an episode without an end is an error after this many steps.
-        frame: called with a picture [height, width, 3] of environment 0 before every step; environments then draw.
-        progress: told after every step how many episodes have ended.
+        frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
+        progress: advanced after every step.
     Raises:
         ConfigError: ``episodes`` or ``envs`` is not positive.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
@@ -202,10 +202,10 @@ def collect_inputs(
         run: the trained run.
         rows: how many inputs.
         seed: of environments, noise and choice.
-        policy: who plays; the policy in full precision when None.
+        policy: the policy that plays; full precision when None.
         envs: environments stepped together.
         steps: vector steps over which the rows are spread evenly, so that they show more than an episode's start.
-        progress: told after every step how many there were.
+        progress: advanced after every step.
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way.
     Raises:

@@ -24,9 +24,9 @@ FRAMES_PER_S = 30
 _NEEDS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
 
 
-# what libraries print of their own accord while they draw: pygame's greeting, and Mesa's search for a GPU's driver
+# silences pygame's greeting and Mesa's search for a GPU driver
 _SETTINGS = MappingProxyType({"PYGAME_HIDE_SUPPORT_PROMPT": "1", "EGL_LOG_LEVEL": "fatal"})
-# by themselves MuJoCo and SDL look for a display, even to draw off screen
+# by default MuJoCo and SDL need a display, even to render off screen
 _OFF_SCREEN = MappingProxyType({"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy"})
 _LIBRARIES = MappingProxyType(
     {
@@ -35,7 +35,7 @@ _LIBRARIES = MappingProxyType(
         "glfw": "glfw, which also needs a display",
     }
 )
-_TALKATIVE = ("OpenGL", "imageio", "imageio_ffmpeg")
+_NOISY_LOGGERS = ("OpenGL", "imageio", "imageio_ffmpeg")
 
 
 class _Writer(Protocol):
@@ -52,17 +52,17 @@ def record_episode(
     greedy: bool = True,
     progress: Progress | None = None,
 ) -> Episodes:
-    """Play one episode and write what it looks like; the file appears when it is complete.
+    """Record one episode as a video; the file appears when it is complete.
 
     Args:
-        policy: who plays.
+        policy: the policy that plays.
         run: where the environment comes from.
         path: an .mp4 or .gif file, replaced if it is there.
         seed, greedy, progress: as for ``play``.
     Raises:
         ConfigError: another kind of file, or one that cannot be written.
-        MissingExtraError: the writer, or what the environment draws with, is not installed.
-        EnvError: the environment cannot draw itself; for MuJoCo, with what to do about it.
+        MissingExtraError: the video writer or the environment's renderer is not installed.
+        EnvError: the environment cannot render; for MuJoCo, with a remedy.
     """
     suffix = path.suffix.lower()
     _require_writer(path, suffix)
@@ -71,7 +71,7 @@ def record_episode(
     try:
         writer = _open_writer(partial, suffix)
         try:
-            with _hushed():
+            with _quiet_libraries():
                 show = functools.partial(_append, writer)
                 episodes = play(policy, run, episodes=1, seed=seed, greedy=greedy, frame=show, progress=progress)
         except EnvError as error:
@@ -103,16 +103,16 @@ def _require_writer(path: Path, suffix: str) -> None:
 
 
 def _set_up_drawing() -> None:
-    """Tell libraries that draw, which read the environment as they are imported; a user's settings stay."""
+    """Set the variables that rendering libraries read at import; a user's settings stay."""
     off_screen = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     for name, value in (_SETTINGS | _OFF_SCREEN if off_screen else _SETTINGS).items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Without the log and the warnings of libraries that draw; what fails there is an exception besides."""
-    levels = {name: logging.getLogger(name).level for name in _TALKATIVE}
+def _quiet_libraries() -> Iterator[None]:
+    """Suppress logs and warnings of rendering libraries; their failures are exceptions."""
+    levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(glfw|pygame|pkg_resources|OpenGL|imageio)\b")
         for name in levels:
@@ -125,12 +125,12 @@ def _hushed() -> Iterator[None]:
 
 
 def _remedy(error: EnvError) -> str:
-    """What to do where MuJoCo lacks a library, of which it speaks in attributes of None; empty for other errors."""
+    """The remedy where MuJoCo lacks a rendering library; empty for other errors."""
     if error.__cause__ is None or not any(name.partition(".")[0] == "mujoco" for name in sys.modules):
         return ""
     way = os.environ.get("MUJOCO_GL", "glfw")
     install = f"install {_LIBRARIES[way]}, or " if way in _LIBRARIES else ""
-    return f"MuJoCo draws by MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
+    return f"MuJoCo renders with MUJOCO_GL={way} here: {install}set MUJOCO_GL to another of {', '.join(_LIBRARIES)}"
 
 
 def _open_writer(path: Path, suffix: str) -> _Writer:

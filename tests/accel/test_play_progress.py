@@ -139,6 +139,6 @@ def test_where_mujoco_cannot_draw_the_error_says_what_to_do(tmp_path: Path) -> N
         done = subprocess.run(command, env={**bare, "MUJOCO_GL": way}, capture_output=True, text=True, check=False)
         assert done.returncode == EnvError.exit_code
         error = done.stderr.splitlines()[-1]
-        assert f"MuJoCo draws by MUJOCO_GL={way} here" in error and wanted in error
+        assert f"MuJoCo renders with MUJOCO_GL={way} here" in error and wanted in error
         assert error.endswith("MUJOCO_GL to another of egl, osmesa, glfw") and len(done.stderr.splitlines()) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
