@@ -31,8 +31,8 @@ elsewhere = { needs = ["module:no_such_module"] }
 
 
 def conditions() -> ModuleType:
-    """``scripts/evidence/training_conditions.py``, which is no package's module."""
-    name = "training_conditions"
+    """``scripts/evidence/training_runs.py``, which is not in a package."""
+    name = "training_runs"
     spec = importlib.util.spec_from_file_location(name, PROJECT / f"scripts/evidence/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -23,16 +23,31 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path.insert(0, str(PROJECT))
 
-from render_actor_time import render  # noqa: E402
+import numpy as np  # noqa: E402
 
+from accel.bench.plots import actor_panels, draw  # noqa: E402
+from monitor.divergence import GREEDY_TOLERANCE  # noqa: E402
+from monitor.statistics import Interval, mean_interval  # noqa: E402
+
+Row = dict[str, Any]
+Key = tuple[object, ...]
+
+FULL_PRECISION = "fp32"
+PAPER_RATIO = 4.13
+HALVES = "fp16"
+REPLACEMENTS = ("distill",)
+REDUCTIONS = ("prune", "lowrank", *REPLACEMENTS)
+LEAST_POLICY_SHARE = 1 / 3
+QUIET = 0.9
 SCHEMES = (
     "fp32,fp16,int8,int8(per_channel),int8-dynamic,int4,prune(0.5),prune(0.5)+int8,lowrank(0.25),lowrank(0.25)+int8,"
     "distill(64x2)+int8"
@@ -55,7 +70,7 @@ SET_UP_S, STUDY_S = 45.0, 90.0
 
 
 @dataclass(frozen=True)
-class Case:
+class Benchmark:
     """One command; its rows go to a file that is named after the case.
 
     Attributes:
@@ -68,19 +83,19 @@ class Case:
     needs_s: float
 
 
-def benchmarks(scale: float) -> list[Case]:
+def benchmarks(scale: float) -> list[Benchmark]:
     """Every ``accel bench``; ``scale`` multiplies measuring time."""
     accel = ("-m", "accel", "bench")
     cases = []
     for name, (env, network, schemes, seconds) in ACTORS.items():
         words = ("actor", f"--env={env}", f"--network={network}", "--envs-per-actor=1,8", f"--schemes={schemes}")
         lasts_s = seconds * scale
-        cases.append(Case(f"actor-{name}", (*accel, *words, f"--seconds={lasts_s:g}"), lasts_s + SET_UP_S))
+        cases.append(Benchmark(f"actor-{name}", (*accel, *words, f"--seconds={lasts_s:g}"), lasts_s + SET_UP_S))
     words = ("refresh", f"--network={REFRESHED}", f"--schemes={SCHEMES}", "--send=mpi", f"--seconds={60 * scale:g}")
-    return [*cases, Case("refresh", (*accel, *words), 60 * scale + 2 * SET_UP_S)]
+    return [*cases, Benchmark("refresh", (*accel, *words), 60 * scale + 2 * SET_UP_S)]
 
 
-def studies(run: Path, episodes: int | None, directory: Path) -> Iterator[Case]:
+def studies(run: Path, episodes: int | None, directory: Path) -> Iterator[Benchmark]:
     """Mismatch and returns of one run's policy, a case a scheme; full precision goes first and says how all act.
 
     Students of image policies are left out: two thousand lessons take longer than everything else together.
@@ -94,7 +109,7 @@ def studies(run: Path, episodes: int | None, directory: Path) -> Iterator[Case]:
         words += [] if episodes is None else [f"--episodes={episodes}"]
         if scheme != "fp32" and full.exists():
             words.append(f"--actions={json.loads(full.read_text())[0]['actions']}")
-        yield Case(names[scheme], tuple(words), STUDY_S)
+        yield Benchmark(names[scheme], tuple(words), STUDY_S)
 
 
 def label(run: Path) -> str:
@@ -107,7 +122,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
-def measure(case: Case, directory: Path, remaining_s: float) -> bool:
+def measure(case: Benchmark, directory: Path, remaining_s: float) -> bool:
     """Run one case; its files appear only when it has succeeded. False: the time was up before it ended."""
     rows = directory / f"{case.name}.json"
     command = [sys.executable, *case.words, f"--json={shown(rows)}"]
@@ -139,7 +154,7 @@ def is_done(path: Path, least_share: float) -> bool:
     )
 
 
-def work(cases: Iterable[Case], directory: Path, deadline: float, quiet: float) -> list[str]:
+def work(cases: Iterable[Benchmark], directory: Path, deadline: float, quiet: float) -> list[str]:
     """Measure what is missing until the deadline; returns the names of what is left."""
     left = []
     for case in cases:
@@ -163,7 +178,7 @@ def main() -> int:
     directory = options.output / "rows"
     directory.mkdir(parents=True, exist_ok=True)
 
-    def cases() -> Iterator[Case]:
+    def cases() -> Iterator[Benchmark]:
         yield from benchmarks(options.scale)
         for run in options.run:
             yield from studies(run, options.episodes, directory)
@@ -207,6 +222,212 @@ def parse() -> argparse.Namespace:
     if len({label(run) for run in options.run}) < len(options.run):
         parser.error("two runs have the same directory and name: rows are kept by these")
     return options
+
+
+def render(output: Path) -> None:
+    """Write ``README.md`` and ``actor_time.png`` from the rows under ``output``."""
+    directory = output / "rows"
+    actors = _read(directory.glob("actor-*.json"))
+    refreshes = _read(directory.glob("refresh*.json"))
+    trained = _read(directory.glob("trained-*.json"))
+    rows = actors + refreshes + trained
+    if not rows:
+        raise SystemExit(f"there are no rows under {directory}: measure first")
+    sections = ["# Actor time, refresh times and trained policies", _conditions(rows)]
+    if actors:
+        sections += [_actor_section(actors), _split_section(actors)]
+        title = f"Actor time (behind: times as fast as torch eager)\n{_conditions(actors)}".replace("*", "")
+        draw(actor_panels(actors), output / "actor_time.png", title=title, unit="µs per environment step")
+        sections.append("![Actor time per environment step](actor_time.png)")
+    if refreshes:
+        sections.append(_refresh_section(refreshes))
+    if trained:
+        sections.append(_trained_section(trained))
+    sections.append(_commands(rows))
+    (output / "README.md").write_text("\n\n".join(sections) + "\n")
+    print(f"wrote {output / 'README.md'}")
+
+
+def _actor_section(rows: Sequence[Row]) -> str:
+    schemes = _ordered(row["scheme"] for row in rows if row["runtime"] == "onnxruntime")
+    heads = ["environment", "network", "envs", "alone", "torch eager", *schemes]
+    heads += ["best whole", "× torch", "× fp32", "best", "× torch", "× fp32", "limit", "policy's share on torch"]
+    lines, passed, possible, counted = [], 0, 0, 0
+    for cells in _groups(rows, ("env", "network", "envs")):
+        sessions = {row["scheme"]: row for row in cells if row["runtime"] == "onnxruntime"}
+        torch = next(row for row in cells if row["runtime"] == "torch")
+        total = torch["us_per_env_step"]
+        limit, share = total / torch["env_only_us"], torch["policy_us"] / total
+        whole, best = (_fastest(sessions.values(), excluded) for excluded in (REDUCTIONS, REPLACEMENTS))
+        if share >= LEAST_POLICY_SHARE:
+            counted += 1
+            passed += best["speedup_torch"] > PAPER_RATIO
+            possible += limit > PAPER_RATIO
+        line = [torch["env"], torch["network"], torch["envs"], _time(torch["env_only_us"]), _time(total)]
+        line += [_time(sessions[scheme]["us_per_env_step"]) if scheme in sessions else "–" for scheme in schemes]
+        for chosen in (whole, best):
+            line += [chosen["scheme"], f"{chosen['speedup_torch']:.2f}", f"{chosen['speedup_fp32']:.2f}"]
+        lines.append([*line, f"{limit:.2f}", f"{share:.0%}"])
+    text = (
+        "## Seconds per million environment steps\n\n"
+        "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
+        "environment stepped by random actions, without a policy. `best whole`: the fastest that keeps every unit of "
+        "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. fp16 "
+        "computes as fp32 does, and is neither. `limit`: "
+        "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
+        "the text under rows/ explains, or was not asked for, as most are not with an LSTM.\n\n"
+    )
+    verdict = (
+        f"\n\nThe policy is at least a third of actor time on torch eager in {counted} of {len(lines)} cells. The "
+        f"environment would allow dividing actor time by more than {PAPER_RATIO} in {possible} of them; the best "
+        f"scheme does so in {passed}."
+    )
+    return text + _table(heads, lines) + verdict
+
+
+def _fastest(rows: Iterable[Row], excluded: tuple[str, ...]) -> Row:
+    return min(
+        (r for r in rows if not str(r["scheme"]).startswith((HALVES, *excluded))), key=lambda r: r["us_per_env_step"]
+    )
+
+
+def _split_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "environment", "network", "envs", "runtime", "scheme", "µs", "10–90 %", "environment", "policy", "overhead",
+        "alone ÷ actor", "Python µs a vector step", "core",
+    ]  # fmt: skip
+    lines = [
+        [
+            row["env"], row["network"], row["envs"], row["runtime"], row["scheme"], _time(row["us_per_env_step"]),
+            f"{_time(row['us_per_env_step_low'])}–{_time(row['us_per_env_step_high'])}", _time(row["env_us"]),
+            _time(row["policy_us"]), _time(row["overhead_us"]), f"{row['env_share']:.2f}",
+            "–" if row["python_us_per_vector_step"] is None else f"{row['python_us_per_vector_step']:.1f}",
+            f"{row['cpu_share']:.0%}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return "## Where the time goes\n\nµs per environment step, medians and what they are made of.\n\n" + _table(
+        heads, lines
+    )
+
+
+def _refresh_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "network", "parameters", "scheme", "bind ms", "requantise ms", "serialise ms", "send ms", "load ms",
+        "learner's ms per million parameters",
+        "schedule ms", "upkeep ms", "bytes", "call µs", "saves µs a step", "pays from steps", "on one core",
+    ]  # fmt: skip
+    lines = [
+        [
+            row["network"], f"{row['parameters']:,}", row["scheme"],
+            *(_time(row[f"{name}_ms"]) for name in ("bind", "requantise", "serialise", "send", "load")),
+            f"{row['refresh_ms_per_million_parameters']:.2f}",
+            *(_time(row.get(name)) for name in ("schedule_ms", "upkeep_ms")), f"{row['bytes']:,}", _time(row["us"]),
+            f"{row['saving_us_per_env_step']:.2f}",
+            *(_steps(row, name) for name in ("break_even_env_steps", "break_even_shared_env_steps")),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    envs = rows[0]["envs"]
+    text = (
+        f"## Refresh\n\nFrom new weights to a loaded policy; {envs} environments an actor. `pays from`: environment "
+        "steps between two refreshes from which on the faster call makes up for the slower refresh, on the actor, and "
+        "where one core does everything else too, against onnxruntime's fp32. `schedule` and `upkeep`: a publication's "
+        "share, at default intervals, of lessons, choices, calibrations and looks for drift, which a worker's thread "
+        "does beside the learner, and of copies, predictions and checks, for which the learner waits.\n\n"
+    )
+    return text + _table(heads, lines)
+
+
+def _trained_section(rows: Sequence[Row]) -> str:
+    heads = [
+        "run", "environment", "network", "scheme", "bytes", "KL, nats", "ESS", "greedy actions agree", "mean return",
+        "95 %", "− fp32, same seeds", "95 %", "told apart", "episodes", "actions",
+    ]  # fmt: skip
+    lines = []
+    for cells in _groups(rows, ("run",)):
+        full = next((row for row in cells if row["scheme"] == FULL_PRECISION), None)
+        for row in sorted(cells, key=lambda row: row["scheme"] != FULL_PRECISION):
+            line = [row["run"], row["env"], row["network"], row["scheme"]]
+            lines.append([*line, *(["refused", *["–"] * 10] if "refused" in row else _trained_cells(row, full))])
+    text = (
+        "## Trained policies\n\nOne run a block, compressed after training, without fine-tuning (a student of distill "
+        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and agreement of "
+        f"greedy actions (the same choice; of continuous actions, every mean within {GREEDY_TOLERANCE:g} standard "
+        "deviations) over observations that the policy meets, none of which calibrated it. Returns are of seeded "
+        "episodes, the same for every scheme; sampled actions where greedy games repeat each other. The difference is "
+        "paired by seed, with Student's 95 % interval; `told apart`: whether that interval leaves zero out. Every "
+        "return is under rows/.\n\n"
+    )
+    return text + _table(heads, lines)
+
+
+def _trained_cells(row: Row, full: Row | None) -> list[str]:
+    cells = [f"{row['bytes']:,}", f"{row['kl']:.2e}", f"{row['ess']:.4f}", f"{row['greedy_agreement']:.1%}"]
+    cells += [f"{row['return']:.4g}", f"{row['return_low']:.4g} to {row['return_high']:.4g}"]
+    found = None if full is None or row is full else _paired(row, full)
+    if found is None:
+        cells += ["–", "–", "–"]
+    else:
+        apart = found.low > 0 or found.high < 0
+        cells += [f"{found.estimate:+.4g}", f"{found.low:+.4g} to {found.high:+.4g}", "yes" if apart else "no"]
+    repeated = "" if row["distinct_games"] == row["episodes"] else f", {row['distinct_games']} different"
+    return [*cells, f"{row['episodes']}{repeated}", str(row["actions"])]
+
+
+def _paired(row: Row, full: Row) -> Interval | None:
+    """Mean difference by seed, where both played the same episodes in the same way."""
+    if any(row[name] != full[name] for name in ("actions", "episodes", "seed")):
+        return None
+    return mean_interval(np.subtract(row["returns"], full["returns"]))
+
+
+def _conditions(rows: Sequence[Row]) -> str:
+    row = rows[0]
+    versions = ", ".join(f"{name} {row[name]}" for name in ("python", "torch", "onnxruntime", "numpy", "gymnasium"))
+    commits = _ordered(f"{str(r['commit'])[:10]}{' (with changes)' if r['dirty'] else ''}" for r in rows)
+    least = min((r["cpu_share"] for r in rows if "cpu_share" in r), default=1.0)
+    quiet = "" if least >= QUIET else " **Other processes were at work: measure again on a quiet machine.**"
+    return (
+        f"{row['cpu']}, {row['cores']} cores ({row['int8_flags']}); {versions}; one thread each, no spinning; commit "
+        f"{', '.join(commits)}. Everything compared takes turns; medians. Least share of a core: {least:.0%}.{quiet}"
+    )
+
+
+def _commands(rows: Sequence[Row]) -> str:
+    return "## Commands\n\n```\n" + "\n".join(_ordered(row["command"] for row in rows)) + "\n```"
+
+
+def _steps(row: Row, name: str) -> str:
+    if row["scheme"] == "fp32":
+        return "–"
+    return "never" if row[name] is None else f"{row[name]:,.0f}"
+
+
+def _time(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    parts = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in parts)
+
+
+def _read(paths: Iterable[Path]) -> list[Row]:
+    return [row for path in sorted(paths) for row in json.loads(path.read_text())]
+
+
+def _ordered(values: Iterable[object]) -> list[str]:
+    return list(dict.fromkeys(str(value) for value in values))
+
+
+def _groups(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return list(groups.values())
 
 
 if __name__ == "__main__":

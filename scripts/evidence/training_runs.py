@@ -16,24 +16,97 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path.insert(0, str(PROJECT))
 
-from training_cases import Case, Variant, read_cases  # noqa: E402
-from training_results import is_complete, keep_samples, read_samples, run_name, write_summary  # noqa: E402
+from accel.errors import AccelError  # noqa: E402
+from accel.runs.reporting import load_run_record  # noqa: E402
+from accel.system.atomic import write_atomically  # noqa: E402
+from monitor.errors import MonitorError  # noqa: E402
+from monitor.report.analysis import Choices, analyse  # noqa: E402
+from monitor.report.document import write_report  # noqa: E402
+from monitor.report.markdown import escaped, table_text  # noqa: E402
+from monitor.report.runs import Run  # noqa: E402
+from monitor.report.samples import run_from_json, run_to_json  # noqa: E402
+from monitor.report.tables import (  # noqa: E402
+    Table,
+    machines_table,
+    mismatch_table,
+    publications_table,
+    results_table,
+    runs_table,
+    speedup_table,
+)
+from monitor.report.wording import (  # noqa: E402
+    bottlenecks,
+    headline,
+    method,
+    number,
+    verdicts,
+)
 
 LEAST_BUDGET_S = 30.0
 NOT_RUN, NOT_FINISHED = "not run yet", "not finished yet"
 STOP_TIMEOUT_S = 90.0
+SAMPLES = "runs.json"
+MAX_POINTS = 200
+COMPLETE = ("total_env_steps", "mean return", "max_seconds")
+OVERLAP_S = 1.0
+"""Times are rounded: runs that overlap by less followed one another."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration of a case.
+
+    Attributes:
+        name: a plain directory name.
+        arguments: of ``accel train``, after the case's own.
+        seeds: how many, counted from 0.
+        needs: what a machine must have, such as ``cuda`` or ``module:mujoco``.
+        program: runs instead of ``accel``, a script and its own arguments.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    seeds: int
+    needs: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: the same task under several variants, the first named ``baseline`` being what others beat."""
+
+    name: str
+    title: str
+    arguments: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    baseline: str
+    threshold: float | None = None
+
+    def order(self) -> list[tuple[Variant, int]]:
+        """Every run, variants interleaved: a machine that gets slower during a session slows all of them."""
+        seeds = max(variant.seeds for variant in self.variants)
+        return [(variant, seed) for seed in range(seeds) for variant in self.variants if seed < variant.seeds]
 
 
 def main() -> int:
@@ -164,6 +237,259 @@ def parse() -> argparse.Namespace:
     for name in ("table", "runs_dir", "results_dir"):
         setattr(options, name, getattr(options, name).resolve())
     return options
+
+
+def read_cases(path: Path) -> dict[str, Case]:
+    """The cases of a table by name. Exits with a message when it is damaged."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: _case(name, values) for name, values in table["case"].items()}
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"{path} is no table of cases: {error!r}") from None
+
+
+def _case(name: str, values: dict[str, object]) -> Case:
+    seeds = int(str(values.get("seeds", 5)))
+    variants = tuple(_variant(key, value, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
+    baseline = str(values.get("baseline", variants[0].name))
+    if baseline not in {variant.name for variant in variants}:
+        raise ValueError(f"case {name}: no variant is called {baseline!r}")
+    threshold = values.get("threshold")
+    return Case(
+        _plain(name),
+        str(values.get("title", name)),
+        _words(values.get("arguments", [])),
+        variants,
+        baseline,
+        None if threshold is None else float(str(threshold)),
+    )
+
+
+def _variant(name: str, value: object, seeds: int) -> Variant:
+    fields = value if isinstance(value, dict) else {"arguments": value}
+    if unknown := set(fields) - {"arguments", "seeds", "needs", "program"}:
+        raise ValueError(f"variant {name}: unknown {', '.join(sorted(unknown))}")
+    return Variant(
+        _plain(name),
+        _words(fields.get("arguments", [])),
+        int(fields.get("seeds", seeds)),
+        _words(fields.get("needs", [])),
+        _words(fields.get("program", [])),
+    )
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list of words")
+    return tuple(map(str, value))
+
+
+def _plain(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no plain name")
+    return name
+
+
+def run_name(variant: Variant, seed: int) -> str:
+    """The directory name of one run of a case."""
+    return f"{variant.name}-s{seed}"
+
+
+def read_samples(results: Path) -> dict[str, dict[str, object]]:
+    """The samples kept for a case, by run."""
+    try:
+        return dict(json.loads((results / SAMPLES).read_text())["runs"])
+    except FileNotFoundError:
+        return {}
+
+
+def keep_samples(case: Case, runs: Path, results: Path) -> None:
+    """Add the samples of complete runs to those that are kept."""
+    samples = read_samples(results)
+    before = len(samples)
+    for variant, seed in case.order():
+        name = run_name(variant, seed)
+        if name not in samples and is_complete(runs / name):
+            try:
+                sample = run_to_json(load_run_record(runs / name, max_points=MAX_POINTS))
+            except (AccelError, MonitorError) as error:
+                print(f"  {name} cannot be read: {error}", flush=True)
+                continue
+            samples[name] = {**sample, "variant": variant.name, "load": _lines(runs / f"{name}.load.jsonl")}
+    if len(samples) > before:
+        results.mkdir(parents=True, exist_ok=True)
+        kept = {"case": case.name, "title": case.title, "runs": samples}
+        write_atomically(results / SAMPLES, (json.dumps(kept, separators=(",", ":")) + "\n").encode())
+
+
+def write_summary(case: Case, results: Path, gaps: Mapping[str, str]) -> None:
+    """Write the report and the summary anew; ``gaps`` says which runs have no result, and why."""
+    results.mkdir(parents=True, exist_ok=True)
+    samples = {name: sample for name, sample in read_samples(results).items() if name not in gaps}
+    write_atomically(results / "README.md", _summary(case, samples, gaps, results).encode())
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a run ended because it had done what it should."""
+    try:
+        reason = json.loads((path / "summary.json").read_text())["reason"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return str(reason).startswith(COMPLETE)
+
+
+def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapping[str, str], results: Path) -> str:
+    parts = [f"# {escaped(case.title)}"]
+    programs = {variant.name for variant in case.variants if variant.program}
+    runs = [_restore(sample, results, programs) for sample in samples.values()]
+    if runs:
+        baseline = next((run for run in runs if run.config["variant"] == case.baseline), None)
+        several = len({run.config["variant"] for run in runs}) > 1
+        choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
+        analysis = analyse(runs, choices, baseline if several else None)
+        write_report(analysis, results / "report", written=f"Made from {SAMPLES}.", overwrite=True)
+        parts += [escaped(headline(analysis)), "[The whole report](report/report.md)"]
+        parts += [
+            f"**{escaped(label)}**: {escaped(text)}" + "".join(f" **Not comparable:** {escaped(m)}" for m in marks)
+            for _, label, text, marks in verdicts(analysis)
+        ]
+        parts.append("\n".join(f"- {escaped(text)}" for text in bottlenecks(analysis)))
+        if analysis.caveats:
+            parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
+        tables = (speedup_table, results_table, mismatch_table, publications_table, runs_table, machines_table)
+        parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
+        parts += list(map(escaped, method(analysis)))
+        made = [conditions_of(run, sample) for run, sample in zip(runs, samples.values(), strict=True)]
+        parts += [escaped(conditions_text(made)), table_text(conditions_table(made))]
+    if gaps:
+        rows = tuple((name, reason) for name, reason in gaps.items())
+        parts += ["## Not measured", table_text(Table("Runs of the table without a result.", ("run", "why"), rows))]
+    words = [
+        shlex.join([*(("python", *v.program) if v.program else ("accel",)), "train", *case.arguments, *v.arguments])
+        for v in case.variants
+    ]
+    parts += ["## Commands", "\n".join(f"    {word}" for word in words)]
+    parts.append("Seeds count from 0. Raw samples: `runs.json`.")
+    if programs:
+        parts.append(
+            f"The time of the whole command is left out for {escaped(', '.join(sorted(programs)))}: a script trains "
+            "these, whose own start-up would be counted, while the others are started by `accel train`."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _restore(sample: Mapping[str, object], results: Path, programs: Collection[str]) -> Run:
+    """A kept run; without the whole command's time where a script of its own was the command."""
+    config = {**sample["config"], "variant": sample["variant"]}  # type: ignore[dict-item]
+    run = run_from_json({**sample, "config": config}, str(results / SAMPLES))
+    if sample["variant"] in programs and run.summary is not None:
+        run = replace(run, summary={key: value for key, value in run.summary.items() if key != "wall_s"})
+    return run
+
+
+def _lines(path: Path) -> list[object]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is known about how one run was made.
+
+    Attributes:
+        variant: its configuration's name. run: what it measured.
+        ended_s: Unix time at which each of its parts ended, one for a run that was never resumed; empty if unknown.
+        loads: load averages over a minute before each part, as far as they were kept.
+        wall_s: how long its command trained; None if unknown.
+    """
+
+    variant: str
+    run: Run
+    ended_s: tuple[float, ...] = ()
+    loads: tuple[float, ...] = ()
+    wall_s: float | None = None
+
+    @property
+    def span_s(self) -> tuple[float, float] | None:
+        """Unix times of its beginning and end; None where either is unknown, as of a resumed run."""
+        if len(self.ended_s) != 1 or self.wall_s is None:
+            return None
+        return self.ended_s[0] - self.wall_s, self.ended_s[0]
+
+
+def conditions_of(run: Run, sample: Mapping[str, Any]) -> Conditions:
+    """What is kept of a run: its variant, its summary, and in ``load`` what the runner noted after each part of it."""
+    load, summary = sample.get("load", ()), sample["summary"] or {}
+    ended = tuple(float(str(part["unix_time_s"])) for part in load if "unix_time_s" in part)
+    loads = tuple(float(str(part["load_average_before"])) for part in load if "load_average_before" in part)
+    return Conditions(str(sample["variant"]), run, ended, loads, summary.get("wall_s"))
+
+
+def conditions_text(made: Sequence[Conditions]) -> str:
+    """Whether runs were interleaved and alone, how busy the machine was, of how many commits they are."""
+    return " ".join((_order(made), _load(made), _source(made)))
+
+
+def conditions_table(made: Sequence[Conditions]) -> Table:
+    """One row a run, in order of time: when it ended, the load before it, what an environment step took."""
+    rows = tuple(
+        (
+            one.run.name,
+            one.variant,
+            f"{datetime.fromtimestamp(one.ended_s[-1], UTC):%Y-%m-%d %H:%M:%S}" if one.ended_s else "–",
+            ", ".join(f"{load:.2f}" for load in one.loads) or "–",
+            number(one.run.environment_us_per_step),
+            _commit(one.run),
+        )
+        for one in sorted(made, key=lambda one: one.ended_s[-1:] or (0.0,))
+    )
+    columns = ("run", "configuration", "ended, UTC", "load average before", "environment, µs/step", "commit")
+    return Table("How the runs were made, in order of time.", columns, rows)
+
+
+def _commit(run: Run) -> str:
+    return str(run.machine.get("commit") or "unknown")[:12] + (" with changes" if run.machine.get("dirty") else "")
+
+
+def _order(made: Sequence[Conditions]) -> str:
+    known = sorted((one for one in made if one.ended_s), key=lambda one: one.ended_s[-1])
+    if len(known) < len(made):
+        return f"When {len(made) - len(known)} of {len(made)} runs were made is not known, nor whether interleaved."
+    repeated = sum(before.variant == after.variant for before, after in pairwise(known))
+    if len({one.variant for one in known}) < 2:
+        order = "All runs are of one variant"
+    elif not repeated:
+        order = "Variants were run interleaved: no run followed one of its own variant"
+    else:
+        order = f"Variants were not run strictly interleaved: {repeated} of {len(known)} runs followed one of their own"
+    spans = sorted(span for one in known if (span := one.span_s) is not None)
+    overlaps = sum(after[0] < before[1] - OVERLAP_S for before, after in pairwise(spans))
+    if len(spans) < len(known):
+        resumed = len(known) - len(spans)
+        alone = f"whether one at a time is not known, as {resumed} of {len(known)} were resumed"
+    else:
+        alone = f"{overlaps} of them began before another had ended" if overlaps else "one at a time"
+    return f"{order}; {alone}."
+
+
+def _load(made: Sequence[Conditions]) -> str:
+    loads = [load for one in made for load in one.loads]
+    if not loads:
+        return "The machine's load was not noted."
+    return (
+        f"The load average before a run was {min(loads):.2f} to {max(loads):.2f}, {median(loads):.2f} in the median; "
+        "it covers a minute, so the run before counts in it."
+    )
+
+
+def _source(made: Sequence[Conditions]) -> str:
+    commits = {str(one.run.machine.get("commit") or "unknown") for one in made}
+    dirty = sum(bool(one.run.machine.get("dirty")) for one in made)
+    of = "one commit" if len(commits) == 1 else f"{len(commits)} commits"
+    changes = f"{dirty} of {len(made)} with" if dirty else "none with"
+    return f"The runs are of {of}, {changes} uncommitted changes."
 
 
 if __name__ == "__main__":
