@@ -17,13 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from accel.cli.signs import Sign, SignReader
 from accel.system.signals import FORWARDED, handle, parent_death
 
 SAVE_S = 30.0
-_KILL_S = 8.0
+_LEAVE_S = 10.0
+_KILL_S = 5.0
 _POLL_S = 0.5
 USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
@@ -162,8 +164,8 @@ class _Job:
             if self._clock_s > self._limit_s:
                 self._end(self._absent())
         elif learner is not None and learner.phase == "ended":
-            if self._clock_s > self._heard_s[0] + SAVE_S:
-                self._end(f"mpirun was still running {SAVE_S:g} s after the learner had ended")
+            if self._clock_s > self._heard_s[0] + _LEAVE_S:
+                self._end(f"mpirun was still running {_LEAVE_S:g} s after the learner had ended")
         elif self._requests and self._clock_s > self._limit_s:
             self._end(f"it did not stop within {SAVE_S + self._patience_s:g} s")
         elif self._clock_s > self._heard_s.get(0, 0.0) + self._patience_s:
@@ -201,7 +203,17 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         status = process.wait()
     if process.stdout is not None:
         process.stdout.close()
+    _end_session(process.pid)
     return status if status >= 0 else 128 - status
+
+
+def _end_session(leader: int) -> None:
+    """Kill what mpirun left behind: it ends its ranks when it can, but not always its connections to other nodes."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            pid = int(entry.name)
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _show(text: str) -> None:

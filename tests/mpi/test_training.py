@@ -171,8 +171,10 @@ def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -
 
 @pytest.mark.parametrize("victim", ["mpirun", "starter"])
 def test_a_killed_launcher_takes_every_rank_with_it(victim: str, tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, "--actors", "1", *ENDLESS, "--checkpoint-interval-s", "0.2") as job:
+    words = ("--actors", "19", "--envs-per-actor", "2", *ENDLESS, "--checkpoint-interval-s", "0.2")
+    with TrainingRun(tmp_path, *words) as job:
         ranks = job.wait_for_records(2)
+        assert len(ranks) == 20
         job.wait_for(job.checkpoints, "a checkpoint")
         if victim == "starter":
             job.process.kill()

@@ -33,7 +33,7 @@ class TrainingRun:
         results_dir: where its run directory goes. words: options beside the small defaults, which they override.
         ranks: start that many under an mpirun of the test's own; None: `accel train` starts mpirun itself.
         fault_tolerant: of the test's own mpirun.
-        environment: extra variables.
+        environment: extra variables. prefix: of the command, which must become it.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class TrainingRun:
         ranks: int | None = None,
         fault_tolerant: bool = True,
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         need_mpirun()
         self.path = results_dir / "run"
@@ -53,7 +54,7 @@ class TrainingRun:
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*launcher, sys.executable, "-m", "accel", "train", *options],
+                [*prefix, *launcher, sys.executable, "-m", "accel", "train", *options],
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Faults of a cluster, on two nodes that are namespaces of this machine: see ``scripts/two_nodes``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.ranks import ROOT, need_mpirun
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which has network namespaces"),
+]
+SCRIPT = str(ROOT / "scripts/two_nodes")
+SILENCE_S = 25.0  # After which a rank counts as dead.
+
+
+class Nodes:
+    """Node a, where the learner and one actor run, and node b with two actors."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.do("up")
+
+    def do(self, action: str, *words: str) -> str:
+        """One action of the script; skips the test where the machine does not allow it."""
+        done = subprocess.run([SCRIPT, action, str(self.directory), *words], capture_output=True, text=True)
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            pytest.skip(f"needs root, network namespaces and an sshd: {lines[-1]}")
+        return done.stdout
+
+    def processes(self, node: str, word: str = "accel") -> list[int]:
+        """Processes of a node with ``word`` in their command line."""
+        found = []
+        for pid in map(int, self.do("pids", node).split()):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if word.encode() in command:
+                found.append(pid)
+        return found
+
+    def train(self, results_dir: Path) -> TrainingRun:
+        """A run over both nodes that ends when it is told to."""
+        words = ("--hosts", "10.77.0.1:2,10.77.0.2:2", "--actors", "3", "--total-env-steps", "1000000000")
+        words = (*words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", f"{SILENCE_S:g}")
+        return TrainingRun(results_dir, *words, prefix=[SCRIPT, "run", str(self.directory), "a"])
+
+    def is_quiet(self, node: str) -> bool:
+        """Whether every rank and launcher of a node ends within ten seconds, and a little more on a busy machine."""
+        deadline = time.monotonic() + 30.0
+        while (left := self.processes(node) + self.processes(node, "prte")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not left
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    need_mpirun()
+    made = Nodes(tmp_path / "nodes")
+    yield made
+    made.do("down")
+
+
+def alive(job: TrainingRun) -> int:
+    return int(job.records()[-1]["actors_alive"])
+
+
+def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: Nodes, tmp_path: Path) -> None:
+    """The run goes on without the first, and with all others."""
+    with nodes.train(tmp_path) as job:
+        job.wait_for_records(2)
+        os.kill(nodes.processes("b", "accel.cli.rank")[0], signal.SIGKILL)
+        job.wait_for(lambda: alive(job) == 2, "noticing the dead actor")
+        nodes.do("unplug")
+        time.sleep(10.0)
+        nodes.do("plug")
+        job.wait_for_records(2)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
+        assert "did not stop" not in job.output
+        assert nodes.is_quiet("a") and nodes.is_quiet("b")
+
+
+def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
+    """The run goes on with the actors on this side, and the others end by themselves."""
+    with nodes.train(tmp_path) as job:
+        job.wait_for_records(2)
+        nodes.do("unplug")
+        job.wait_for(lambda: alive(job) == 1, "noticing that both actors are silent")
+        job.wait_for(lambda: not nodes.processes("b", "accel.cli.rank"), "ending on the other side")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.summary().dead_actors == 2 and job.summary().reason == "stopped on request"
+        assert nodes.is_quiet("a")
+
+
+def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    """Open MPI's launcher ends the job, with an exit status of its choice; the command says how to go on."""
+    with nodes.train(tmp_path) as job:
+        job.wait_for_records(2)
+        job.wait_for(job.checkpoints, "a checkpoint")
+        nodes.do("kill", "b")
+        assert job.finish() != 0, job.output
+        assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
+        assert not (job.path / "summary.json").exists() and job.checkpoints()
+        assert nodes.is_quiet("a")
+
+
+@pytest.mark.parametrize("victim", ["starter", "mpirun", "prted"])
+def test_whatever_dies_nothing_is_left_on_either_node(victim: str, nodes: Nodes, tmp_path: Path) -> None:
+    with nodes.train(tmp_path) as job:
+        job.wait_for_records(1)
+        launchers = {"mpirun": nodes.processes("a", "prterun"), "prted": nodes.processes("b", "bin/prted")}
+        for pid in launchers.get(victim, [job.process.pid]):
+            os.kill(pid, signal.SIGKILL)
+        assert job.finish() != 0
+        assert nodes.is_quiet("a") and nodes.is_quiet("b")
