@@ -43,7 +43,7 @@ from accel.exporting.quality import (
 )
 from accel.json_object import Json
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import MAX_ENVS, Array, Episodes, Policy, collect_inputs, play
+from accel.runs.playing import DEFAULT_ENVS, Array, Episodes, Policy, collect_inputs, play
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
 from compressors.errors import CompressorError
@@ -297,7 +297,7 @@ class _Builder:
             episodes=episodes,
             seed=self._seed,
             greedy=self._greedy,
-            envs=MAX_ENVS,
+            envs=DEFAULT_ENVS,
             progress=self._progress,
         )
 

@@ -11,7 +11,7 @@ from accel.display.progress import Progress, SilentProgress
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import MAX_ENVS, Episodes, collect_inputs, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, collect_inputs, play
 from compressors.artifact import CompressedPolicy
 from compressors.scheme import parse_scheme
 from monitor.statistics import Interval, mean_interval
@@ -95,7 +95,7 @@ def evaluate(
     greedy: bool = True,
     baseline: bool = False,
     video: Path | None = None,
-    envs: int = MAX_ENVS,
+    envs: int = DEFAULT_ENVS,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Play a trained policy through the session that actors use, and say what it earned.

@@ -27,7 +27,8 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Picture = npt.NDArray[np.uint8]
 
-MAX_ENVS = 16
+DEFAULT_ENVS = 16
+MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
 _NOISE_ROWS = 64
 # seed streams of evaluation and collection, disjoint from those of actors, which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
@@ -69,7 +70,7 @@ def play(
     episodes: int,
     seed: int = 0,
     greedy: bool = True,
-    envs: int = MAX_ENVS,
+    envs: int = DEFAULT_ENVS,
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
     progress: Progress | None = None,
@@ -94,12 +95,17 @@ def play(
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
         progress: advanced after every step.
     Raises:
-        ConfigError: ``episodes`` or ``envs`` is not positive.
+        ConfigError: ``episodes`` or ``envs`` is not positive, or too many.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
         ArtifactError: the artifact cannot be loaded here.
     """
     if episodes < 1 or envs < 1:
         raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
+    if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:
+        raise ConfigError(
+            f"{episodes:,} episodes on {envs:,} environments: at most {MAX_EPISODES:,}, whose returns are kept in "
+            f"memory, on {MAX_ENVS:,}, which one process steps together"
+        )
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     player = make_player(policy, run.network.state_shapes, width)

@@ -192,6 +192,9 @@ def test_bad_numbers_and_schemes_are_named(tmp_path: Path) -> None:
     run = cartpole(tmp_path)
     with pytest.raises(ConfigError, match="0 episodes"):
         evaluate(run, episodes=0)
+    for numbers in ({"episodes": 10**12}, {"episodes": 10**6, "envs": 10**6}):
+        with pytest.raises(ConfigError, match=r"at most 1,000,000, .* on 4,096"):
+            evaluate(run, **numbers)
     with pytest.raises(SchemeError, match="choose from"):
         evaluate(run, scheme="int9")
     with pytest.raises(ConfigError, match="at least one"):
