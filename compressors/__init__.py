@@ -1,4 +1,4 @@
-"""Compression-aware acting: a torch policy becomes a small ONNX artifact, refreshed often and run without torch.
+"""Compressed policies: a torch policy becomes a small ONNX artifact, refreshed often and run without torch.
 
 Names resolve on first use, so that importing ``compressors.runtime`` on an actor never loads torch.
 """

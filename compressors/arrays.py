@@ -1,4 +1,4 @@
-"""Names for the arrays of this package. Imports numpy only."""
+"""Array types of this package. Imports numpy only."""
 
 from __future__ import annotations
 

@@ -65,13 +65,13 @@ class CompressedPolicy:
     Attributes:
         scheme: the compression scheme's text form.
         version: the policy version, at least 0.
-        inputs: what the model reads; the first is the observations, the rest is recurrent state.
-        outputs: what it returns; the first is the distribution's parameters [batch, P], the rest is the next state.
+        inputs: the model's inputs; observations first, then recurrent state.
+        outputs: its outputs; the distribution's parameters [batch, P] first, then the next recurrent state.
         metadata: the caller's own JSON, such as the action space.
-        cpu_features: what the acting CPU must have, in the words of ``compressors.cpu``.
-        optimisation: how much onnxruntime still has to do when it loads the model; most are saved optimised ("none").
+        cpu_features: features that the acting CPU must have, as named in ``compressors.cpu``.
+        optimisation: graph optimisation level to load the model at; most models are saved optimised ("none").
         model: the serialised ONNX model.
-        variant: of int8, which schemes leave to the acting CPU unless they name one; "" for formats without variants.
+        variant: of int8, chosen for the acting CPU unless the scheme names one; "" for formats without variants.
     """
 
     scheme: str
@@ -98,10 +98,12 @@ class CompressedPolicy:
         try:
             return json.dumps(header, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
-            raise ArtifactError(f"the artifact's metadata is not plain JSON: {error}") from error
+            raise ArtifactError(
+                f"the artifact's metadata is not plain JSON ({error}); use text, finite numbers, lists and dictionaries"
+            ) from error
 
     def with_model(self, model: bytes, version: int) -> CompressedPolicy:
-        """Another model of the same contract, whose header is encoded once. Raises ArtifactError as ``to_bytes``."""
+        """The same contract with another model; reuses the encoded header. Raises ArtifactError as ``to_bytes``."""
         copy = dataclasses.replace(self, model=model, version=version)
         copy.__dict__["_header"] = self._header
         return copy
@@ -109,7 +111,7 @@ class CompressedPolicy:
     def to_bytes(self) -> bytes:
         """The artifact in its byte format. Raises ArtifactError when the metadata is not plain JSON."""
         if not 0 <= self.version < 2**63:
-            raise ArtifactError(f"policy version {self.version} is negative or over 63 bits")
+            raise ArtifactError(f"policy version {self.version} is out of range; give one in [0, 2**63)")
         header = self._header
         prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version)
         return b"".join((prefix, _checksum(prefix, header, self.model), header, self.model))
@@ -119,22 +121,22 @@ class CompressedPolicy:
         """Read an artifact back; raises ArtifactError, and nothing else, for any bytes that are not exactly one."""
         view = memoryview(buffer).cast("B")
         if len(view) < _START:
-            _refuse(f"{len(view)} bytes are fewer than the {_START} of an artifact's prefix")
+            _refuse(f"it has {len(view)} bytes, fewer than the {_START} of an artifact's prefix")
         magic, format_version, flags, header_bytes, model_bytes, version = _PREFIX.unpack_from(view)
         if magic != MAGIC:
-            _refuse("the magic bytes are wrong; these bytes are something else")
+            _refuse(f"it begins with {bytes(magic)!r} instead of {MAGIC!r}")
         if format_version != FORMAT_VERSION:
-            _refuse(f"format version {format_version} is not {FORMAT_VERSION}, the one this software reads")
+            _refuse(f"format version {format_version} is not {FORMAT_VERSION}, the version that this software reads")
         if header_bytes > _MAX_HEADER_BYTES:
             _refuse(f"its header has {header_bytes:,} bytes, over the {_MAX_HEADER_BYTES:,} that one may have")
         if len(view) != _START + header_bytes + model_bytes:
-            _refuse(f"{len(view)} bytes where the prefix announces {_START + header_bytes + model_bytes}")
+            _refuse(f"it has {len(view)} bytes, but its prefix announces {_START + header_bytes + model_bytes}")
         header = view[_START : _START + header_bytes]
         model = bytes(view[_START + header_bytes :])
         if view[_PREFIX.size : _START] != _checksum(view[: _PREFIX.size], header, model):
             _refuse("the checksum does not match, so it was damaged in transit or on disk")
         if flags != 0 or version < 0:
-            _refuse("reserved flags are set or the version is negative")
+            _refuse(f"reserved flags {flags:#x} are set or version {version} is negative")
         return _from_header(_parse_json(bytes(header)), version, model)
 
     @classmethod
@@ -174,7 +176,7 @@ def _checksum(prefix: Buffer, header: Buffer, model: Buffer) -> bytes:
 
 def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
     if not isinstance(header, dict) or header.keys() != _HEADER_KEYS:
-        _refuse("the header's fields are not the known ones")
+        _refuse(f"the header is not an object with the fields {', '.join(sorted(_HEADER_KEYS))}")
     scheme, metadata, optimisation = header["scheme"], header["metadata"], header["optimisation"]
     features = header["cpu_features"]
     if not _is_text(scheme):
@@ -189,7 +191,7 @@ def _from_header(header: Json, version: int, model: bytes) -> CompressedPolicy:
     if variant != "" and not _is_text(variant):
         _refuse("the variant is no plain text")
     if not model:
-        _refuse("there is no model in it")
+        _refuse("the model is empty")
     return CompressedPolicy(
         scheme=cast("str", scheme),
         version=version,
@@ -212,7 +214,7 @@ def _tensors(value: Json, what: str) -> tuple[TensorSpec, ...]:
         _refuse(f"{what} is no list of 1 to {_MAX_TENSORS} tensors")
     specs = tuple(_tensor(item, what) for item in value)
     if len({spec.name for spec in specs}) != len(specs):
-        _refuse(f"two of the {what} have one name")
+        _refuse(f"two of the {what} have the same name")
     return specs
 
 
@@ -257,7 +259,7 @@ def _items(part: Json) -> Iterable[Json]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the acting CPU can do, in the few words that decide between int8 variants. No torch."""
+"""CPU features that decide between int8 variants. No torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import functools
 import platform
 from pathlib import Path
 
-# x86: 8-bit products are summed without saturation. AVX2 alone saturates U8·S8 pairs at 16 bits.
+# x86 with VNNI sums 8-bit products without saturation; AVX2 alone saturates pairs of U8·S8 products at 16 bits.
 VNNI = "vnni"
 AVX2 = "avx2"
 ARM = "arm"
-FEATURES = (VNNI, AVX2, ARM)
 _VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni"})
 _ARM_MACHINES = ("arm", "aarch64")
 
 
 def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> frozenset[str]:
-    """Features of a CPU, a subset of ``FEATURES``.
+    """Features of a CPU: a subset of ``VNNI``, ``AVX2`` and ``ARM``.
 
     Args:
         cpuinfo: the text of ``/proc/cpuinfo``; read from this machine when None (empty where there is none).
@@ -36,7 +35,7 @@ def cpu_features(cpuinfo: str | None = None, machine: str | None = None) -> froz
 
 @functools.cache
 def _own_features() -> frozenset[str]:
-    """This machine's, which do not change: reading them takes as long as loading a small policy."""
+    """Of this machine, cached: reading them takes as long as loading a small policy."""
     return cpu_features(_read_cpuinfo(), platform.machine())
 
 

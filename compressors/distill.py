@@ -1,8 +1,8 @@
-"""``distill(64x2)``: a small student acts in the policy's place and is trained towards it online.
+"""``distill(64x2)``: a small student acts in place of the policy and is trained towards it online.
 
-The student is the caller's: bind is given a factory for it and a divergence to train it by. It learns by
-``distill_step`` on real observations, off the critical path; a refresh exports the student as it is. Modules that the
-student shares with the policy, such as the observation normaliser, follow the policy and are not trained here.
+The caller provides a factory for the student and the divergence that it minimises. ``distill_step`` trains it on real
+observations, off the critical path; a refresh exports the student as it is. Modules that the student shares with the
+policy, such as the observation normaliser, are copied from the policy at each step and not trained.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Distill(Reduction):
     """Online distillation.
 
     Attributes:
-        size: the student's size as the factory understands it: ``64x2`` is two layers of 64 units.
+        size: the student's size, passed to the factory: ``64x2`` is two layers of 64 units.
         student_factory: (size, policy) to a student with the policy's input and output.
         divergence: (student's parameters, policy's parameters), both [N, P], to a scalar to minimise.
         learning_rate: of Adam.
@@ -59,9 +59,9 @@ class Distill(Reduction):
             GraphError: the student's output has another shape than the policy's.
         """
         if self.student_factory is None or self.divergence is None:
-            raise SchemeError(f"{self.scheme} needs a student factory and a divergence; give them to make_compressor")
+            raise SchemeError(f"{self.scheme} needs a student factory and a divergence; pass both to make_compressor")
         if len(example_inputs) > 1:
-            raise UnsupportedLayerError(f"{self.scheme} takes policies without recurrent state; use prune or lowrank")
+            raise UnsupportedLayerError(f"{self.scheme} supports no recurrent policies; use prune or lowrank")
         student = self.student_factory(self.size, module)
         ours, theirs = _size(student), _size(module)
         if ours > theirs:
@@ -75,7 +75,7 @@ class Distill(Reduction):
 class Student(BoundReduction):
     """A student in training; see ``BoundReduction``.
 
-    Copies train one and the same student; each projects what that was when the copy last trained it.
+    All copies train the same student; ``project`` returns its parameters after the copy's own last step.
     """
 
     has_student = True
@@ -94,17 +94,22 @@ class Student(BoundReduction):
         with torch.no_grad():
             theirs, ours = (_parameters(m, example_inputs) for m in (policy, student))
         if theirs.shape != ours.shape:
-            raise GraphError(f"the student returns {tuple(ours.shape)} where the policy returns {tuple(theirs.shape)}")
+            raise GraphError(
+                f"the student returns shape {tuple(ours.shape)}, but the policy returns {tuple(theirs.shape)}; change "
+                "the student factory"
+            )
         self.module = copy.deepcopy(student)  # what it shares with the policy must not change during a step
         own = [p for name, p in self.module.named_parameters() if name not in self._shared and p.requires_grad]
         if not own:
-            raise GraphError("the student has no parameters of its own to train")
+            raise GraphError(
+                "the student has no parameters of its own to train, as it shares them all; change the student factory"
+            )
         self._optimiser = torch.optim.Adam(own, learning_rate)
-        self._learnt = self._read()
+        self._trained = self._read()
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
-        return {**self._learnt, **{name: state[owner] for name, owner in self._shared.items()}}
+        return {**self._trained, **{name: state[owner] for name, owner in self._shared.items()}}
 
     def copy(self) -> Self:
         """See ``BoundReduction.copy``."""
@@ -123,11 +128,11 @@ class Student(BoundReduction):
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimiser.step()
-        self._learnt = self._read()
+        self._trained = self._read()
         return float(loss.detach())
 
     def _read(self) -> State:
-        """The student's own numbers, as copies."""
+        """Copies of the student's own parameters and buffers."""
         tensors = read_state(self.module)
         return {name: np.array(array) for name, array in tensors.items() if name not in self._shared}
 
@@ -150,7 +155,7 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _parameters(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The first output on inputs moved to where the module is."""
+    """The first output, computed on the module's device."""
     device = next(module.parameters()).device
     result = module(*(value.to(device) for value in inputs.values()))
     first: Tensor = result if isinstance(result, Tensor) else result[0]

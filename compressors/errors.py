@@ -1,4 +1,4 @@
-"""Named errors of the compressors: each message says what was wrong and what to do."""
+"""Errors of the compressors: each message names the value, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ class CompressorError(Exception):
 
 
 class SchemeError(CompressorError):
-    """A scheme's text is malformed, names an unknown method, or combines methods that do not go together."""
+    """A scheme's text is malformed, names an unknown method, or combines methods that cannot be combined."""
 
 
 class ArtifactError(CompressorError):
-    """Bytes that are no undamaged, supported policy artifact, or an artifact that this machine cannot run."""
+    """Bytes that are not an intact artifact of a supported version, or an artifact that this machine cannot run."""
 
 
 class GraphError(CompressorError):
-    """The policy module cannot be turned into a graph whose weights can be refreshed."""
+    """The policy module cannot be exported to a graph whose weights can be refreshed."""
 
 
 class UnsupportedLayerError(CompressorError):
@@ -32,4 +32,4 @@ class WeightsError(CompressorError):
 
 
 class VerificationError(CompressorError):
-    """An artifact does not agree with the policy that it was made from."""
+    """An artifact's outputs differ too much from those of the policy that it was made from."""

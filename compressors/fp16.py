@@ -1,4 +1,4 @@
-"""``fp16``: weights travel in half precision and compute in single: half the bytes, no faster on a CPU."""
+"""``fp16``: weights are stored in half precision and computed in single: half the bytes, no faster on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GREATEST = float(np.finfo(np.float16).max)
 
 
 class Float16(Format):
-    """Half precision for every weight of two dimensions or more; biases and normaliser statistics stay whole."""
+    """Half precision for every weight of two dimensions or more; biases and normaliser statistics stay single."""
 
     @property
     def method(self) -> MethodText:
@@ -36,7 +36,7 @@ class Float16(Format):
 
 
 class Float16Encoder(Encoder):
-    """Rounds weights; a Cast per weight, which onnxruntime folds when it loads the model, makes them single again."""
+    """Rounds weights to half precision; a Cast per weight, folded by onnxruntime on loading, widens them."""
 
     def __init__(self, graph: PolicyGraph) -> None:
         self._halved = frozenset(

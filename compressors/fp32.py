@@ -1,4 +1,4 @@
-"""``fp32``: no compression, the baseline of every other scheme; the graph is fused and its weights are copied."""
+"""``fp32``: no compression, the baseline; the graph is fused and its weights are copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compressors.scheme import Context, MethodText
 
 
 class Float32(Format):
-    """Single precision, as the learner has it."""
+    """Single precision, as in the learner."""
 
     @property
     def method(self) -> MethodText:
@@ -29,14 +29,14 @@ class Float32(Format):
 
 
 class Float32Encoder(Encoder):
-    """Copies parameters into the fused graph's bytes."""
+    """Copies parameters into the bytes of the fused graph."""
 
     def __init__(self, graph: PolicyGraph) -> None:
         outputs = [spec.name for spec in graph.outputs]
         slots = {name: Slot.like(array) for name, array in graph.parameters.items()}
         nodes = fuse_activations(graph.nodes, outputs)
         self._payload = Payload(nodes, graph.inputs, graph.outputs, slots, graph.constants, OPSET)
-        # onnxruntime blocks the channels of convolutions for the CPU when it loads them, which pays at every call
+        # onnxruntime converts convolutions to its blocked layout on loading, which makes every call faster
         self.optimisation: Optimisation = "all" if any(node.op_type == "Conv" for node in graph.nodes) else "none"
         if self.optimisation == "all":
             self._payload = Payload(graph.nodes, graph.inputs, graph.outputs, slots, graph.constants, OPSET)

@@ -47,14 +47,14 @@ class Int4(Format):
     """4-bit weights.
 
     Attributes:
-        block: how many weights of one output share a scale.
+        block: number of weights of an output that share a scale.
     """
 
     block: int = _DEFAULT_BLOCK
 
     @property
     def method(self) -> MethodText:
-        """``int4`` with its block size, if not the usual one."""
+        """``int4`` with its block size, unless it is the default."""
         return MethodText("int4", () if self.block == _DEFAULT_BLOCK else (str(self.block),))
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
@@ -104,13 +104,13 @@ class _Int4Graph(LayerRewriter):
         return nodes
 
     def refusal(self, operator: str) -> str:
-        return f"operator {operator} takes no 4-bit weights here; use fp16 or fp32"
+        return f"operator {operator} has no kernel for 4-bit weights; use fp16 or fp32"
 
 
 def replace_layer(
     layer: Layer, shape: tuple[int, ...], block: int = _DEFAULT_BLOCK
 ) -> tuple[list[NodeProto], dict[str, Slot]]:
-    """The nodes in a layer's place, and the initializers for its weight of the given shape."""
+    """The nodes that replace a layer, and the initializers for its weight of the given shape."""
     codes, scale = f"{layer.stem}:codes", f"{layer.stem}:scale"
     if layer.is_convolution:
         real = helper.make_node(
@@ -140,7 +140,7 @@ def replace_layer(
 def layer_writer(
     layers: Sequence[Layer], graph: PolicyGraph, changes: Changes, block: int = _DEFAULT_BLOCK
 ) -> NibbleWriter:
-    """What ``write_layer`` needs for these layers."""
+    """The writer for these layers, to pass to ``write_layer``."""
     sizes = []
     for layer in layers:
         shape = graph.parameters[layer.weight].shape
@@ -168,13 +168,13 @@ def make_int4(arguments: tuple[str, ...], context: Context) -> Int4:
 
 
 class NibbleWriter:
-    """Quantises one weight after the other to 4 bits; reuses its working memory.
+    """Quantises weights to 4 bits; reuses its working memory.
 
-    torch reduces blocks ten times as fast as numpy.
+    Uses torch, whose reductions of blocks are ten times as fast as numpy's.
     """
 
     def __init__(self, changes: Changes, sizes: Sequence[int]) -> None:
-        """Make room for weights of up to the given numbers of elements, padding included."""
+        """Allocate working memory for weights of these numbers of elements, padding included."""
         greatest = max(sizes, default=0)
         self._changes = changes
         self._scratch = torch.zeros(greatest + 1)
@@ -186,10 +186,10 @@ class NibbleWriter:
         """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
 
         Args:
-            name: the layer's, for messages.
+            name: the layer's name in messages.
             weight: [N, K].
             block: weights that share a scale; even.
-            target: [N, ⌈K / block⌉, block / 2] bytes, the earlier of two codes in the lower half.
+            target: [N, ⌈K / block⌉, block / 2] bytes, the first of two codes in the lower half.
         Returns:
             The scales, [N · ⌈K / block⌉].
         Raises:
@@ -198,7 +198,7 @@ class NibbleWriter:
         groups = _in_blocks(weight, block)
         scales, inverse = _block_scales(name, groups)
         room = self._scratch[: groups.numel()].view_as(groups)
-        # two sums, as the second is a rounding: 8.5 at once would round differently
+        # two additions: adding 8.5 at once would round differently
         torch.mul(groups, inverse, out=room).add_(8.0).add_(0.5).clamp_max_(15.0)
         codes = self._codes[: room.numel()]
         np.copyto(codes, room.view(-1).numpy(), casting="unsafe")
@@ -227,7 +227,7 @@ class NibbleWriter:
         return scales
 
     def _pack(self, codes: NDArray[np.uint8], target: Array, count: int) -> None:
-        """Two codes a byte: of a 16-bit word, which has them in the lower half of either byte, v | v >> 4."""
+        """Pack two codes per byte: v | v >> 4 of a 16-bit word v with a code in the lower half of each byte."""
         words, size = codes.view(np.dtype("<u2")), target.size
         joined, packed, changed = self._words[:size], self._packed[:size], self._changed[:size]
         np.right_shift(words, 4, out=joined)
@@ -239,7 +239,7 @@ class NibbleWriter:
 
 
 def padded_size(shape: tuple[int, int], block: int) -> int:
-    """Numbers in a matrix [N, K] with its rows padded to whole blocks."""
+    """Number of elements of a matrix [N, K] with its rows padded to whole blocks."""
     return shape[0] * -(-shape[1] // block) * block
 
 
@@ -273,4 +273,6 @@ def _as_tensor(weight: Array) -> torch.Tensor:
 
 def _require_finite(name: str, scales: NDArray[np.float32]) -> None:
     if not np.isfinite(scales).all():
-        raise WeightsError(f"layer {name!r} has a weight that is not finite; do not publish it")
+        raise WeightsError(
+            f"layer {name!r} has a weight that is not finite; do not publish it, lower the learning rate"
+        )

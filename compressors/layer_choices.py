@@ -1,7 +1,7 @@
-"""Choices layer by layer in a scheme's arguments: ``torso.0=0.5``, where a name stands for what is inside it too.
+"""Per-layer choices in a scheme's arguments, such as ``torso.layers.0=0.5``.
 
-A layer goes by its name in the policy, such as ``torso.layers.0``; ``torso`` stands for every layer under it, and the
-longest name that fits a layer decides. A layer that an earlier method split in factors keeps its name for both.
+A layer is named as in the policy. A prefix such as ``torso`` names every layer under it; the longest matching name
+decides. Both factors of a layer that ``lowrank`` factorised match the layer's own name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What ``prune`` puts in front of the names of a recurrent policy, which it wraps.
+# Prefix of the layer names of a recurrent policy under ``prune``, which wraps it.
 WRAPPER = "policy."
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """A method's plain arguments, and its choices by layer.
+    """A method's plain arguments and its per-layer choices.
 
     Raises:
         SchemeError: a layer is named twice.
@@ -40,7 +40,7 @@ def split_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], dict[str
 
 
 def parse_ratios(method: str, choices: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
-    """Choices that are shares between 0 and 1, both included. Raises SchemeError that names the layer."""
+    """Choices as shares in [0, 1]. Raises SchemeError: names the layer whose choice is not one."""
     ratios: list[tuple[str, float]] = []
     for layer, text in choices.items():
         try:
@@ -54,33 +54,33 @@ def parse_ratios(method: str, choices: Mapping[str, str]) -> tuple[tuple[str, fl
 
 
 def choice_for(layer: str, choices: Sequence[tuple[str, T]], default: T) -> T:
-    """What the longest fitting name chooses for a layer."""
-    fitting = [(len(name), choice) for name, choice in choices if _fits(name, layer)]
-    return max(fitting, key=lambda pair: pair[0])[1] if fitting else default
+    """The choice of the longest name that matches a layer, or the default."""
+    matching = [(len(name), choice) for name, choice in choices if _matches(name, layer)]
+    return max(matching, key=lambda pair: pair[0])[1] if matching else default
 
 
 def check_layers(scheme: str, named: Iterable[str], layers: Iterable[str]) -> None:
-    """Every layer that a scheme names must be there.
+    """Check that the policy has every layer that a scheme names.
 
     Raises:
-        SchemeError: a name fits no layer; the message lists the layers.
+        SchemeError: a name matches no layer; lists the layers.
     """
     known = list(layers)
     for name in named:
-        if not any(_fits(name, layer) for layer in known):
+        if not any(_matches(name, layer) for layer in known):
             listed = ", ".join(layer.removeprefix(WRAPPER) for layer in known) or "none"
-            raise SchemeError(f"{scheme} names {name!r}, but the layers that it can choose for are {listed}")
+            raise SchemeError(f"{scheme} names {name!r}, which is no layer that it applies to; choose from {listed}")
 
 
 def is_named(layer: str, names: Iterable[str]) -> bool:
-    """Whether a layer is named itself, not only what it is part of."""
+    """Whether a layer is named itself, not only by a prefix."""
     return any(name in (layer, layer.removeprefix(WRAPPER)) for name in names)
 
 
 def weight_layer(graph: PolicyGraph, weight: str) -> str:
-    """The name in the policy of the layer that a graph's weight belongs to; of merged layers the first one's."""
+    """The policy's name of the layer that a graph's weight belongs to; the first one's where layers are merged."""
     return graph.sources(weight)[0].rpartition(".")[0]
 
 
-def _fits(name: str, layer: str) -> bool:
+def _matches(name: str, layer: str) -> bool:
     return any(own == name or own.startswith(f"{name}.") for own in (layer, layer.removeprefix(WRAPPER)))

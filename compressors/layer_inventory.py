@@ -1,4 +1,4 @@
-"""The layers of a policy that schemes can choose for one by one, and what each could be given."""
+"""The layers of a policy for which schemes take per-layer choices, with what each method can do to them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class PolicyLayer:
     """A layer with weights.
 
     Attributes:
-        name: as schemes name it, such as ``torso.layers.0``.
+        name: as used in schemes, such as ``torso.layers.0``.
         kind: ``linear`` (an LSTM's step too) or ``convolution``.
         outputs: rows of its weight, seen as a matrix.
         inputs: columns of its weight.
-        units: how many units or channels ``prune`` can remove some of under this name; 0 where it can remove none, as
-            of heads and of layers whose channels go by another layer's name.
+        units: size of the coupled channel group that ``prune`` knows by this name; 0 where it prunes none, as in heads
+            and in layers whose channels belong to another layer's group.
     """
 
     name: str
@@ -40,18 +40,18 @@ class PolicyLayer:
     units: int
 
     def keeps(self, share: float) -> int:
-        """How many units stay when ``prune`` removes a share of them."""
+        """How many units ``prune`` keeps when it removes a share of them."""
         return kept_count(self.units, share)
 
     def rank(self, share: float) -> int | None:
-        """The rank of its factors under ``lowrank``; None where they would be no smaller than the weight."""
+        """The rank under ``lowrank``; None where the factors would be no smaller than the weight."""
         return factor_rank(self.outputs, self.inputs, share)
 
 
 def policy_layers(
     module: nn.Module, example_inputs: Mapping[str, Tensor], output_names: Sequence[str]
 ) -> tuple[PolicyLayer, ...]:
-    """The layers that an actor computes, in its order.
+    """The layers with weights that an actor computes, in order of execution.
 
     Args:
         module, example_inputs, output_names: as for ``Compressor.bind``.
@@ -69,7 +69,7 @@ def policy_layers(
         if node.op_type not in ("Gemm", "Conv") or node.input[1] not in graph.parameters:
             continue
         name = weight_layer(graph, node.input[1])
-        # its own matrices, not the graph's, into which heads and constants may be merged
+        # the module's own matrices: in the graph, heads and constants may be merged into one
         matrices = [shape for own, shape in shapes.items() if own.rpartition(".")[0] == name and len(shape) > 1]
         inputs = sum(int(np.prod(shape[1:])) for shape in matrices)
         kind = "convolution" if node.op_type == "Conv" else "linear"

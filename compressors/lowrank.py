@@ -1,14 +1,14 @@
-"""``lowrank(r)``: weight matrices as products of two thin ones, of rank ``r`` times their smaller side.
+"""``lowrank(r)``: low-rank factorisation of weight matrices, with rank ``r`` times their smaller dimension.
 
     W h + b ≈ U (UᵀW) h + b + (W − U UᵀW) E[h],   U: the leading eigenvectors of W C Wᵀ
 
-C is the covariance of the layer's inputs h on recent real inputs, the identity before any were seen: among all bases of
-its rank, U loses least of what the layer really puts out. The bias makes up for the mean of the inputs; where a layer
-has none, C is of second moments about zero. It is chosen when the scheme is bound and whenever ``reselect`` is called;
-in between, a refresh projects the present weight on it. Layers for which two factors would hold no fewer numbers than
-the weight stay whole. ``lowrank(r,layer=q)`` gives one layer the rank ``q``, and ``lowrank(layer=q)`` leaves the others
-whole. Source: Eckart and Young 1936 for C = I; principal components of the outputs, as in Zhang et al. 2015,
-arXiv:1505.06798, section 2.1.
+C is the covariance of the layer's inputs h on recent real inputs, and the identity before there are any: of all bases
+of its rank, U minimises the mean squared error of the layer's outputs. The bias accounts for the mean of the inputs;
+for a layer without bias, C are second moments about zero. U is selected when the scheme is bound and by ``reselect``;
+in between, a refresh projects the present weight on it. A layer stays unfactorised where two factors would have no
+fewer elements than the weight. ``lowrank(r,layer=q)`` gives one layer the rank ratio ``q``, and ``lowrank(layer=q)``
+factorises no other layer. Source: Eckart and Young 1936 for C = I; principal components of the outputs, as in Zhang et
+al. 2015, arXiv:1505.06798, section 2.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from compressors.arrays import Array, FloatArray, State
 from compressors.errors import UnsupportedLayerError
-from compressors.factors import FactoredLSTM, FactoredLSTMCell, factored_convolution, factored_linear
 from compressors.layer_choices import check_layers, choice_for, is_named
 from compressors.method_arguments import parse_lowrank
 from compressors.methods import BoundReduction, Reduction
@@ -39,8 +38,8 @@ class LowRank(Reduction):
     """Low-rank factors.
 
     Attributes:
-        ratio: rank as a share of a weight's smaller side, in (0, 1]; at 1 layers stay whole.
-        layers: ratios in (0, 1] by layer, in the place of ``ratio``.
+        ratio: rank as a share of a weight's smaller dimension, in (0, 1]; at 1 layers are not factorised.
+        layers: ratios in (0, 1] by layer, overriding ``ratio``.
     """
 
     ratio: float
@@ -59,7 +58,7 @@ class LowRank(Reduction):
 
 @dataclass(frozen=True)
 class _Factored:
-    """A layer in factors: whose weights it had, side by side, and what they are called in the smaller module."""
+    """A factorised layer: its weights, concatenated, its biases, and its name in the smaller module."""
 
     weights: tuple[str, ...]
     biases: tuple[str, ...]
@@ -71,7 +70,7 @@ class FactoredModule(BoundReduction):
     """A policy with low-rank layers; see ``BoundReduction``.
 
     Attributes:
-        ranks: layer name to rank, for those in factors.
+        ranks: layer name to rank, for factorised layers.
     """
 
     def __init__(self, options: LowRank, module: nn.Module) -> None:
@@ -80,7 +79,7 @@ class FactoredModule(BoundReduction):
         self._layers = self._replace_layers()
         if not self._layers:
             raise UnsupportedLayerError(
-                f"{options.scheme} finds no layer whose factors would be smaller than its weight; take a smaller rank"
+                f"{options.scheme} finds no layer whose factors would be smaller than its weight; use a smaller rank"
             )
         self.ranks = {layer.prefix: layer.rank for layer in self._layers}
         self._whole = copy.deepcopy(module).cpu().eval()
@@ -93,7 +92,7 @@ class FactoredModule(BoundReduction):
         """See ``BoundReduction.project``."""
         projected: dict[str, Array] = {name: array for name, array in state.items() if name not in self._own}
         for layer in self._layers:
-            # torch multiplies with the learner's threads, numpy with a pool of its own that competes with them
+            # torch uses the learner's threads, numpy a thread pool of its own that competes with them
             matrix, basis = torch.from_numpy(_matrix(layer, state)), torch.from_numpy(self._bases[layer.prefix])
             thin = torch.mm(basis.t(), matrix)
             first, second = thin.numpy(), self._bases[layer.prefix]
@@ -117,7 +116,7 @@ class FactoredModule(BoundReduction):
             self._bases[layer.prefix] = leading_basis(_matrix(layer, state), layer.rank, covariance)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
-        """See ``BoundReduction.observe``; the first inputs make it choose again."""
+        """See ``BoundReduction.observe``; selects again at the first inputs."""
         first = not self._inputs.seen
         load_state(self._whole, state)
         self._inputs.observe(self._whole, inputs)
@@ -140,7 +139,7 @@ class FactoredModule(BoundReduction):
                 biases = (f"bias_ih{suffix}", f"bias_hh{suffix}") if layer.bias else ()
             elif any(p.dim() > 1 for p in layer.parameters(recurse=False)):
                 raise UnsupportedLayerError(
-                    f"lowrank takes Linear, Conv2d, nn.LSTM and nn.LSTMCell, not {name!r}, a {type(layer).__name__}; "
+                    f"lowrank supports Linear, Conv2d, nn.LSTM, nn.LSTMCell, not {name!r}, a {type(layer).__name__}; "
                     "use a scheme without lowrank, or another layer"
                 )
             else:
@@ -154,11 +153,11 @@ class FactoredModule(BoundReduction):
             if rank is None and ratio < 1.0 and is_named(name, dict(self._options.layers)):
                 raise UnsupportedLayerError(
                     f"{self._options.scheme}: factors of {name!r} [{rows}, {columns}] would be no smaller than its "
-                    "weight; take a smaller rank for it, or leave it out"
+                    "weight; use a smaller rank for it, or omit the layer"
                 )
             if rank is not None:
                 _check_convolution(self._options.scheme, name, layer)
-                self.module = _replaced(self.module, name, _in_factors(layer, rank))
+                self.module = _replaced(self.module, name, _factorised(layer, rank))
                 full = [tuple(_inside(name, n) for n in names) for names in (weights, biases)]
                 made.append(_Factored(full[0], full[1], name, rank))
         check_layers(self._options.scheme, dict(self._options.layers), names)
@@ -180,14 +179,14 @@ def make_lowrank(arguments: tuple[str, ...], context: Context) -> LowRank:
 
 
 def _matrix(layer: _Factored, state: State) -> FloatArray:
-    """The layer's weights side by side, [outputs, inputs of all]."""
+    """The layer's weights, concatenated: [outputs, inputs of all]."""
     parts = [state[name].reshape(len(state[name]), -1) for name in layer.weights]
     matrix: FloatArray = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float32, copy=False)
     return matrix
 
 
 def factor_rank(rows: int, columns: int, ratio: float) -> int | None:
-    """The rank of a weight [rows, columns]; None where two factors would hold no fewer numbers, or the ratio is 1."""
+    """The rank of a weight [rows, columns]; None if two factors would have no fewer elements, or the ratio is 1."""
     rank = max(_MULTIPLE, _MULTIPLE * round(min(rows, columns) * ratio / _MULTIPLE))
     return rank if ratio < 1.0 and rank * (rows + columns) < rows * columns else None
 
@@ -195,7 +194,7 @@ def factor_rank(rows: int, columns: int, ratio: float) -> int | None:
 def _check_lstm(name: str, layer: nn.LSTM | nn.LSTMCell) -> None:
     if isinstance(layer, nn.LSTM) and (layer.num_layers > 1 or layer.bidirectional or layer.proj_size):
         raise UnsupportedLayerError(
-            f"lowrank takes LSTMs of one layer and direction without projection, not {name!r}; use a scheme without "
+            f"lowrank supports LSTMs of one layer and direction without projection, not {name!r}; use a scheme without "
             "lowrank, or another layer"
         )
 
@@ -205,18 +204,18 @@ def _check_convolution(scheme: str, name: str, layer: nn.Module) -> None:
         layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
     ):
         raise UnsupportedLayerError(
-            f"{scheme} takes convolutions of one group, padded with zeros by numbers, not {name!r} (groups="
-            f"{layer.groups}, padding={layer.padding!r}, padding_mode={layer.padding_mode!r}); leave it whole with "
+            f"{scheme} supports convolutions of one group with numeric zero padding, not {name!r} (groups="
+            f"{layer.groups}, padding={layer.padding!r}, padding_mode={layer.padding_mode!r}); exclude it with "
             f"{name}=1, use a scheme without lowrank, or another layer"
         )
 
 
 def _inside(module: str, name: str) -> str:
-    """The full name of what a module has under a name; "" is the policy itself."""
+    """The full name of a module's member; the module "" is the policy itself."""
     return f"{module}.{name}" if module else name
 
 
-def _in_factors(layer: nn.Module, rank: int) -> nn.Module:
+def _factorised(layer: nn.Module, rank: int) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return factored_linear(layer, rank)
     if isinstance(layer, nn.Conv2d):
@@ -229,9 +228,57 @@ def _in_factors(layer: nn.Module, rank: int) -> nn.Module:
 
 
 def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """The module with one of its layers replaced; the layer itself if it is the whole module."""
+    """The module with one layer replaced; the layer itself if it is the whole module."""
     if not name:
         return layer
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, layer)
     return module
+
+
+def factored_linear(layer: nn.Linear, rank: int) -> nn.Sequential:
+    """Linear to ``rank`` features, then to the outputs."""
+    first = nn.Linear(layer.in_features, rank, bias=False)
+    return nn.Sequential(first, nn.Linear(rank, layer.out_features, bias=layer.bias is not None))
+
+
+def factored_convolution(layer: nn.Conv2d, rank: int) -> nn.Sequential:
+    """The layer's convolution to ``rank`` channels, then 1 × 1 to the outputs."""
+    first = nn.Conv2d(
+        layer.in_channels,
+        rank,
+        layer.kernel_size,  # type: ignore[arg-type]
+        layer.stride,  # type: ignore[arg-type]
+        layer.padding,  # type: ignore[arg-type]
+        layer.dilation,  # type: ignore[arg-type]
+        bias=False,
+    )
+    return nn.Sequential(first, nn.Conv2d(rank, layer.out_channels, 1, bias=layer.bias is not None))
+
+
+class FactoredLSTMCell(nn.ModuleList):
+    """``nn.LSTMCell`` whose four gates come from one product in two factors; gate order i, f, g, o."""
+
+    def __init__(self, input_size: int, hidden_size: int, rank: int, bias: bool) -> None:
+        first = nn.Linear(input_size + hidden_size, rank, bias=False)
+        super().__init__([first, nn.Linear(rank, 4 * hidden_size, bias=bias)])
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[N, I] and (h, c) [N, H] to the next (h, c)."""
+        h, c = state
+        first, second = self
+        gates: Tensor = second(first(torch.cat([x, h], dim=1)))
+        i, f, g, o = gates.chunk(4, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class FactoredLSTM(FactoredLSTMCell):
+    """``nn.LSTM`` of one layer over one step, whose gates come from one product in two factors."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """[1, N, I] and (h, c) [1, N, H] to the output [1, N, H] and the next (h, c) [1, N, H]."""
+        h, c = super().forward(x[0], (state[0][0], state[1][0]))
+        return h[None], (h[None], c[None])

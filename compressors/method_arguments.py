@@ -26,8 +26,8 @@ _IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
 _PER_CHANNEL = "per_channel"
 _STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _REFUSED_BY_QAT = {
-    "lowrank": "the learner's network has no layers for its factors",
-    "distill": "actors get a student, whose rounding the learner does not have",
+    "lowrank": "the learner's network does not have its factors",
+    "distill": "actors run a student, which the learner does not train by its loss",
 }
 
 
@@ -120,7 +120,7 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
             raise SchemeError(f"{name}({layer}={text}): a layer's format is one of {', '.join(_LAYER_FORMATS)}")
         if name == "qat" and chosen == "int4":
             raise SchemeError(
-                f"{name}({layer}=int4): {name} knows the rounding of int8 layers; use {layer}=float, or int8"
+                f"{name}({layer}=int4): {name} supports int8 layers only; use {layer}=float, or the format int8"
             )
         layers.append((layer, chosen))
     return Int8Arguments(_PER_CHANNEL in plain, variants[0] if variants else None, tuple(layers))
@@ -129,7 +129,7 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
 def parse_int8_dynamic(arguments: Sequence[str]) -> bool:
     """Whether ``force`` was given, the one option. Raises SchemeError."""
     if tuple(arguments) not in ((), ("force",)):
-        raise SchemeError(f"int8-dynamic({','.join(arguments)}): its one option is force")
+        raise SchemeError(f"int8-dynamic({','.join(arguments)}): the only option is force")
     return bool(arguments)
 
 

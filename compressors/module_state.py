@@ -1,4 +1,4 @@
-"""The numbers of a torch module as numpy arrays, by name."""
+"""Parameters, buffers and gradients of a torch module as numpy arrays, by name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from compressors.errors import WeightsError
 
 
 def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> dict[str, Array]:
-    """Parameters and buffers by name; on the CPU they are views of the live weights, from a GPU one copy.
+    """Parameters and buffers by name: views of the live weights on the CPU, copies from a GPU.
 
     Args:
         module: the policy.
         names: which ones; all of them when None.
 
     Raises:
-        WeightsError: the module has no tensor of such a name.
+        WeightsError: the module has no tensor of that name.
     """
     tensors = dict(_named_tensors(module))
     if names is not None:
         missing = [name for name in names if name not in tensors]
         if missing:
-            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it anew")
+            raise WeightsError(f"the policy has no parameter or buffer {missing[0]!r}; bind the scheme to it again")
         tensors = {name: tensors[name] for name in names}
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         tensors = _to_cpu(tensors)
@@ -33,7 +33,7 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
 
 
 def read_gradients(module: torch.nn.Module) -> dict[str, Array]:
-    """Gradients by parameter name, of those parameters that have one."""
+    """Gradients by parameter name, where there are any."""
     found = {name: p.grad.detach() for name, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
     return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
@@ -49,13 +49,15 @@ def require_finite(name: str, array: Array) -> None:
     """Raise WeightsError when a floating-point parameter holds a NaN or an infinity."""
     if array.dtype.kind == "f":
         with np.errstate(all="ignore"):
-            sum_is_finite = np.isfinite(array.sum(dtype=array.dtype))  # one pass, which only huge weights fool
+            sum_is_finite = np.isfinite(array.sum(dtype=array.dtype))  # one pass; a sum that overflows is checked again
         if not sum_is_finite and not np.isfinite(array).all():
-            raise WeightsError(f"parameter {name!r} is not finite; do not publish a policy that has diverged")
+            raise WeightsError(
+                f"parameter {name!r} is not finite: training has diverged; do not publish it, lower the learning rate"
+            )
 
 
 def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torch.Tensor]:
-    """The first so many rows of each array, fewer of images [N, C, H, W], as tensors."""
+    """The first ``rows`` rows of each array as tensors; ``images`` rows where an input is images [N, C, H, W]."""
     has_images = any(array.ndim == 4 for array in inputs.values())
     count = images if has_images else rows
     return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
@@ -69,7 +71,7 @@ def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One transfer per dtype: many small ones would each wait for the device."""
+    """One transfer per dtype: each of many small ones would wait for the device."""
     moved: dict[str, torch.Tensor] = {}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
         group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}

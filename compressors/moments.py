@@ -1,4 +1,4 @@
-"""Means and covariances of what a policy's layers read, on recent real inputs; newer inputs count more."""
+"""Running means and covariances of the inputs of a policy's layers; newer inputs have more weight."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from compressors.arrays import Array
 from compressors.module_state import to_tensors
 
-# share of the older moments that stays when new inputs are observed
+# weight of the older moments when new inputs are observed
 KEEP = 0.5
-# ridge: this share of the mean variance, times inputs per sample
+# ridge: this share of the mean variance, times inputs / samples
 RIDGE = 0.1
 MAXIMAL_ROWS, MAXIMAL_IMAGES, MAXIMAL_SAMPLES = 2048, 64, 8192
 _UNFOLDED_IMAGES = 8
 
 
 class InputMoments:
-    """Moments of the inputs of some layers: Linear [in], Conv2d [in · kernel] (as unfolded; of one
-    group, padded with zeros), LSTM [in + hidden].
+    """Moments of the inputs of some layers: Linear [in], Conv2d [in · kernel] (unfolded; one group, zero padding),
+    LSTM [in + hidden].
 
     Attributes:
         seen: whether anything was observed.
@@ -36,7 +36,7 @@ class InputMoments:
         self._products: dict[str, Tensor] = {}
 
     def observe(self, policy: nn.Module, inputs: Mapping[str, Array]) -> None:
-        """Measure on a policy with the weights of the moment; [N, *shape] by name, in the order of its arguments."""
+        """Measure on the policy's present weights; inputs [N, *shape] by name, in the order of its arguments."""
         with ExitStack() as stack, torch.no_grad():
             for name in self._layers:
                 stack.enter_context(policy.get_submodule(name).register_forward_pre_hook(self._watch(name)))
@@ -48,8 +48,8 @@ class InputMoments:
         return self._means.get(layer)
 
     def covariance(self, layer: str, *, about_zero: bool = False) -> Tensor | None:
-        """[inputs, inputs] float64 covariance with a ridge for what few samples do not show; None before any. Second
-        moments about zero rather than about the mean if ``about_zero``, with the same ridge."""
+        """[inputs, inputs] float64 covariance plus a ridge against few samples; None before anything was observed.
+        Second moments about zero instead if ``about_zero``, with the same ridge."""
         if layer not in self._totals:
             return None
         samples = self._samples[layer]
@@ -76,7 +76,7 @@ class InputMoments:
 
 
 def _rows(layer: nn.Module, arguments: tuple[object, ...]) -> Tensor:
-    """[samples, inputs] that a layer's weights, side by side, are multiplied with."""
+    """[samples, inputs]: the vectors that a layer's weight matrix multiplies."""
     x = arguments[0]
     if not isinstance(x, Tensor):
         raise TypeError(f"a {type(layer).__name__} was called with a {type(x).__name__} instead of a tensor")

@@ -1,4 +1,4 @@
-"""PolicySession: an artifact, ready to act on one thread. Imports numpy and onnxruntime, never torch or onnx."""
+"""PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-_NOTHING = 4  # every error is raised as well, with the same words
-# as onnxruntime calls the types that an artifact's header may name
+_FATAL_ONLY = 4  # log level: errors are raised with the same message
+# onnxruntime's names of the types that an artifact's header may have
 _TYPES = {
     "float32": "tensor(float)",
     "float16": "tensor(float16)",
@@ -30,14 +30,14 @@ _TYPES = {
 
 
 def session_options(optimisation: str = "none") -> ort.SessionOptions:
-    """Options of every session here: one thread, no spinning, nothing in the log."""
+    """Options of every session: one thread, no spinning, no log."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = _LEVELS[optimisation]
-    options.log_severity_level = _NOTHING
-    # fold weights that arrive as 16 or 4 bits to single precision instead of looking for float layers to quantise
+    options.log_severity_level = _FATAL_ONLY
+    # fold 16- and 4-bit weights to single precision instead of fusing them into quantised layers
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
@@ -47,10 +47,10 @@ def session_options(optimisation: str = "none") -> ort.SessionOptions:
 class PolicySession:
     """A policy loaded for a fixed batch: write ``inputs``, call ``run``, read ``outputs``.
 
-    The arrays are allocated once and bound to the session, so that a call neither allocates nor copies.
+    The arrays are allocated once and bound to the session: a call neither allocates nor copies.
 
     Attributes:
-        artifact: what was loaded.
+        artifact: the one loaded.
         batch: rows in every input and output.
         inputs: name to array; observations [batch, *shape] first, then recurrent state (zero at first).
         outputs: name to array; distribution parameters [batch, P] first, then the next recurrent state.
@@ -60,17 +60,17 @@ class PolicySession:
         """Load an artifact.
 
         Raises:
-            ArtifactError: the CPU lacks a feature that the artifact needs, its model cannot be loaded, or that is not
-                the model of its header.
+            ArtifactError: the CPU lacks a feature that the artifact needs, or its model cannot be loaded or has other
+                inputs or outputs than its header.
             ValueError: the batch is not positive.
         """
         if batch < 1:
-            raise ValueError(f"batch is {batch}; a session needs at least one row")
+            raise ValueError(f"batch is {batch}; give at least 1 row")
         missing = [feature for feature in artifact.cpu_features if feature not in cpu_features()]
         if missing:
             raise ArtifactError(
-                f"policy {artifact.scheme!r} needs a CPU with {', '.join(missing)}, which this one lacks; ask for a "
-                f"policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
+                f"policy {artifact.scheme!r} needs a CPU with {', '.join(missing)}, which this machine lacks; request "
+                f"a policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
             )
         self.artifact = artifact
         self.batch = batch
@@ -82,10 +82,10 @@ class PolicySession:
         self.outputs: Mapping[str, Array] = {spec.name: self._bind_output(spec) for spec in artifact.outputs}
 
     def run(self) -> None:
-        """Read ``inputs``, fill ``outputs``.
+        """Compute ``outputs`` from ``inputs``.
 
         Raises:
-            ArtifactError: the model does not compute what its header says, for this batch.
+            ArtifactError: the model fails on this batch.
         """
         try:
             self._session.run_with_iobinding(self._binding)
@@ -112,22 +112,23 @@ def _load(artifact: CompressedPolicy) -> ort.InferenceSession:
             artifact.model,
             session_options(artifact.optimisation),
             providers=["CPUExecutionProvider"],
-            enable_fallback=0,  # to the same provider, with a banner on stdout
+            enable_fallback=0,  # it would retry with the same provider and print a banner
         )
     except Exception as error:  # onnxruntime's errors share no base but Exception
         raise ArtifactError(
-            f"policy {artifact.scheme!r} version {artifact.version} cannot be loaded: {error}"
+            f"policy {artifact.scheme!r} version {artifact.version} cannot be loaded: {error}; discard it and wait "
+            "for the next version"
         ) from error
 
 
 def _check_tensors(
     artifact: CompressedPolicy, what: str, specs: tuple[TensorSpec, ...], found: Sequence[ort.NodeArg], batch: int
 ) -> None:
-    """Hold the model's tensors against the header's: the same names, types and sizes, any batch or this one."""
+    """Check that the model has the header's tensors: the same names, types and sizes, for any batch or this one."""
     by_name = {node.name: node for node in found}
     if by_name.keys() != {spec.name for spec in specs}:
         announced = ", ".join(spec.name for spec in specs)
-        _refuse(artifact, f"its header announces the {what} {announced}, its model has {', '.join(by_name)}")
+        _refuse(artifact, f"its header declares the {what} {announced}, but its model has {', '.join(by_name)}")
     for spec in specs:
         node = by_name[spec.name]
         fits = len(node.shape) == len(spec.shape) and all(
@@ -137,13 +138,13 @@ def _check_tensors(
         if not fits or node.type != _TYPES[spec.dtype]:
             _refuse(
                 artifact,
-                f"its header announces {what} {spec.name!r} as {_TYPES[spec.dtype]} {list(spec.shape)}, its model has "
-                f"{node.type} {node.shape} (None: any number of rows, here {batch})",
+                f"its header declares {what} {spec.name!r} as {_TYPES[spec.dtype]} {list(spec.shape)}, but its model "
+                f"has {node.type} {node.shape} (None: any number of rows, here {batch})",
             )
 
 
 def _refuse(artifact: CompressedPolicy, reason: str) -> NoReturn:
     raise ArtifactError(
-        f"policy {artifact.scheme!r} version {artifact.version} is not what it says: {reason}; discard it and wait for "
-        "the next version"
+        f"policy {artifact.scheme!r} version {artifact.version} is inconsistent: {reason}; discard it and wait for the "
+        "next version"
     )

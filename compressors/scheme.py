@@ -1,7 +1,7 @@
-"""The text form of compression schemes: ``prune(0.5)+int8`` to values and back. Imports nothing heavy.
+"""Compression schemes as text: parses and prints ``prune(0.5)+int8``. Imports nothing heavy.
 
-Arguments may choose for single layers of the policy, as in ``prune(0.5,torso.layers.0=0.25)+int8(policy_head=float)``;
-see ``compressors.layer_choices``.
+Arguments may include per-layer choices, as in ``prune(0.5,torso.layers.0=0.25)+int8(policy_head=float)``; see
+``compressors.layer_choices``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class MethodText:
-    """One method of a scheme: its name and its arguments as written, such as ``prune`` and ``("0.5",)``."""
+    """One method of a scheme: name and arguments as written, such as ``prune`` and ``("0.5",)``."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Context:
-    """What methods may need beyond their arguments.
+    """What a method may need besides its arguments.
 
     Attributes:
         cpu: features of the CPU that will act.
@@ -73,7 +73,7 @@ class Context:
 
 
 def scheme_names() -> tuple[str, ...]:
-    """The known methods' names."""
+    """The names of all methods."""
     return tuple(METHODS)
 
 
@@ -89,7 +89,7 @@ def parse_scheme(text: str) -> Scheme:
 def _parse_method(part: str, text: str) -> MethodText:
     match = _METHOD.fullmatch(part)
     if match is None:
-        raise SchemeError(f"{part.strip()!r} in scheme {text!r} is not of the form name or name(argument,…)")
+        raise SchemeError(f"{part.strip()!r} in scheme {text!r} does not have the form name or name(argument,…)")
     name, inside = match.groups()
     if name not in METHODS:
         raise SchemeError(f"unknown method {name!r} in scheme {text!r}; choose from {', '.join(METHODS)}")
@@ -99,6 +99,6 @@ def _parse_method(part: str, text: str) -> MethodText:
     for argument in arguments:
         if not _ARGUMENT.fullmatch(argument):
             raise SchemeError(
-                f"{argument!r} in scheme {text!r} is no argument: letters, digits and . _ - only, or layer=choice"
+                f"{argument!r} in scheme {text!r} is not an argument; use letters, digits and . _ -, or layer=choice"
             )
     return MethodText(name, arguments)

@@ -1,4 +1,4 @@
-"""What onnxruntime really runs for an artifact: which layers multiply integers, and which only travel in fewer bits."""
+"""The kernels that onnxruntime executes for an artifact: which layers multiply integers, and which are weight-only."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _WIDENING = frozenset({"DequantizeLinear", "Cast"})
 
 
 def operators(artifact: CompressedPolicy) -> Counter[str]:
-    """How often each operator occurs in the graph that a session of this artifact executes."""
+    """How often each operator occurs in the graph that a session of this artifact executes (after optimisation)."""
     return Counter(node.op_type for node in _executed(artifact))
 
 
 def integer_kernels(artifact: CompressedPolicy) -> Counter[str]:
-    """The operators among them that multiply integers, with how often they occur.
+    """Executed operators that multiply integers, with their counts.
 
-    MatMulNBits is one where it was told to round activations to 8 bits. onnxruntime then multiplies integers on CPUs
-    with AVX2, AVX-512 or ARM's dot products; elsewhere it computes in floats all the same.
+    MatMulNBits counts where it is set to round activations to 8 bits: onnxruntime then multiplies integers on CPUs with
+    AVX2, AVX-512 or ARM's dot products, and floats elsewhere.
     """
     return Counter(node.op_type for node in _executed(artifact) if _is_integer(node))
 
 
 def float_kernels(artifact: CompressedPolicy) -> Counter[str]:
-    """The operators among them that multiply by weights in floating point: none are left in an ``int8`` policy."""
+    """Executed operators that multiply by weights in floating point; an ``int8`` policy has none."""
     floats = FLOAT_KERNELS | {_NIBBLES}
     return Counter(n.op_type for n in _executed(artifact) if n.op_type in floats and not _is_integer(n))
 
 
 def weight_only_layers(artifact: CompressedPolicy) -> tuple[str, ...]:
-    """Layers that are compressed on their way only: weights in fewer bits, made single again for a float kernel."""
+    """Layers whose weights are stored in fewer bits and dequantised for a float kernel."""
     graph = onnx.load_from_string(artifact.model).graph
     weights = {tensor.name for tensor in graph.initializer}
     widened = {n.output[0] for n in graph.node if n.op_type in _WIDENING and n.input[0] in weights}

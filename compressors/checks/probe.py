@@ -1,4 +1,4 @@
-"""Run artifact after artifact of one layout in one session: weights are written like inputs, nothing is loaded anew."""
+"""Run successive artifacts of one layout in one session: weights are inputs, so nothing is loaded again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compressors.errors import ArtifactError
 from compressors.graph.payload import initializer_places, value_info
 from compressors.runtime import PolicySession
 
-# shapes and axes, which are whole numbers of 64 bits, stay constants: operators may need them when a model is loaded
+# shapes and axes (int64) stay constants: operators may need them when a model is loaded
 _WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32)
 
 _CONSTANTS = (TensorProto.INT64, TensorProto.BOOL)
@@ -26,18 +26,18 @@ Bytes = NDArray[np.uint8]
 
 
 class ArtifactProbe:
-    """A model whose initializers are inputs, which takes them from the bytes of one artifact after the other.
+    """A model whose initializers are inputs, copied from the bytes of each artifact that it runs.
 
-    The operators are those of the artifact, and integers come out the same; floats may differ in the last bits from an
-    actor's session, which rearranges constant weights as it loads them. Activations before 4-bit weights, which actors
-    round to 8 bits, stay floats: 1 to 3 % of an output's spread, root mean square. Whatever is no weight is as in the
-    artifact that the probe was opened with.
+    The operators are those of the artifact. Integer results are identical to an actor's session; floats may differ in
+    the last bits, because the session packs constant weights on loading. Activations in front of 4-bit weights, which
+    actors round to 8 bits, stay floats: a root mean square difference of 1 to 3 % of an output's spread. Initializers
+    that are not weights keep the values of the artifact that the probe was opened with.
     """
 
     def __init__(
         self, artifact: CompressedPolicy, session: PolicySession, weights: Mapping[str, tuple[int, int]]
     ) -> None:
-        """See ``open``, which makes probes."""
+        """Use ``open``."""
         self._like = artifact
         self._session = session
         self._weights = [(_as_bytes(session.inputs[name]), *place) for name, place in weights.items()]
@@ -46,16 +46,16 @@ class ArtifactProbe:
 
     @classmethod
     def open(cls, artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> Self:
-        """A probe for artifacts of this layout and as many rows as the inputs have; the first is loaded as actors do.
+        """A probe for artifacts of this layout and for N rows. Loads this first artifact as an actor does, too.
 
-        Where an operator takes its weights as constants only, or convolutions have weights of 4 bits, none is open, and
-        only the same model fits.
+        Where an operator takes its weights as constants only, or a convolution has 4-bit weights, no weight becomes an
+        input, and the probe runs artifacts with the same model only.
 
         Args:
-            artifact: the first.
+            artifact: the first artifact.
             inputs: by name, [N, *shape], N ≥ 1.
         Raises:
-            ArtifactError: it cannot be read back from its own bytes, cannot be loaded, or fails when it runs.
+            ArtifactError: it cannot be decoded from its own bytes, cannot be loaded, or fails when it runs.
         """
         artifact = CompressedPolicy.from_bytes(artifact.to_bytes())
         batch = len(inputs[artifact.inputs[0].name])
@@ -84,7 +84,7 @@ class ArtifactProbe:
         return self._session.batch
 
     def fits(self, artifact: CompressedPolicy) -> bool:
-        """Whether an artifact differs from the first in nothing but version and weights."""
+        """Whether an artifact differs from the first in version and weights only."""
         like, model = self._like, artifact.model
         return (
             len(model) == len(like.model)
@@ -93,7 +93,7 @@ class ArtifactProbe:
         )
 
     def run(self, artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The outputs of an artifact that fits, by name, [N, *shape]; the next call overwrites them.
+        """The outputs of an artifact for which ``fits`` holds, by name, [N, *shape]; the next call overwrites them.
 
         Raises:
             ArtifactError: it fails when it runs.

@@ -1,4 +1,4 @@
-"""Check an artifact against the policy that it was made from, before anybody acts with it."""
+"""Check an artifact against the policy that it was made from, before it is published."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputMismatch:
-    """How far an artifact's distribution parameters are from the policy's, over some inputs.
+    """Differences between an artifact's distribution parameters and the policy's, over some inputs.
 
     Attributes:
         relative: see ``relative_error``.
         greatest: the greatest absolute difference, in the unit of the parameters.
-        measured: what the caller's own measure says; ``relative`` where there is none.
+        measured: the caller's own measure; ``relative`` without one.
     """
 
     relative: float
@@ -47,20 +47,20 @@ def verify_artifact(
     measure: Measure | None = None,
     batch: int | None = None,
 ) -> OutputMismatch:
-    """Load an artifact from its own bytes, run it, and compare it with the policy.
+    """Decode an artifact from its own bytes, load it, run it, and compare its outputs with the policy's.
 
     Args:
-        artifact: what is about to be published.
+        artifact: the one to be published.
         reference: the acting policy with the weights that the artifact was made from.
         inputs: real inputs by name, [N, *shape], N ≥ 1.
-        bound: greatest ``OutputMismatch.measured`` allowed; None: only shapes and finiteness are checked.
+        bound: greatest allowed ``OutputMismatch.measured``; None: only shapes and finiteness are checked.
         measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
             distributions that they describe.
         batch: rows that the artifact is run on at once, as its outputs may depend on that; divides N. None: N.
 
     Raises:
-        VerificationError: it cannot be read back or loaded, an input does not fit, an output has another shape than the
-            policy's or is not finite, or the mismatch exceeds the bound.
+        VerificationError: it cannot be decoded or loaded, an input has a wrong shape or type, an output has another
+            shape than the policy's or is not finite, or the mismatch exceeds the bound.
     """
     device = next(reference.parameters()).device
     found, wanted = _run(artifact, inputs, batch), reference_outputs(artifact, reference, inputs, device)
@@ -69,7 +69,7 @@ def verify_artifact(
     if bound is not None and not mismatch.measured <= bound:
         raise VerificationError(
             f"policy {artifact.scheme!r} differs from the learner's by {mismatch.measured:.3g}, over the bound of "
-            f"{bound:g}; calibrate or reselect, or take a milder scheme"
+            f"{bound:g}; calibrate, reselect, or use a scheme that compresses less"
         )
     return mismatch
 
@@ -77,7 +77,7 @@ def verify_artifact(
 def reference_outputs(
     artifact: CompressedPolicy, reference: torch.nn.Module, inputs: Mapping[str, Array], device: torch.device
 ) -> list[Array]:
-    """What the policy itself, on its device, returns for inputs by name, [N, *shape]; in the artifact's order."""
+    """The policy's own outputs, computed on its device, for inputs by name, [N, *shape]; in the artifact's order."""
     import torch
 
     with torch.no_grad():
@@ -86,15 +86,15 @@ def reference_outputs(
 
 
 def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Sequence[Array]) -> None:
-    """Hold an artifact's outputs against the policy's, by shape, and against infinity.
+    """Check an artifact's outputs: the policy's shapes, and finite values.
 
     Raises:
         VerificationError: an output has another shape than the policy's or is not finite.
     """
     if [a.shape for a in found] != [a.shape for a in wanted]:
         raise VerificationError(
-            f"policy {artifact.scheme!r} returns shapes {[a.shape for a in found]} where the policy returns "
-            f"{[a.shape for a in wanted]}; bind the scheme to the policy anew"
+            f"policy {artifact.scheme!r} returns shapes {[a.shape for a in found]}, but the module returns "
+            f"{[a.shape for a in wanted]}; bind the scheme to the module again"
         )
     for spec, array in zip(artifact.outputs, found, strict=True):
         if not np.isfinite(array).all():
@@ -106,7 +106,7 @@ def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Se
 def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array], batch: int | None) -> list[Array]:
     missing = [spec.name for spec in artifact.inputs if spec.name not in inputs]
     if missing:
-        raise VerificationError(f"input {missing[0]!r} is missing")
+        raise VerificationError(f"input {missing[0]!r} is missing; give {[spec.name for spec in artifact.inputs]}")
     rows = len(inputs[artifact.inputs[0].name])
     for spec in artifact.inputs:
         array = inputs[spec.name]

@@ -1,4 +1,4 @@
-"""A graph under rewriting, and the few ways in which rewrites change it."""
+"""A graph while it is rewritten, and the operations of the rewrites on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compressors.graph.wiring import Wiring
 
 @dataclass
 class Draft:
-    """A graph under rewriting: the actor's nodes, the prologue's, and what is known of values."""
+    """A graph while it is rewritten: the actor's nodes, the prologue's nodes, constants and the ranks of values."""
 
     nodes: list[NodeProto]
     prologue: list[NodeProto]
@@ -24,26 +24,26 @@ class Draft:
     leaf_names: frozenset[str]
 
     def wiring(self) -> Wiring:
-        """Producers and consumers as they are now."""
+        """Producers and consumers of the present nodes."""
         return Wiring(self.nodes, self.outputs)
 
     def is_parameter(self, name: str) -> bool:
-        """Whether a value is known at each refresh: a leaf, or made by the prologue."""
+        """Whether a value is known at each refresh: a leaf, or computed by the prologue."""
         return name in self.leaf_names or any(name in node.output for node in self.prologue)
 
     def replace(self, removed: Sequence[NodeProto], node: NodeProto) -> None:
-        """Put a node in the place of the last of the removed ones."""
+        """Replace several nodes by one, at the position of the last of them."""
         position = max(index for index, old in enumerate(self.nodes) if any(old is r for r in removed))
         self.nodes[position] = node
         self.nodes = [old for old in self.nodes if not any(old is r for r in removed)]
 
     def replace_by_many(self, removed: NodeProto, nodes: Sequence[NodeProto]) -> None:
-        """Put several nodes in the place of one."""
+        """Replace one node by several."""
         position = next(index for index, old in enumerate(self.nodes) if old is removed)
         self.nodes[position : position + 1] = nodes
 
     def bypass(self, node: NodeProto, value: str) -> None:
-        """Do without a node that only passes ``value`` on: its readers read ``value``, or both get an output's name."""
+        """Remove a node that only forwards ``value``; it takes the node's output name if that is a graph output."""
         output = node.output[0]
         self.nodes = [old for old in self.nodes if old is not node]
         if output not in self.outputs:
@@ -57,7 +57,7 @@ class Draft:
 
 
 def rename_readers(nodes: Sequence[NodeProto], old: str, new: str) -> None:
-    """Make every reader of one value read another."""
+    """Make every reader of ``old`` read ``new``."""
     for node in nodes:
         for index, name in enumerate(node.input):
             if name == old:

@@ -1,4 +1,4 @@
-"""Sort the nodes of an exported graph by what they depend on: nothing, parameters only, or the actor's inputs."""
+"""Split an exported graph by what its nodes depend on: constants, parameters only, or the actor's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compressors.graph.subgraph import Subgraph
 
 
 class Prologue:
-    """What is computed from parameters alone, at each refresh; a pass-through for parameters used as they are."""
+    """The part of a graph that depends on parameters only, computed at each refresh; forwards unchanged parameters."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Prologue:
         wanted: Sequence[str],
         opset: int,
     ) -> None:
-        """Keep of the nodes only what the wanted names need; ``state`` tells the leaves' dtypes and shapes."""
+        """Keep the nodes that the wanted names need; ``state`` gives the leaves' dtypes and shapes."""
         needed = set(wanted)
         kept: list[NodeProto] = []
         for node in reversed(nodes):
@@ -42,7 +42,7 @@ class Prologue:
             self._subgraph = Subgraph(kept, inputs, constants, computed, opset)
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """The leaves that a wanted value is computed from, in the order in which they enter; itself if it is a leaf."""
+        """The leaves that a wanted value is computed from, in input order; the value itself if it is a leaf."""
         found: dict[str, None] = {}
         pending = [name]
         while pending:
@@ -68,7 +68,7 @@ def split(
     """(nodes for the actor, constants, prologue nodes), each in topological order.
 
     Raises:
-        GraphError: the graph has control flow, which fixed weights alone could not decide.
+        GraphError: the graph has control flow.
     """
     constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name not in leaf_names}
     known = set(constants)
@@ -78,7 +78,9 @@ def split(
     acting: list[NodeProto] = []
     for node in model.graph.node:
         if any(attribute.HasField("g") for attribute in node.attribute):
-            raise GraphError(f"the policy's graph has control flow ({node.op_type} {node.name!r}); remove the branch")
+            raise GraphError(
+                f"the policy's graph has control flow ({node.op_type} {node.name!r}); remove the branch or loop"
+            )
         inputs = {name for name in node.input if name}
         if node.op_type == "Constant":
             constants[node.output[0]] = _constant(node)
@@ -101,6 +103,8 @@ def _constant(node: NodeProto) -> Array:
     attribute = node.attribute[0]
     value = helper.get_attribute_value(attribute)
     if attribute.name != "value":
-        raise GraphError(f"constant {node.name!r} is given as {attribute.name!r}, which the exporter does not write")
+        raise GraphError(
+            f"constant {node.name!r} has the attribute {attribute.name!r} instead of 'value'; export it with torch.onnx"
+        )
     array: Array = numpy_helper.to_array(value)
     return array

@@ -1,4 +1,4 @@
-"""Walk a float graph layer by layer, for formats that change how weights are stored but not what flows around them."""
+"""Rewrite a float graph layer by layer, for formats that change how weights are stored but not the activations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name in messages."""
         return layer_name(self.node)
 
     @property
@@ -45,18 +45,18 @@ class Layer:
 
     @property
     def stem(self) -> str:
-        """What the initializers that stand for the weight are called after."""
+        """Prefix of the names of the initializers that replace the weight."""
         return f"{self.node.output[0]}:weight"
 
 
 class LayerRewriter(ABC):
-    """Replaces every layer's node by others and keeps the rest.
+    """Replaces the node of every layer and keeps the others.
 
     Attributes:
         nodes: the new graph's, in topological order.
-        layers: those replaced.
-        slots: initializers for replaced weights; filled by ``replace``.
-        floats: parameters that stay as they are.
+        layers: the replaced ones.
+        slots: initializers of the new graph; ``replace`` adds those of replaced weights.
+        floats: parameters that stay in single precision.
     """
 
     def __init__(self, graph: PolicyGraph, nodes: Sequence[NodeProto] | None = None) -> None:
@@ -77,11 +77,11 @@ class LayerRewriter(ABC):
 
     @abstractmethod
     def replace(self, layer: Layer) -> list[NodeProto]:
-        """The nodes in a layer's place, declaring their initializers in ``slots``."""
+        """The nodes that replace a layer's; declares their initializers in ``slots``."""
 
     @abstractmethod
     def refusal(self, operator: str) -> str:
-        """Why the format cannot take a layer of another operator, and what would work."""
+        """Why the format does not support a layer of another operator, and the remedy."""
 
     def _layer(self, node: NodeProto) -> Layer | None:
         parameters = self.graph.parameters

@@ -1,4 +1,4 @@
-"""One step of an LSTM as one product and a few element-wise nodes, so that every format can treat it as a linear layer.
+"""One LSTM step as a matrix product and element-wise nodes, so that every format treats it as a linear layer.
 
     g = [x, h] · [W, R]ᵀ + b_W + b_R;   (i, o, f) = σ(g₀..₂);   c' = f ⊙ c + i ⊙ tanh(g₃);   h' = o ⊙ tanh(c')
 
@@ -18,13 +18,13 @@ _X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
 
 
 def unroll_one_step(draft: Draft) -> None:
-    """Rewrite every LSTM of the usual kind that runs over one step with a given state; others are left as they are."""
+    """Rewrite every plain LSTM that runs over one step with a given state; leave others unchanged."""
     for node in [n for n in draft.nodes if n.op_type == "LSTM"]:
-        if _is_usual(draft, node):
+        if _is_plain_step(draft, node):
             _unroll(draft, node)
 
 
-def _is_usual(draft: Draft, node: NodeProto) -> bool:
+def _is_plain_step(draft: Draft, node: NodeProto) -> bool:
     values = attributes(node)
     plain = (
         set(values) <= _KNOWN_ATTRIBUTES
@@ -44,7 +44,7 @@ def _is_usual(draft: Draft, node: NodeProto) -> bool:
 
 
 def _matrix(wiring: Wiring, draft: Draft, name: str) -> str:
-    """What was unsqueezed at axis 0 to give a value, "" if nothing was: only then is the sequence one step long."""
+    """The matrix that was unsqueezed at axis 0 to a value, so a sequence of one step; "" if there is none."""
     producer = wiring.producer.get(name)
     if producer is None or producer.op_type != "Unsqueeze":
         return ""
@@ -115,7 +115,7 @@ def _outputs(draft: Draft, node: NodeProto, stem: str) -> list[NodeProto]:
 
 
 def _bypass_squeezes(draft: Draft, node: NodeProto) -> None:
-    """Readers that take the added axes off again read the matrices."""
+    """Bypass readers that squeeze the added axes."""
     for output in filter(None, node.output):
         wiring = draft.wiring()
         unsqueeze = wiring.producer[output]

@@ -1,4 +1,4 @@
-"""Let onnxruntime rearrange a graph once, on the learner, where that provably leaves every initializer alone."""
+"""Apply onnxruntime's optimisations once, on the learner, if they leave every initializer unchanged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from compressors.graph.payload import Payload
 from compressors.runtime import session_options
 
 
-def rearranged_nodes(payload: Payload, written: Collection[str]) -> Sequence[NodeProto] | None:
+def optimised_nodes(payload: Payload, written: Collection[str]) -> Sequence[NodeProto] | None:
     """The payload's nodes after all of onnxruntime's optimisations, such as channels-last pooling of codes.
 
-    Fills the payload's floats, so use it on one that is thrown away.
+    Overwrites the payload's initializers, so pass one that is not used afterwards.
 
-    Returns None unless the optimised model still has every initializer that is written at refreshes, and no initializer
-    of another name or content: only then can weights still be written by name.
+    Returns:
+        None unless the optimised model has every initializer that is written at refreshes and none of another name or
+        content: weights are written by name.
     """
-    # onnxruntime merges small equal initializers: give each scale and bias a value of its own
+    # onnxruntime merges small equal initializers: give each scale and bias a distinct value
     for index, view in enumerate(payload.views.values()):
         if view.dtype == np.float32:
             view[...] = 1.0 + index / len(payload.views)
@@ -34,7 +35,9 @@ def rearranged_nodes(payload: Payload, written: Collection[str]) -> Sequence[Nod
         path = Path(directory) / "optimised.onnx"
         options = session_options("all")
         options.optimized_model_filepath = str(path)
-        options.log_severity_level = 4  # it warns that the file is for this kind of machine; layouts of codes are not
+        options.log_severity_level = (
+            4  # it warns that the file is for this kind of machine; layouts of codes are for any
+        )
         ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         optimised = onnx.load(path).graph
     before, after = _initializers(onnx.load_from_string(model).graph), _initializers(optimised)

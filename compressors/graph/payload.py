@@ -1,4 +1,4 @@
-"""A serialised ONNX model whose initializers are written in place: no protobuf work when weights change."""
+"""A serialised ONNX model whose initializers are overwritten in place: no protobuf encoding when weights change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compressors.arrays import Array
 from compressors.artifact import TensorSpec
 from compressors.errors import GraphError
 
-# Field numbers of onnx.proto, part of ONNX's format.
+# Field numbers in onnx.proto.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 IR_VERSION = 10
@@ -23,26 +23,26 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Slot:
-    """An initializer to be: its shape and element type (an onnx TensorProto data type)."""
+    """Shape and element type (an onnx TensorProto data type) of an initializer."""
 
     shape: tuple[int, ...]
     element: int = TensorProto.FLOAT
 
     @classmethod
     def like(cls, array: Array) -> Self:
-        """The slot of an array."""
+        """The slot for an array."""
         return cls(array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The numpy type that holds the raw bytes; 4-bit types are bytes of two."""
+        """The numpy type of the raw bytes; two 4-bit values share a byte."""
         if self.element in (TensorProto.INT4, TensorProto.UINT4):
             return np.dtype(np.uint8)
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.element))
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
-        """Shape of the array that holds the raw bytes."""
+        """Shape of the array of raw bytes."""
         if self.element in (TensorProto.INT4, TensorProto.UINT4):
             return (-(-int(np.prod(self.shape)) // 2),)
         return self.shape
@@ -70,7 +70,7 @@ class Payload:
             inputs: the model's inputs.
             outputs: the model's outputs.
             slots: initializers to be written later; zero until then.
-            constants: initializers that never change.
+            constants: fixed initializers.
             opset: version of the default ONNX operator set.
         """
         constant_slots = {name: Slot.like(array) for name, array in constants.items()}
@@ -87,7 +87,7 @@ class Payload:
             self.views[name][...] = array
 
     def to_bytes(self) -> bytes:
-        """The serialised model as it stands."""
+        """A copy of the serialised model."""
         return bytes(self._buffer)
 
 
@@ -110,7 +110,7 @@ def _model(
 
 
 def opset_imports(nodes: Sequence[NodeProto], opset: int) -> list[OperatorSetIdProto]:
-    """The operator sets that nodes need: ONNX's own, and onnxruntime's where used."""
+    """The operator sets that nodes need: ONNX's, and onnxruntime's where used."""
     imports = [helper.make_opsetid("", opset)]
     if any(node.domain == MICROSOFT for node in nodes):
         imports.append(helper.make_opsetid(MICROSOFT, 1))
@@ -118,7 +118,7 @@ def opset_imports(nodes: Sequence[NodeProto], opset: int) -> list[OperatorSetIdP
 
 
 def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
-    """A model's input or output, with the batch's size left open."""
+    """A model's input or output, with a free batch size."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     return helper.make_tensor_value_info(spec.name, element, ["batch" if s is None else s for s in spec.shape])
 
@@ -126,7 +126,7 @@ def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
 def _tensor(name: str, slot: Slot) -> TensorProto:
     size = int(np.prod(slot.raw_shape)) * slot.dtype.itemsize
     if size == 0:
-        raise GraphError(f"initializer {name!r} of shape {slot.shape} is empty; remove the layer that it belongs to")
+        raise GraphError(f"initializer {name!r} of shape {slot.shape} is empty; remove the layer that has it")
     return TensorProto(name=name, dims=slot.shape, data_type=slot.element, raw_data=bytes(size))
 
 
@@ -157,7 +157,7 @@ def _fields(data: memoryview, position: int, end: int) -> Iterator[tuple[int, in
         elif wire_type in (_FIXED64, _FIXED32):
             position += 8 if wire_type == _FIXED64 else 4
         else:
-            raise GraphError(f"a serialised model has a field of wire type {wire_type}, which onnx does not write")
+            raise GraphError(f"a serialised model has a field of wire type {wire_type}; onnx writes 0, 1, 2 and 5 only")
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""A torch policy module as an ONNX graph whose weights stay apart, so that they can be rewritten at every refresh.
+"""A torch policy module as an ONNX graph whose weights are kept separate and rewritten at every refresh.
 
-The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name; what is
-computed from parameters alone (a reciprocal standard deviation, a reordered LSTM weight) becomes the *prologue*,
-evaluated at each refresh; what is computed from constants alone is folded once. What is left runs on the actor.
+The module is exported once per architecture. Every initializer that is a parameter or buffer keeps its name. Values
+computed from parameters only (a reciprocal standard deviation, a reordered LSTM weight) form the *prologue*, evaluated
+at each refresh; values computed from constants only are folded once. The remaining nodes run on the actor.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _WIDER = 3.0
 
 @dataclass(frozen=True)
 class PolicyGraph:
-    """What a format compresses.
+    """An exported policy, the input of every format.
 
     Attributes:
         inputs: observations first, then recurrent state.
         outputs: parameters first, then the next state.
-        nodes: what the actor computes, in topological order, unfused.
-        constants: arrays that never change.
-        parameters: arrays that each refresh provides, by name, with their shapes and dtypes as they are now.
-        leaves: names of the module's parameters and buffers that are needed.
-        prologue: turns leaves into parameters.
+        nodes: the actor's computation, in topological order, unfused.
+        constants: fixed arrays.
+        parameters: arrays that each refresh provides, by name; gives their shapes and dtypes.
+        leaves: names of the module's parameters and buffers that the graph needs.
+        prologue: computes parameters from leaves.
         leaf_ranks: number of dimensions of the leaves.
     """
 
@@ -77,13 +77,13 @@ def export_policy(
 ) -> PolicyGraph:
     """Export a module in evaluation mode.
 
-    A copy with random weights is exported, as the exporter would merge equal tensors; the graph is then compared with
-    the copy at other random weights, so that a weight lost in a constant shows. It gets the examples and random rows in
-    one batch, the copy gets them apart, so that a branch not taken for the examples shows, and a row that depends on
-    others. A policy that takes only certain values, such as indices, is compared on the examples alone.
+    A copy with random weights is exported, because the exporter would merge equal tensors. The graph is then compared
+    with the copy at other random weights, which detects a weight frozen as a constant. The graph gets the examples and
+    random rows in one batch and the copy gets them separately, which detects branches that depend on values and rows
+    that depend on each other. A policy that accepts certain values only, such as indices, is compared on the examples.
 
     Raises:
-        GraphError: export failed, or the graph does not follow its weights, its inputs or its batch.
+        GraphError: export failed, or the graph differs from the module at other weights, inputs or batch sizes.
     """
     double = copy.deepcopy(module).cpu().eval()
     examples = {name: value.detach().cpu() for name, value in example_inputs.items()}
@@ -96,7 +96,9 @@ def export_policy(
     with torch.no_grad():
         results = _as_tuple(double(*examples.values()))
     if len(results) != len(output_names):
-        raise GraphError(f"the policy returns {len(results)} tensors, but {len(output_names)} output names were given")
+        raise GraphError(
+            f"the policy returns {len(results)} tensors, but there are {len(output_names)} output names; give one each"
+        )
     outputs = tuple(_spec(name, value) for name, value in zip(output_names, results, strict=True))
     graph = _policy_graph(model, state, inputs, outputs)
     fresh, further = _fresh_rows(double, examples, generator)
@@ -140,29 +142,32 @@ def _policy_graph(
 def _check_follows(
     graph: PolicyGraph, state: State, feeds: Mapping[str, Array], expected: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Other random weights than the exported ones, and another batch: the graph must agree with the module.
+    """Check that the graph agrees with the module at other weights and another batch size than the exported ones.
 
     Args:
-        graph: the exported one.
+        graph: the exported graph.
         state: the weights.
         feeds: inputs, all rows in one batch.
-        expected: for each output what the module returns for parts of these rows, in order.
+        expected: for each output, the module's results for consecutive parts of these rows.
     """
     try:
         got = graph.subgraph([spec.name for spec in graph.outputs])({**feeds, **graph.read(state)})
     except Exception as error:  # onnxruntime's errors share no base but Exception
-        raise GraphError(f"the exported graph does not run at another batch than the example's: {error}") from error
+        raise GraphError(
+            f"the exported graph fails at another batch size than the example's ({error}); write the policy for any "
+            "number of rows"
+        ) from error
     for spec, parts in zip(graph.outputs, expected, strict=True):
         if not _agree(got[spec.name], [part.detach().numpy() for part in parts]):
             raise GraphError(
-                f"output {spec.name!r} of the exported graph does not follow the policy's weights, inputs and batch; "
-                "compute it from parameters, buffers and inputs by torch operations only, without branches on their "
-                "values, for any number of rows, each by itself"
+                f"output {spec.name!r} of the exported graph differs from the policy's at other weights, inputs "
+                "or batch sizes; compute it from parameters, buffers and inputs by torch operations only, without "
+                "branches on their values, for any number of rows, each independent of the others"
             )
 
 
 def _agree(found: Array, parts: Sequence[Array]) -> bool:
-    """Whether values are the parts' rows one below the other, but for those that are not finite throughout."""
+    """Whether ``found`` equals the concatenated parts; rows that are not finite in them are ignored."""
     if any(part.ndim == 0 for part in parts) or len({part.shape[1:] for part in parts}) > 1:
         return False
     wanted = np.concatenate(parts)
@@ -174,7 +179,7 @@ def _agree(found: Array, parts: Sequence[Array]) -> bool:
 
 
 def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
-    """Distinct random weights that keep activations in proportion."""
+    """Distinct random weights, scaled by fan-in."""
     with torch.no_grad():
         for parameter in double.parameters():
             if parameter.is_floating_point():
@@ -188,7 +193,7 @@ def _randomise(double: torch.nn.Module, generator: torch.Generator) -> None:
 def _fresh_rows(
     double: torch.nn.Module, examples: Mapping[str, torch.Tensor], generator: torch.Generator
 ) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]:
-    """Rows that no example has, and what the module returns for them; the first example again where it takes none."""
+    """Random rows and the module's results; the first example if the module accepts no random values."""
     fresh = {
         name: _random_rows(value, is_state=index > 0, generator=generator)
         for index, (name, value) in enumerate(examples.items())
@@ -196,13 +201,13 @@ def _fresh_rows(
     with torch.no_grad():
         try:
             return fresh, _as_tuple(double(*fresh.values()))
-        except Exception:  # noqa: BLE001 - a module may raise anything for values that it does not take
-            again = {name: value[:1] for name, value in examples.items()}
-            return again, _as_tuple(double(*again.values()))
+        except Exception:  # noqa: BLE001 - a module may raise anything for values that it does not accept
+            first = {name: value[:1] for name, value in examples.items()}
+            return first, _as_tuple(double(*first.values()))
 
 
 def _random_rows(like: torch.Tensor, *, is_state: bool, generator: torch.Generator) -> torch.Tensor:
-    """[2, *shape]: standard normal and three times wider, within ±1 for states; bytes; else the first row again."""
+    """[2, *shape]: normal, the second row three times wider (tanh for states); bytes; else the first row twice."""
     shape = (2, *like.shape[1:])
     if like.dtype == torch.uint8:
         return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)

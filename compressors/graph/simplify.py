@@ -1,4 +1,4 @@
-"""Rewrites of the exported graph that every format profits from: fewer and larger nodes, same numbers."""
+"""Simplify an exported graph: fewer and larger nodes with the same results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")
 
 
 def simplify(draft: Draft) -> None:
-    """Apply every rewrite, then drop what nobody reads."""
+    """Apply every rewrite of a draft, then remove unused nodes."""
     _bypass_identities(draft)
     _dequantise_images(draft)
     _matmul_to_gemm(draft)
     unroll_one_step(draft)
     _merge_heads(draft)
-    _drop_unused(draft)
+    _remove_unused(draft)
 
 
 def fuse_activations(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
-    """Gemm or Conv followed by an activation alone becomes one node of onnxruntime's."""
+    """Fuse each Gemm or Conv whose only reader is an activation into onnxruntime's FusedGemm or FusedConv."""
     wiring = Wiring(nodes, outputs)
     fused: list[NodeProto] = []
     skipped: set[str] = set()
@@ -56,7 +56,7 @@ def _bypass_identities(draft: Draft) -> None:
 
 
 def _dequantise_images(draft: Draft) -> None:
-    """Cast(uint8), then ÷ or × a constant, is DequantizeLinear: one node, and pixels are seen to be integer codes."""
+    """Cast(uint8), then ÷ or × a constant, becomes one DequantizeLinear: pixels are visible as integer codes."""
     wiring = draft.wiring()
     for cast in [n for n in draft.nodes if n.op_type == "Cast" and n.input[0] in draft.uint8_inputs]:
         scale_node = wiring.only_consumer(cast.output[0])
@@ -75,7 +75,7 @@ def _dequantise_images(draft: Draft) -> None:
 
 
 def _matmul_to_gemm(draft: Draft) -> None:
-    """x·W for a matrix x is a Gemm, and a bias added to it is the Gemm's own."""
+    """x·W for a matrix x becomes a Gemm, including a bias that is added to it."""
     for node in [n for n in draft.nodes if n.op_type == "MatMul"]:
         x, weight = node.input
         if draft.ranks.get(x) != 2 or draft.ranks.get(node.output[0]) != 2 or not draft.is_parameter(weight):
@@ -93,10 +93,10 @@ def _matmul_to_gemm(draft: Draft) -> None:
 
 
 def _merge_heads(draft: Draft) -> None:
-    """Concat of linear heads over one input, and of parameters repeated for each row, is one linear head.
+    """Merge linear heads over one input, and parameters repeated for each row, that are concatenated into one Gemm.
 
-    Rows of a repeated parameter (a Gaussian's log standard deviation) get zero weights and the parameter as their bias,
-    which saves the actor the nodes that compute the batch's size.
+    A repeated parameter (a Gaussian's log standard deviation) becomes rows of zero weights with itself as their bias,
+    so the actor needs no nodes that compute the batch size.
     """
     for concat in [n for n in draft.nodes if n.op_type == "Concat"]:
         if int_attribute(concat, "axis", 0) not in (1, -1) or draft.ranks.get(concat.output[0]) != 2:
@@ -166,7 +166,7 @@ def _zero_rows(draft: Draft, repeated: str, some_weight: str, flat: str, bias: s
     ]
 
 
-def _drop_unused(draft: Draft) -> None:
+def _remove_unused(draft: Draft) -> None:
     needed = set(draft.outputs)
     kept: list[NodeProto] = []
     for node in reversed(draft.nodes):

@@ -1,4 +1,4 @@
-"""Run pieces of ONNX graphs on the spot: prologues, checks, calibration. Not the actor's path, which is ``runtime``."""
+"""Run a part of an ONNX graph on the learner: prologue, checks, calibration. Actors use ``compressors.runtime``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compressors.runtime import session_options
 
 
 class Subgraph:
-    """A few nodes as a function of named arrays; loaded once, called often.
+    """Nodes as a function of named arrays; loaded once, called often.
 
     Args:
         nodes: in topological order.
-        inputs: name to dtype and shape (None: any size) of what each call provides.
-        constants: arrays that never change.
+        inputs: name to dtype and shape (None: any size) of the arrays that each call provides.
+        constants: fixed arrays.
         wanted: names of the values to return.
         opset: version of the default operator set.
     """

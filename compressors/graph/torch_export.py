@@ -1,4 +1,4 @@
-"""torch's exporter, made quiet, and its failures in one sentence: the layer, the reason, the remedy."""
+"""torch.onnx.export without its output; a failure becomes one sentence with the layer, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def export_model(
 ) -> ModelProto:
     """A module in evaluation mode as an ONNX model whose batch is free and whose parameters keep their names.
 
-    Attention is taken apart into products, which ONNX has, rather than as torch's one fast operator, which it has not.
+    Attention is exported as matrix products: ONNX has no operator for torch's fused attention.
 
     Raises:
-        GraphError: what ONNX has no operator for, or what cannot be traced; names the layer.
+        GraphError: an operation has no ONNX operator or cannot be traced; names the layer.
     """
     file = io.BytesIO()
     try:
-        with _quiet(module), _attention_in_parts():
+        with _quiet(module), _unfused_attention():
             torch.onnx.export(
                 module,
                 tuple(examples.values()),
@@ -50,9 +50,9 @@ def export_model(
 
 @contextmanager
 def _quiet(module: nn.Module) -> Iterator[None]:
-    """No notices of deprecation and tracing, and on failure no graph on stdout.
+    """Suppress warnings of deprecation and tracing, and the graph that a failure prints on stdout.
 
-    The exporter always switches its log on, before it traces: the module switches it off when it is called.
+    The exporter switches its log on before it traces, so a hook of the module switches it off again.
     """
     hook = module.register_forward_pre_hook(lambda *_: torch._C._jit_set_onnx_log_enabled(False))
     try:
@@ -65,7 +65,7 @@ def _quiet(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _attention_in_parts() -> Iterator[None]:
+def _unfused_attention() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -80,18 +80,18 @@ def _explain(error: Exception, module: nn.Module, examples: Mapping[str, torch.T
     found = _OPERATOR.search(reason)
     layer = _layer_of(found[1], module, examples) if found else None
     if layer is None:
-        return f"the policy {type(module).__name__} cannot be exported to ONNX: {reason}; replace that part, {_REMEDY}"
+        return f"the policy {type(module).__name__} cannot be exported to ONNX: {reason}; change it, {_REMEDY}"
     kind = type(module.get_submodule(layer)).__name__
     where = f"layer {layer!r} ({kind})" if layer else f"the forward of {kind}"
     return f"{where} cannot be exported to ONNX: {reason}; replace it by other layers or operations, {_REMEDY}"
 
 
 def _layer_of(operator: str, module: nn.Module, examples: Mapping[str, torch.Tensor]) -> str | None:
-    """The module in whose forward an operator runs first, "" for the policy's own; None if it is not found."""
+    """Name of the module in whose forward an operator runs first ("": the policy's own); None if it is not found."""
     try:
-        with _quiet(module), _attention_in_parts(), torch.no_grad():
+        with _quiet(module), _unfused_attention(), torch.no_grad():
             traced = torch.jit.trace(module, tuple(examples.values()), check_trace=False)  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001 - what the exporter could not trace either, which its own error says
+    except Exception:  # noqa: BLE001 - the exporter's own error says why it cannot be traced
         return None
     for node in traced.inlined_graph.nodes():
         if node.kind() == f"aten::{operator}":

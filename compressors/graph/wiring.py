@@ -1,4 +1,4 @@
-"""Who makes and who reads each value of a list of nodes, and small questions about nodes."""
+"""Producers and consumers of the values of a graph, and queries about nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AttributeValue = int | float | str | list[int] | list[float]
 
 
 class Wiring:
-    """Producers and consumers; built anew after the nodes change."""
+    """Producers and consumers by value; a snapshot, to be built again after the nodes change."""
 
     def __init__(self, nodes: Sequence[NodeProto], outputs: Sequence[str]) -> None:
         self.producer: dict[str, NodeProto] = {name: node for node in nodes for name in node.output if name}
@@ -24,17 +24,17 @@ class Wiring:
         self._outputs = frozenset(outputs)
 
     def is_output(self, value: str) -> bool:
-        """Whether a value leaves the graph."""
+        """Whether a value is an output of the graph."""
         return value in self._outputs
 
     def only_consumer(self, value: str) -> NodeProto | None:
-        """The one node that reads a value, or None when there are several or it leaves the graph."""
+        """The only reader of a value; None if there are several, or if the value is an output of the graph."""
         readers = self.consumers[value]
         return readers[0] if len(readers) == 1 and not self.is_output(value) else None
 
 
 def attributes(node: NodeProto) -> dict[str, AttributeValue]:
-    """A node's attributes as Python values; texts as ``str``."""
+    """A node's attributes as Python values."""
     values: dict[str, AttributeValue] = {}
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)
@@ -54,7 +54,7 @@ def optional_input(node: NodeProto, index: int) -> str:
 
 
 def is_plain_gemm(node: NodeProto) -> bool:
-    """Whether a Gemm is x·W + b or x·Wᵀ + b with no factors and no transposed input."""
+    """Whether a node is a Gemm x·W + b or x·Wᵀ + b, without factors or a transposed input."""
     values = attributes(node)
     return (
         node.op_type == "Gemm"
@@ -65,7 +65,7 @@ def is_plain_gemm(node: NodeProto) -> bool:
 
 
 def layer_name(node: NodeProto) -> str:
-    """How messages call a node: its module's dotted name, from the exporter's path."""
+    """A node's name in messages: its module's dotted name, from the exporter's path."""
     names: list[str] = []
     for part in node.name.strip("/").split("/")[:-1]:
         if names and part.startswith(f"{names[-1]}."):

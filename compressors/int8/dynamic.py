@@ -1,7 +1,8 @@
-"""``int8-dynamic``: 8-bit weights; activations are quantised at each call from the range of that very batch.
+"""``int8-dynamic``: 8-bit weights; activations are quantised at each call over the range of the batch.
 
-Needs no calibration. One range serves all rows of a batch, so that rows influence each other by rounding; static
-``int8`` has no such coupling. Convolutions are refused unless forced: onnxruntime's dynamic ones are slower than float.
+Needs no calibration. All rows of a batch share one range, so the result of a row depends on the other rows and on the
+batch size; static ``int8`` rows are independent. Convolutions are refused unless forced: onnxruntime's dynamic kernels
+are slower than float.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DynamicInt8(Format):
     """Dynamic int8.
 
     Attributes:
-        force: take convolutions too, although they get slower.
+        force: quantise convolutions too, although they get slower.
         cpu: features of the CPU that will act, which decide between 8- and 7-bit weights; this machine's when None.
     """
 
@@ -54,7 +55,7 @@ class DynamicInt8Encoder(Encoder):
     """Requantises weights at each refresh.
 
     Attributes:
-        layers: those with integer weights.
+        layers: the ones with integer weights.
     """
 
     def __init__(self, graph: PolicyGraph, force: bool, full_range: bool) -> None:
@@ -79,7 +80,7 @@ class DynamicInt8Encoder(Encoder):
         self._changes.begin()
         for layer in self.layers:
             views[f"{layer.stem}:scale"][...] = self._writer.write(
-                layer.name, parameters[layer.weight], None, views[f"{layer.stem}:codes"], turned=layer.transposed
+                layer.name, parameters[layer.weight], None, views[f"{layer.stem}:codes"], transposed=layer.transposed
             )
         for name in self._floats:
             require_finite(name, parameters[name])
@@ -98,7 +99,7 @@ class _DynamicGraph(LayerRewriter):
         if layer.is_convolution and not self._force:
             raise UnsupportedLayerError(
                 f"layer {layer.name!r} is a convolution, and dynamic int8 makes convolutions 3 to 5 times slower than "
-                "fp32; use int8, or int8-dynamic(force) to have it all the same"
+                "fp32; use int8, or int8-dynamic(force) to quantise it anyway"
             )
         shape = self.graph.parameters[layer.weight].shape
         self.slots[f"{layer.stem}:codes"] = Slot(shape[::-1] if layer.transposed else shape, TensorProto.INT8)
@@ -106,7 +107,7 @@ class _DynamicGraph(LayerRewriter):
         return self._convolution(layer) if layer.is_convolution else self._product(layer)
 
     def refusal(self, operator: str) -> str:
-        return f"operator {operator} has no dynamic integer kernel here; use fp16 or fp32"
+        return f"operator {operator} has no dynamic integer kernel; use fp16 or fp32"
 
     def _product(self, layer: Layer) -> list[NodeProto]:
         inputs = [layer.node.input[0], f"{layer.stem}:codes", f"{layer.stem}:scale", "", layer.bias]
@@ -129,7 +130,7 @@ class _DynamicGraph(LayerRewriter):
             helper.make_node("Mul", [f"{stem}:real", f"{stem}:product"], [scaled], name=f"{path}/multiply"),
         ]
         if layer.bias:
-            # a bias of rank 1 would be added along the last axis
+            # a bias of rank 1 would broadcast along the last axis
             self.constants[f"{stem}:column"] = np.asarray([1, -1, 1, 1], dtype=np.int64)
             column = helper.make_node("Reshape", [layer.bias, f"{stem}:column"], [f"{stem}:bias"], name=f"{path}/bias")
             nodes += [column, helper.make_node("Add", [scaled, f"{stem}:bias"], layer.node.output, name=f"{path}/add")]

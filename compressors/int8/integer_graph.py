@@ -1,7 +1,7 @@
-"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and what passes 8-bit codes on unchanged.
+"""Rewrite a float graph to integer kernels: QGemm, QLinearConv, QLinearAdd, and operators that only move codes.
 
-Every value is made in the form its readers want: codes between integer layers, floats before tanh and at the outputs. A
-layer with weights that has no integer kernel here is an error; only layers chosen to be float or int4 are left so.
+Every value is computed in the form that its readers need: codes between integer layers, floats before tanh and at the
+outputs. A layer with weights but without an integer kernel is an error, unless float or int4 was chosen for it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class IntegerLayer:
     """A layer with integer weights.
 
     Attributes:
-        name: for messages.
+        name: its name in messages.
         weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
         bias: the graph's parameter or "".
         bias_codes: initializer for the bias's codes, "" without bias.
-        activation: the value read, whose scale the bias shares.
-        stem: what the weight's initializers are called; differs per layer when layers share a weight.
-        channel_axis: the weight's output axis, where each output has a scale of its own.
+        activation: the layer's input, whose scale the bias uses.
+        stem: prefix of the weight's initializers; layers that share a weight have different ones.
+        channel_axis: the weight's output axis if each output has its own scale, else None.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Codes:
 
 @dataclass(frozen=True)
 class SumOfCodes:
-    """A sum of two values as codes, in codes.
+    """An addition of two values, both and the sum as codes.
 
     Attributes:
-        module: whose forward adds.
-        addends: what is added.
-        made: the activation put out.
+        module: the module whose forward adds.
+        addends: the two values.
+        made: the activation that is the sum.
     """
 
     module: str
@@ -75,7 +75,7 @@ class SumOfCodes:
     made: str
 
 
-# Each gives out codes at the scale they came in with.
+# Operators that move codes and keep their scale.
 _PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
 
 
@@ -84,15 +84,15 @@ class IntegerGraph:
 
     Attributes:
         nodes: in topological order.
-        layers: those with integer weights.
-        int4_layers: those with 4-bit weights, computed in floats.
-        names: of all layers, for which a format is chosen.
-        measured: activations whose ranges must be calibrated.
-        coded: by module (``torso.0``) whose layer puts out codes, their activation.
-        sums: the sums of codes.
-        fixed: activations whose codes come from outside at a given scale (images), to that scale.
-        slots: initializers written at calibration or refresh, scales and codes.
-        floats, constants: parameters that stay in single precision, and graph constants still in use.
+        layers: the ones with integer weights.
+        int4_layers: the ones with 4-bit weights, computed in floats.
+        names: the names of all layers.
+        measured: activations that need a calibrated range.
+        coded: module (``torso.0``) to its output activation, for layers that output codes.
+        sums: additions of codes.
+        fixed: activation to scale, for inputs that are codes already (images).
+        slots: initializers written at calibration or refresh: scales and codes.
+        floats, constants: the parameters that stay in single precision, and the graph constants in use.
     """
 
     def __init__(self, graph: PolicyGraph, codes: IntegerType, choose: Callable[[str], LayerFormat]) -> None:
@@ -133,7 +133,7 @@ class IntegerGraph:
 
     def _gemm(self, node: NodeProto) -> None:
         if not is_plain_gemm(node) or node.input[1] not in self._graph.parameters:
-            self._refuse(node, "its product has factors, a transposed input or no fixed weight")
+            self._refuse(node, "its Gemm has factors, a transposed input or a computed weight")
         transposed = int_attribute(node, "transB", 0)
         x = self._codes_of(node.input[0])
         layer = self._layer(node, x, channel_axis=0 if transposed else 1)
@@ -143,14 +143,14 @@ class IntegerGraph:
             made = self._new_codes(result, node)
             inputs, output = [*inputs, *made.parameters], made.tensor
         else:
-            output = self._new_float(self._through_nothing(node.output[0]))
+            output = self._new_float(self._undo_relu(node.output[0]))
         self.nodes.append(
             helper.make_node("QGemm", inputs, [output], name=node.name, domain=MICROSOFT, transB=transposed)
         )
 
     def _conv(self, node: NodeProto) -> None:
         if node.input[1] not in self._graph.parameters:
-            self._refuse(node, "its kernel is no fixed weight")
+            self._refuse(node, "its kernel is computed")
         x = self._codes_of(node.input[0])
         layer = self._layer(node, x, channel_axis=0)
         made = self._new_codes(self._through_relu(node.output[0]), node)
@@ -176,7 +176,7 @@ class IntegerGraph:
         self.nodes.append(helper.make_node("QLinearAdd", inputs, [made.tensor], name=node.name, domain=MICROSOFT))
 
     def _relu(self, node: NodeProto) -> None:
-        """On codes: everything below the zero point becomes it; the scale stays."""
+        """On codes: clip below at the zero point; the scale stays."""
         x = self._as_codes.get(node.input[0])
         if x is None:
             self._float(node)
@@ -208,7 +208,7 @@ class IntegerGraph:
         self._declare(value)
 
     def _clip(self, node: NodeProto) -> None:
-        """Codes saturate at a range measured behind the clip: in front of integer layers it has nothing left to do."""
+        """Redundant in front of integer layers: codes saturate at the range measured after the clip."""
         bounds = [float(self._graph.constants[name]) for name in node.input[1:] if name in self._graph.constants]
         spans_zero = len(bounds) == 2 and bounds[0] <= 0.0 <= bounds[1]
         if spans_zero and self._wants_codes(node.output[0]) and node.input[0] in self._as_float:
@@ -221,17 +221,17 @@ class IntegerGraph:
         for name in node.input:
             array = self._graph.parameters.get(name)
             if array is not None and array.ndim > 1 and array.dtype.kind == "f":
-                self._refuse(node, f"operator {node.op_type} has no static integer kernel here")
+                self._refuse(node, f"operator {node.op_type} has no static integer kernel")
         self.nodes.append(self._on_floats(node))
 
     def _float_layer(self, node: NodeProto) -> None:
-        """A layer that is not to compute in integers."""
+        """A layer that was chosen to compute in floats."""
         copy = self._on_floats(node)
         if self._formats[node.output[0]] == "float":
             self.nodes.append(copy)
             return
         if node.op_type == "Gemm" and not is_plain_gemm(node):
-            self._refuse(node, "its product has factors or a transposed input")
+            self._refuse(node, "its Gemm has factors or a transposed input")
         layer = Layer(copy, copy.input[1], optional_input(copy, 2))
         nodes, slots = replace_layer(layer, self._graph.parameters[layer.weight].shape)
         self.nodes += nodes
@@ -239,7 +239,7 @@ class IntegerGraph:
         self.int4_layers.append(layer)
 
     def _on_floats(self, node: NodeProto) -> NodeProto:
-        """The node, reading floats and making floats."""
+        """A copy of the node that reads and computes floats."""
         copy = NodeProto()
         copy.CopyFrom(node)
         for index, name in enumerate(node.input):
@@ -251,7 +251,7 @@ class IntegerGraph:
     def _layer(self, node: NodeProto, x: Codes, channel_axis: int) -> IntegerLayer:
         weight, bias = node.input[1], optional_input(node, 2)
         if bias and bias not in self._graph.parameters:
-            self._refuse(node, "its bias is no fixed weight")
+            self._refuse(node, "its bias is computed")
         stem = f"{node.output[0]}:weight"
         shape = self._graph.parameters[weight].shape
         per_channel = self._formats[node.output[0]] == "per_channel"
@@ -294,7 +294,7 @@ class IntegerGraph:
             raise UnsupportedLayerError(f"output {name!r} is an input passed on; return a computed tensor")
 
     def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
-        """A value as codes of its own scale, put out by a layer if there is a maker."""
+        """A value as codes with a scale of its own; ``maker`` is the layer that outputs it, if one does."""
         self._as_codes[value] = codes = Codes(f"{value}:codes", value)
         self.measured.append(value)
         self._declare(value)
@@ -312,21 +312,21 @@ class IntegerGraph:
         self.slots[f"{activation}:zero"] = Slot((), element)
 
     def _through_relu(self, value: str) -> str:
-        """The value behind a ReLU that alone reads this one: its codes start at zero and saturate there, as a ReLU."""
+        """The output of a ReLU that is the value's only reader: codes that saturate at zero compute the ReLU."""
         reader = self._wiring.only_consumer(value)
         if reader is None or reader.op_type != "Relu":
             return value
         self._absorbed.add(reader.output[0])
         return reader.output[0]
 
-    def _through_nothing(self, value: str) -> str:
+    def _undo_relu(self, value: str) -> str:
         reader = self._wiring.only_consumer(value)
         if reader is not None and reader.op_type == "Relu":
             self._absorbed.discard(reader.output[0])
         return value
 
     def _wants_codes(self, value: str) -> bool:
-        """Whether every reader of a value is an integer layer or hands codes on to integer layers alone."""
+        """Whether every reader of a value is an integer layer, or forwards codes to integer layers only."""
         readers = self._wiring.consumers[value]
         inside = bool(readers) and not self._wiring.is_output(value)
         return inside and all(self._reads_codes(reader, value) for reader in readers)
@@ -341,7 +341,7 @@ class IntegerGraph:
         return False
 
     def _is_integer(self, node: NodeProto) -> bool:
-        """False for layers that were chosen to compute in floats."""
+        """False for layers chosen to compute in floats."""
         return self._formats.get(node.output[0], "per_tensor") in ("per_tensor", "per_channel")
 
     def _is_fixed(self, name: str) -> bool:

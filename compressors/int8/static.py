@@ -1,7 +1,7 @@
-"""``int8``: weights and activations in 8 bits, ranges of activations known beforehand, layers in integer kernels.
+"""``int8``: weights and activations in 8 bits, with calibrated activation ranges; layers run in integer kernels.
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
-``layer=per_channel`` or ``layer=per_tensor`` its own kind of scales.
+``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compressors.arrays import Array
 from compressors.artifact import Optimisation
 from compressors.cpu import ARM, VNNI, cpu_features
 from compressors.errors import CalibrationError, SchemeError
-from compressors.graph.optimise import rearranged_nodes
+from compressors.graph.optimise import optimised_nodes
 from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
@@ -40,12 +40,12 @@ class Int8(Format):
     """Static int8.
 
     Attributes:
-        per_channel: a scale for each output of a layer, instead of one for its whole weight.
-        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, else
-            refused; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
-            faster on ARM. None: what suits the CPU.
+        per_channel: a weight scale for each output of a layer instead of one for the whole weight.
+        variant: ``u8s8``: unsigned activations and signed weights, exact on x86 with VNNI and on ARM, refused
+            elsewhere; ``reduce_range``: the same with 7-bit weights, exact on AVX2 too; ``s8s8``: signed activations,
+            faster on ARM. None: the best one for the CPU.
         cpu: features of the CPU that will act; this machine's when None.
-        layers: formats by layer, in the place of the one that ``per_channel`` says.
+        layers: formats by layer, overriding ``per_channel``.
     """
 
     per_channel: bool = False
@@ -62,7 +62,7 @@ class Int8(Format):
         return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
 
     def layer_format(self, layer: str) -> LayerFormat:
-        """What a layer computes in."""
+        """The format of a layer."""
         return choice_for(layer, self.layers, "per_channel" if self.per_channel else "per_tensor")
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
@@ -76,8 +76,7 @@ class Int8(Format):
         if self.variant == "u8s8" and exact is None:
             raise SchemeError(
                 f"{self.scheme}: sums of u8s8 products saturate on an acting CPU without VNNI or ARM's instructions "
-                f"(it has {', '.join(sorted(features)) or 'none that count'}); leave the variant out, or take "
-                "reduce_range"
+                f"(its features: {', '.join(sorted(features)) or 'none'}); omit the variant, or use reduce_range"
             )
         suited: Variant = "u8s8" if exact == VNNI else "s8s8" if exact == ARM else "reduce_range"
         variant = suited if self.variant is None else self.variant
@@ -85,13 +84,13 @@ class Int8(Format):
 
 
 class Int8Encoder(Encoder):
-    """Requantises weights at each refresh, at scales that follow the running ranges of activations.
+    """Requantises weights at each refresh; scales of activations come from their running ranges.
 
     Attributes:
         layers: those with integer weights.
         variant: the one in use.
-        per_channel: whether weights have a scale for each output, where nothing else was chosen for a layer.
-        weight_codes: the codes of weights.
+        per_channel: whether weights have a scale for each output, unless chosen otherwise for a layer.
+        weight_codes: integer type of weight codes.
         coded, sums: see ``IntegerGraph``.
     """
 
@@ -112,7 +111,7 @@ class Int8Encoder(Encoder):
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
         self._payload = _lay_out(integer, graph)
-        # onnxruntime blocks the channels of float convolutions for the CPU when it loads them
+        # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
         self._changes = Changes()
@@ -124,7 +123,7 @@ class Int8Encoder(Encoder):
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Least and greatest code of activations."""
+        """The least and the greatest activation code."""
         return self._codes.minimum, self._codes.maximum
 
     @property
@@ -145,19 +144,21 @@ class Int8Encoder(Encoder):
         """See ``Encoder.measure``."""
         return self._observer.measure(parameters, inputs)
 
-    def drifted(self, seen: Mapping[str, Range]) -> int:
+    def drifted(self, measured: Mapping[str, Range]) -> int:
         """See ``Encoder.drifted``."""
-        return sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in seen.items())
+        return sum(name in self._ranges and self._ranges[name].exceeded_by(now) for name, now in measured.items())
 
-    def covering(self, seen: Mapping[str, Range]) -> Mapping[str, Range]:
+    def covering(self, measured: Mapping[str, Range]) -> Mapping[str, Range]:
         """See ``Encoder.covering``."""
-        return {name: self._ranges[name].covering(now) if name in self._ranges else now for name, now in seen.items()}
+        return {
+            name: self._ranges[name].covering(now) if name in self._ranges else now for name, now in measured.items()
+        }
 
-    def merge_ranges(self, seen: Mapping[str, Range]) -> None:
+    def merge_ranges(self, measured: Mapping[str, Range]) -> None:
         """See ``Encoder.merge_ranges``."""
-        self._drifted += self.drifted(seen)
+        self._drifted += self.drifted(measured)
         self._calibrations += 1
-        for name, now in seen.items():
+        for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
             self._set_activation(name, *activation_parameters(kept.low, kept.high, self._codes))
@@ -214,7 +215,7 @@ def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:
         nodes = fuse_activations(nodes, outputs)
     payload = Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     if any(node.op_type == "MaxPool" for node in nodes) and not any(node.op_type == "Conv" for node in nodes):
-        # pooling codes is thirty times faster channels-last, into which onnxruntime turns the graph
-        nodes = rearranged_nodes(payload, slots) or nodes
+        # onnxruntime's channels-last pooling of codes is thirty times faster
+        nodes = optimised_nodes(payload, slots) or nodes
         return Payload(nodes, graph.inputs, graph.outputs, slots, constants, OPSET)
     return payload

@@ -1,4 +1,4 @@
-"""Which units and channels of a policy hang together: torch-pruning finds the groups, this file what each one cuts."""
+"""Coupled channel groups of a policy, found by torch-pruning, and the parameter slices that each group consists of."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LSTM_GATES = 4
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a group's channels lie along one axis of one parameter.
+    """The indices of a group's channels along one axis of one parameter.
 
     Attributes:
         parameter: its name.
-        axis: which axis.
-        index: places along the axis.
-        channel: the group's channel at each of those places.
-        produces: whether the parameter makes the channels (rows, biases), rather than reads them (columns).
+        axis: its axis.
+        index: indices along the axis.
+        channel: the group's channel at each index.
+        produces: whether the parameter produces the channels (rows, biases) or reads them (columns).
     """
 
     parameter: str
@@ -40,12 +40,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Channels that can only be removed together.
+    """Coupled channels: channel c of all members has to be removed at once.
 
     Attributes:
-        name: the layer that makes them, for messages.
-        size: how many there are.
-        cuts: every parameter that they run through.
+        name: the layer that produces them.
+        size: number of channels.
+        cuts: their indices in every parameter that produces or reads them.
         recurrent: whether they are an LSTM's hidden units, part of the policy's state.
     """
 
@@ -56,17 +56,17 @@ class ChannelGroup:
 
 
 def find_groups(module: nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> list[ChannelGroup]:
-    """The groups whose removal leaves the outputs' shapes alone: everything but heads.
+    """The groups of all layers but heads, whose removal would change the shapes of outputs.
 
     Raises:
         UnsupportedLayerError: the policy has a layer other than Linear, Conv2d and a plain nn.LSTM.
     """
-    # groups are found by following gradients, which a policy that is only played has none of
+    # groups are found along gradients, which a policy loaded for playing has none of
     module = copy.deepcopy(module).requires_grad_(True)
     names = dict(_layers(module))
     found: list[ChannelGroup] = []
     with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")  # it tells of lone parameters, such as log standard deviations of a head
+        warnings.simplefilter("ignore")  # about parameters outside of layers, such as a head's log standard deviations
         graph = torch_pruning.DependencyGraph().build_dependency(module, tuple(example_inputs.values()))
         for items in graph.get_all_groups(root_module_types=[nn.Linear, nn.Conv2d, nn.LSTM]):
             group = _group(items, names)
@@ -80,20 +80,23 @@ def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         if isinstance(layer, nn.LSTM):
             if layer.num_layers > 1 or layer.bidirectional or layer.proj_size:
                 raise UnsupportedLayerError(
-                    f"prune takes LSTMs of one layer and direction without projection, not {name!r}"
+                    f"prune supports LSTMs of one layer and direction without projection, not {name!r}; use a scheme "
+                    "without prune"
                 )
         elif isinstance(layer, nn.Conv2d) and layer.groups > 1:
-            raise UnsupportedLayerError(f"prune takes convolutions of one group, not {name!r} of {layer.groups}")
+            raise UnsupportedLayerError(
+                f"prune supports convolutions of one group, not {name!r} of {layer.groups}; use a scheme without prune"
+            )
         elif not isinstance(layer, nn.Linear | nn.Conv2d) and _has_weights(layer):
             raise UnsupportedLayerError(
-                f"prune takes Linear, Conv2d and nn.LSTM layers, not {name!r}, a {type(layer).__name__}; use a scheme "
-                "without prune, or another layer"
+                f"prune supports Linear, Conv2d and nn.LSTM layers, not {name!r}, a {type(layer).__name__}; use a "
+                "scheme without prune, or another layer"
             )
         yield layer, name
 
 
 def _has_weights(layer: nn.Module) -> bool:
-    """Own matrices, or any parameter in one of torch's own modules; lone vectors belong to outputs."""
+    """Own matrices, or any parameter of a torch module; single vectors belong to outputs."""
     own = list(layer.parameters(recurse=False))
     return any(p.dim() > 1 for p in own) or (bool(own) and type(layer).__module__.startswith("torch.nn"))
 
@@ -117,7 +120,7 @@ def _group(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]
 
 
 def _is_read(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> bool:
-    """A group that no layer reads is a head's."""
+    """Whether a layer reads the group; if none does, it is a head."""
     return any(i.dep.handler.__name__ == "prune_in_channels" and i.dep.target.module in names for i in items)
 
 

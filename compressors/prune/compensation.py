@@ -1,13 +1,13 @@
-"""What removed channels would have told the layers behind them, predicted from the channels that are kept.
+"""Least-squares compensation for pruned channels: the layers that read them predict them from the kept channels.
 
     W h + b ≈ (W_K + W_R P) h_K + (b + W_R (E[h_R] − P E[h_K]));   P = C_RK (C_KK + λ I)⁻¹
 
-K are the kept and R the removed inputs of a layer, C their covariance on recent real inputs: the best linear
-prediction. For a layer without bias C is of second moments about zero: the best one without a constant. P is of the
-features that the weights made when it was measured, and is worth little some tens of optimiser steps later: ``observe``
-measures it anew, older measurements count less. A flattened image counts each place as a sample with a mean of its own.
-A convolution's zero padding is not accounted for. Source: least-squares reconstruction of channel pruning, He et al.
-2017, arXiv:1707.06168, section 3.1, here in closed form from the reading layer's inputs alone.
+K are the kept and R the removed inputs of a layer, C their covariance on recent real inputs; P is the best linear
+prediction. For a layer without bias, C are second moments about zero, and the prediction has no constant. P is outdated
+some tens of optimiser steps after it was fitted; ``observe`` fits it again, with less weight on older inputs. Each
+position of a flattened image is a sample with its own mean. The zero padding of convolutions is ignored. Source:
+least-squares reconstruction of channel pruning, He et al. 2017, arXiv:1707.06168, section 3.1, here in closed form from
+the reading layer's inputs alone.
 """
 
 from __future__ import annotations
@@ -24,17 +24,22 @@ from compressors.arrays import Array, FloatArray, State
 from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
 from compressors.prune.channels import ChannelGroup, IndexArray
 
-LATE_FOLD = 2**22
-"""Up to so many multiplications W_R P is worked out at each refresh, for the weights of the moment; in wider layers
-only when P is measured or channels are chosen."""
+FOLD_PER_REFRESH = 2**22
+"""W_R P is computed at each refresh, for the present weights, up to this number of multiplications; in wider layers
+only when P is fitted or channels are selected."""
 _TINY = 1e-6
 _BIASES = {"weight": "bias", "weight_ih_l0": "bias_ih_l0", "weight_hh_l0": "bias_hh_l0"}
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """A layer's inputs so far: weight of the rows seen; [channels, S] means; [channels, channels] covariance about the
-    mean of each place."""
+    """Running moments of a layer's inputs.
+
+    Attributes:
+        samples: weight of the rows observed.
+        mean: [channels, S], one for each position.
+        covariance: [channels, channels] about the means.
+    """
 
     samples: float
     mean: Tensor
@@ -48,7 +53,7 @@ class _Moments:
         return cls(len(values), mean, centred.t() @ centred / len(centred))
 
     def with_newer(self, newer: _Moments) -> _Moments:
-        """Both together, these at the share ``KEEP`` of their weight."""
+        """Both combined, the older ones with ``KEEP`` times their weight."""
         samples = KEEP * self.samples + newer.samples
         share = newer.samples / samples
         shift = newer.mean - self.mean
@@ -61,14 +66,14 @@ class _Moments:
         return self.covariance + self.mean @ self.mean.t() / self.mean.shape[1] if about_zero else self.covariance
 
     def ridge(self, kept: int) -> float:
-        """λ: what few samples do not show."""
+        """λ, against overfitting to few samples."""
         places = self.mean.shape[1]
         return _TINY + RIDGE * float(self.covariance.diagonal().mean()) * kept / (self.samples * places)
 
 
 @dataclass(frozen=True)
 class _Prediction:
-    """Of removed channels from kept ones: [removed, kept] P and [removed, S] E[h_R] − P E[h_K]."""
+    """Predicts removed channels from kept ones: P [removed, kept] and E[h_R] − P E[h_K] [removed, S]."""
 
     kept: IndexArray
     removed: IndexArray
@@ -77,7 +82,7 @@ class _Prediction:
 
     @classmethod
     def solve(cls, moments: _Moments, kept: IndexArray, *, about_zero: bool) -> _Prediction:
-        """The best one; ``about_zero``: without its constant, which nothing can add."""
+        """The least-squares prediction; without a constant if ``about_zero``, as the layer has no bias to add it to."""
         removed = np.setdiff1d(np.arange(len(moments.mean)), kept)
         k, r = torch.from_numpy(kept), torch.from_numpy(removed)
         among = moments.spread(about_zero=about_zero)[k].double()
@@ -92,11 +97,11 @@ class _Reader:
 
     Attributes:
         group: the group's name.
-        places: [channels, S] places along the weight's input axis; S > 1 behind a flattened image.
+        places: [channels, S] indices along the weight's input axis; S > 1 after a flattened image.
         moments: None before anything was observed.
-        prediction: likewise.
-        columns: [kept, S] where the kept places lie among the columns that are kept; None: all, in this order.
-        folded: what was worked out for weights of the past, of wide layers.
+        prediction: None before anything was observed.
+        columns: [kept, S] indices of the kept places among the kept columns; None: all, in order.
+        folded: in wide layers, the result of ``fold`` for the weights at the last fit or selection.
     """
 
     group: str
@@ -107,20 +112,21 @@ class _Reader:
     folded: tuple[FloatArray, FloatArray] | None = None
 
     def observe(self, inputs: Tensor) -> None:
-        """Take in [N, input axis] values; those that are not finite are left out, as they would stay for good."""
+        """Update the moments with values [N, input axis], unless some are not finite: moments would stay so."""
         newer = _Moments.of(inputs[:, torch.from_numpy(self.places)].float())
         if bool(torch.isfinite(newer.covariance).all()):
             self.moments = newer if self.moments is None else self.moments.with_newer(newer)
 
     def predict(self, kept: IndexArray, columns: IndexArray, *, has_bias: bool) -> None:
-        """Find the best prediction from the channels ``kept``, when ``columns`` of the weight are kept, ascending."""
+        """Fit the prediction from the channels ``kept``, where ``columns`` of the weight are kept, ascending."""
         if self.moments is not None:
             self.prediction = _Prediction.solve(self.moments, kept, about_zero=not has_bias)
         places = np.searchsorted(columns, self.places[kept])
         self.columns = None if np.array_equal(places.ravel(), np.arange(len(columns))) else places
 
     def fold(self, rows: Array, columns: int) -> tuple[FloatArray, FloatArray]:
-        """For a weight's kept rows [O, input axis, *taps], what comes to its ``columns`` kept ones and its bias [O]."""
+        """The terms to add to a weight's kept rows [O, input axis, *taps] at its ``columns`` kept columns, and to its
+        bias [O]."""
         if self.prediction is None:
             return np.zeros((len(rows), columns, *rows.shape[2:]), np.float32), np.zeros(len(rows), np.float32)
         found = self.prediction
@@ -135,17 +141,17 @@ class _Reader:
         if self.columns is not None:
             own, change = change, np.zeros((len(rows), columns, *rows.shape[2:]), dtype=np.float32)
             change[:, self.columns.ravel()] = own
-        # a kernel's taps all see the same mean
+        # all taps of a kernel have the same mean
         constants: FloatArray = (gone.flatten(1) @ found.constant.repeat_interleave(taps, dim=1).flatten()).numpy()
         return change, constants
 
     def fold_cost(self, rows: int, taps: int) -> int:
-        """Multiplications of ``fold``."""
+        """Number of multiplications of ``fold``."""
         return 0 if self.prediction is None else rows * taps * self.places.shape[1] * self.prediction.matrix.numel()
 
 
-class Reconstruction:
-    """Corrects weights and biases of the layers that read prunable channels."""
+class Compensation:
+    """Compensates in the weights and biases of the layers that read pruned channels."""
 
     def __init__(self, groups: Sequence[ChannelGroup]) -> None:
         self._readers: dict[str, list[_Reader]] = {}
@@ -162,16 +168,18 @@ class Reconstruction:
         return all(reader.moments is not None for readers in self._readers.values() for reader in readers)
 
     def observe(self, policy: nn.Module, inputs: Sequence[Tensor]) -> None:
-        """Measure on a policy with the weights of the moment; inputs are its arguments, [N, *shape] each."""
+        """Measure on the policy's present weights; inputs are its arguments, [N, *shape] each."""
         with ExitStack() as stack, torch.no_grad():
             for parameter in self._readers:
                 owner = policy.get_submodule(parameter.rpartition(".")[0])
                 stack.enter_context(owner.register_forward_pre_hook(self._watch(parameter)))
             policy(*inputs)
 
-    def what_is_read(self, group: str, state: State) -> list[tuple[Tensor, Tensor, float]]:
-        """For each reader of a group, [channels, channels] each: the covariance of what it reads, and WᵀW of the
-        weights that read it; then λ. Empty before anything was observed."""
+    def readers_of(self, group: str, state: State) -> list[tuple[Tensor, Tensor, float]]:
+        """For each layer that reads a group: the covariance of its inputs and WᵀW, [channels, channels] each, and λ.
+
+        Empty before anything was observed.
+        """
         found = []
         for parameter, readers in self._readers.items():
             for reader in readers:
@@ -187,23 +195,23 @@ class Reconstruction:
     def solve(
         self, state: State, kept: Mapping[str, IndexArray], indices: Mapping[str, Mapping[int, IndexArray]]
     ) -> None:
-        """Predict anew, after ``observe`` or when other channels are kept.
+        """Fit the predictions, after ``observe`` or a new selection.
 
         Args:
-            state: the whole policy's numbers.
-            kept: the channels that are kept, by group.
-            indices: parameter to axis to the places that are kept.
+            state: the full policy's parameters.
+            kept: the kept channels by group.
+            indices: parameter to axis to the kept indices.
         """
         for parameter, readers in self._readers.items():
             rows = _kept_rows(state[parameter], indices[parameter])
             for reader in readers:
                 has_bias = _bias_of(parameter) in state
                 reader.predict(kept[reader.group], indices[parameter][1], has_bias=has_bias)
-                is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > LATE_FOLD
+                is_wide = reader.fold_cost(len(rows), int(np.prod(rows.shape[2:]))) > FOLD_PER_REFRESH
                 reader.folded = reader.fold(rows, len(indices[parameter][1])) if is_wide else None
 
     def corrections(self, state: State, indices: Mapping[str, Mapping[int, IndexArray]]) -> dict[str, FloatArray]:
-        """Parameter to what is added to its kept rows and columns; empty before inputs were observed."""
+        """Parameter to the term to add to its kept rows and columns; empty before anything was observed."""
         corrections: dict[str, FloatArray] = {}
         for parameter, readers in self._readers.items():
             if all(reader.prediction is None for reader in readers):
@@ -232,7 +240,7 @@ class Reconstruction:
 
 
 def _bias_of(weight: str) -> str:
-    """What the bias is called that goes with a weight."""
+    """The name of the bias that belongs to a weight."""
     owner, _, attribute = weight.rpartition(".")
     return f"{owner}.{_BIASES[attribute]}".removeprefix(".")
 

@@ -1,9 +1,9 @@
-"""How much each channel of a group matters: by what the others cannot tell, by weights alone, by gradients. Pure.
+"""Importance of each channel of a group: residual variance given the kept channels, magnitude, or gradients. Pure.
 
-    residual:  I_c = Σ_readers ‖W S e_c‖² / (S_cc + λ)   what the readers W gain if c is kept too, S the covariance of
-                                                         the channels given those kept so far
-    magnitude: I_c = Σ_tensors ‖W[c]‖²                   over every weight matrix that makes or reads channel c
-    Taylor:    I_c = (Σ_{θ makes c} θ ∂L/∂θ)²            first-order change of the loss when channel c falls silent
+    residual:  I_c = Σ_readers ‖W S e_c‖² / (S_cc + λ)   output variance of the readers W explained by keeping c too,
+                                                         S the covariance of the channels given those kept so far
+    magnitude: I_c = Σ_tensors ‖W[c]‖²                   over every weight matrix that produces or reads channel c
+    Taylor:    I_c = (Σ_{θ produces c} θ ∂L/∂θ)²         first-order change of the loss when channel c is zeroed
 
 Source: forward selection for least squares, as in orthogonal least squares (Chen et al. 1989), with several channels a
 round; torch-pruning's group L2 magnitude; Molchanov et al. 2019, arXiv:1906.10771, equation 8.
@@ -25,38 +25,38 @@ _ROUNDS = 64
 
 
 def residual(count: int, readers: Sequence[tuple[Tensor, Tensor, float]]) -> NDArray[np.float64]:
-    """[channels] importance: greatest for the channel chosen first, zero for those not among the first ``count``.
+    """[channels] importance: greatest for the channel selected first, zero for those that are not selected.
 
     Args:
-        count: how many to choose, in at most 64 rounds.
-        readers: for each [channels, channels] covariance of what it reads and WᵀW, and λ.
+        count: how many to select, in at most 64 rounds.
+        readers: for each, the covariance of its inputs and WᵀW, [channels, channels] each, and λ.
     """
     size = len(readers[0][0])
     scores = np.zeros(size)
     left = [(covariance.clone(), products @ covariance, ridge) for covariance, products, ridge in readers]
-    chosen = 0
-    while chosen < count:
+    selected = 0
+    while selected < count:
         gains = torch.zeros(size, dtype=torch.float64)
         for given, read, ridge in left:
             gains += torch.linalg.vecdot(given, read, dim=0) / (given.diagonal().clamp_min(0.0) + ridge)
         gains[torch.from_numpy(scores > 0.0)] = -torch.inf
-        best = torch.argsort(gains, descending=True, stable=True)[: min(-(-count // _ROUNDS), count - chosen)]
-        scores[best.numpy()] = count - chosen - np.arange(len(best))
-        chosen += len(best)
-        for given, read, ridge in left if chosen < count else ():
-            _know(given, read, best, ridge)
+        best = torch.argsort(gains, descending=True, stable=True)[: min(-(-count // _ROUNDS), count - selected)]
+        scores[best.numpy()] = count - selected - np.arange(len(best))
+        selected += len(best)
+        for given, read, ridge in left if selected < count else ():
+            _condition(given, read, best, ridge)
     return scores
 
 
-def _know(given: Tensor, read: Tensor, best: Tensor, ridge: float) -> None:
-    """Make of S and WᵀW S what they are once the channels ``best`` are known as well, in place."""
+def _condition(given: Tensor, read: Tensor, best: Tensor, ridge: float) -> None:
+    """Condition S and WᵀW S on the channels ``best`` as well, in place."""
     rows = given[best]  # and columns, as S is symmetric
     among = rows[:, best].double()
     among.diagonal().add_(ridge)
     # LAPACK takes much longer to solve for thousands of right-hand sides than to invert a few rows
-    told = torch.linalg.inv(among).to(rows.dtype) @ rows
-    read.addmm_(read.index_select(1, best), told, alpha=-1.0)
-    given.addmm_(rows.t(), told, alpha=-1.0)
+    coefficients = torch.linalg.inv(among).to(rows.dtype) @ rows
+    read.addmm_(read.index_select(1, best), coefficients, alpha=-1.0)
+    given.addmm_(rows.t(), coefficients, alpha=-1.0)
 
 
 def magnitude(group: ChannelGroup, state: State) -> NDArray[np.float64]:

@@ -1,12 +1,12 @@
-"""``prune(r)``: a policy without its least important units and channels, a share ``r`` of every layer but the heads.
+"""``prune(r)``: structured pruning of the least important units and channels, a share ``r`` of every layer but heads.
 
-``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` leaves the others whole.
+``prune(r,layer=q)`` removes the share ``q`` of one layer, and ``prune(layer=q)`` prunes no other layer.
 
-Channels are chosen when the scheme is bound, at the first real inputs and whenever ``reselect`` is called, always the
-same number, so that the graph stays; a refresh gathers the rows and columns that are kept. Once the plan has seen real
-inputs, it also adds what the kept channels can tell about those that are gone; ``follow`` and ``calibrate`` measure
-that anew. An LSTM's state keeps the policy's own shape for actor and learner: the pruned policy picks its units from it
-and leaves zeros where a unit is gone.
+Channels are selected when the scheme is bound, at the first real inputs and by ``reselect``: always the same number, so
+the graph stays the same. A refresh gathers the kept rows and columns. After the first real inputs it also adds the
+least-squares compensation for pruned channels, which ``refit`` and ``calibrate`` fit again. An LSTM's state keeps the
+policy's own shape for actors and learner: the pruned policy gathers its units from it and returns zeros for removed
+ones.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_gradients, read_state, to_tensors
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
-from compressors.prune.compensation import Reconstruction
+from compressors.prune.compensation import Compensation
 from compressors.prune.importance import magnitude, residual, taylor
 from compressors.scheme import Context, MethodText
 
 _logger = logging.getLogger("compressors")
 
 _CHECK_SEED = 7
-_FOLLOWED_UNITS = 1024
+_REFIT_UNITS = 1024
 _INNER, _KEPT, _PLACES = "policy", "kept_units", "places"
 
 
@@ -46,10 +46,10 @@ class Prune(Reduction):
 
     Attributes:
         ratio: share of units and channels to remove, in [0, 1).
-        importance: ``residual``, by what the kept channels cannot tell about the others, once real inputs have been
-            seen; ``magnitude``; or ``taylor``, which needs the gradients that the learner's last backward pass left.
-            Magnitude stands in where what is needed is missing.
-        layers: shares in [0, 1) by layer, in the place of ``ratio``.
+        importance: ``residual`` variance given the kept channels, which needs real inputs; ``magnitude``; or
+            ``taylor``, which needs the gradients of the learner's last backward pass. ``magnitude`` replaces the other
+            two until their data is there.
+        layers: shares in [0, 1) by layer, overriding ``ratio``.
     """
 
     ratio: float
@@ -64,7 +64,7 @@ class Prune(Reduction):
         return MethodText("prune", (*ratio, *extra, *(f"{layer}={share:g}" for layer, share in self.layers)))
 
     def kept(self, group: ChannelGroup) -> int:
-        """How many of a group's channels stay."""
+        """How many channels of a group are kept."""
         return kept_count(group.size, choice_for(group.name, self.layers, self.ratio))
 
     def reduce(self, module: nn.Module, example_inputs: Mapping[str, Tensor]) -> BoundReduction:
@@ -89,22 +89,22 @@ class PrunedModule(BoundReduction):
             shares = dict(options.layers)
             if is_named(group.name, [name for name in shares if shares[name]]) and options.kept(group) == group.size:
                 raise UnsupportedLayerError(
-                    f"{options.scheme}: {group.name!r} has {group.size} units, which go in multiples of 16, or of 8 "
-                    "below 64; remove more of it, or leave it out"
+                    f"{options.scheme}: {group.name!r} has {group.size} units, which are kept in multiples of 16, or "
+                    "of 8 below 64, so none is removed; remove a greater share, or omit the layer"
                 )
         self._groups = [group for group in groups if options.kept(group) < group.size]
         if not self._groups:
             sizes = ", ".join(sorted(f"{group.name!r} has {group.size}" for group in groups)) or "it has none but heads"
             raise UnsupportedLayerError(
-                f"{options.scheme} finds no layer of this policy that can lose units: {sizes}; they go in multiples of "
-                "16, or of 8 below 64, heads and layers of fewer than 16 lose none; remove more, or take a scheme "
-                "without prune"
+                f"{options.scheme} finds no layer of this policy to prune: {sizes}; units are kept in multiples of 16, "
+                "or of 8 below 64, heads and layers of fewer than 16 are not pruned; remove a greater share, or use a "
+                "scheme without prune"
             )
         self._recurrent = _recurrent_group(self._groups, len(example_inputs))
         self.prefix = "" if self._recurrent is None else f"{_INNER}."
         self.kept: dict[str, IndexArray] = {}
         self._indices: dict[str, dict[int, IndexArray]] = {}
-        self._reconstruction = Reconstruction(self._groups)
+        self._compensation = Compensation(self._groups)
         state = read_state(whole)
         self.reselect(state, read_gradients(module))
         smaller = _slice_module(whole, self._indices)
@@ -114,11 +114,11 @@ class PrunedModule(BoundReduction):
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
-        corrections = self._reconstruction.corrections(state, self._indices)
+        corrections = self._compensation.corrections(state, self._indices)
         projected: dict[str, Array] = {}
         for name, array in state.items():
             for axis, index in sorted(self._indices.get(name, {}).items()):
-                # rows first, which are whole; torch takes columns nearly twice as fast as numpy
+                # rows first, as they are contiguous; torch gathers columns nearly twice as fast as numpy
                 array = torch.from_numpy(array).index_select(axis, torch.from_numpy(index)).numpy()
             projected[f"{self.prefix}{name}"] = np.add(array, corrections[name]) if name in corrections else array
         if self._recurrent is not None:
@@ -148,47 +148,47 @@ class PrunedModule(BoundReduction):
         self._indices = {}
         for (parameter, axis), mask in masks.items():
             self._indices.setdefault(parameter, {})[axis] = np.flatnonzero(mask)
-        self._reconstruction.solve(state, self.kept, self._indices)
+        self._compensation.solve(state, self.kept, self._indices)
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
         """See ``BoundReduction.observe``."""
-        first = not self._reconstruction.seen
+        first = not self._compensation.seen
         load_state(self._whole, state)
-        self._reconstruction.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
+        self._compensation.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
         if first and self._options.importance == "residual":
             self.reselect(state, {})
             return True
-        self._reconstruction.solve(state, self.kept, self._indices)
+        self._compensation.solve(state, self.kept, self._indices)
         return False
 
     def refit(self, state: State, inputs: Mapping[str, Array]) -> None:
-        """See ``BoundReduction.refit``; layers of more than 1024 units, which take seconds, wait for ``observe``."""
-        if max(group.size for group in self._groups) <= _FOLLOWED_UNITS:
+        """See ``BoundReduction.refit``; skipped with layers of more than 1024 units, which take seconds."""
+        if max(group.size for group in self._groups) <= _REFIT_UNITS:
             self.observe(state, inputs)
 
     def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
         if self._options.importance == "residual":
-            readers = self._reconstruction.what_is_read(group.name, state)
+            readers = self._compensation.readers_of(group.name, state)
             if readers:
                 return residual(self._options.kept(group), readers)
         elif self._options.importance == "taylor":
             scores = taylor(group, state, gradients)
             if scores is not None:
                 return scores
-            _logger.warning("no gradients for %s: taylor falls back to magnitude", group.name)
+            _logger.warning("prune: no gradients for %s, so magnitude replaces taylor", group.name)
         return magnitude(group, state)
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
-        """Units kept [k]; and for each unit of the policy [H] its place among them, k where it is gone."""
+        """The kept units [k]; and for each unit of the policy [H] its index among them, k where it is removed."""
         if self._recurrent is None:
-            raise UnsupportedLayerError("a policy without an LSTM has no state to prune")
+            raise UnsupportedLayerError("the policy has no LSTM, so no state to prune; bind the scheme to it again")
         kept = self.kept[self._recurrent.name]
         places = np.full(self._recurrent.size, len(kept), dtype=np.int64)
         places[kept] = np.arange(len(kept))
         return kept, places
 
     def _check(self, whole: nn.Module, examples: Mapping[str, Tensor]) -> None:
-        """With every reader of a removed channel silenced, the whole policy must agree with the pruned one."""
+        """Check that the pruned policy equals the policy whose readers of removed channels have zero weights."""
         generator = torch.Generator().manual_seed(_CHECK_SEED)
         parameters = dict(whole.named_parameters())
         removed = [(cut, ~np.isin(cut.channel, self.kept[g.name])) for g in self._groups for cut in g.cuts]
@@ -209,13 +209,13 @@ class PrunedModule(BoundReduction):
                 theirs, ours = theirs[:, kept], ours[:, kept]
             if theirs.shape != ours.shape or not torch.allclose(theirs, ours, atol=1e-3, rtol=1e-3):
                 raise UnsupportedLayerError(
-                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the rest "
-                    "of this policy; use a scheme without prune"
+                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)} without changing the other "
+                    "units of this policy; use a scheme without prune"
                 )
 
 
 class _StatefulPolicy(nn.Module):
-    """A pruned recurrent policy behind the whole policy's state: picks the kept units, returns zeros for the others."""
+    """A pruned recurrent policy with the full policy's state: gathers kept units, returns zeros for the others."""
 
     kept_units: Tensor
     places: Tensor
@@ -233,12 +233,12 @@ class _StatefulPolicy(nn.Module):
 
 
 def _pick(rows: Tensor, columns: Tensor) -> Tensor:
-    """``rows[:, columns]``; onnxruntime gathers whole rows several times faster than single elements."""
+    """``rows[:, columns]``; onnxruntime gathers rows several times faster than single elements."""
     return rows.t().index_select(0, columns).t()
 
 
 def kept_count(size: int, ratio: float) -> int:
-    """How many of a layer's channels stay: a multiple of 16, or of 8 below 64, as kernels like them; all below 16."""
+    """How many channels of a layer are kept: a multiple of 16, or of 8 below 64, for fast kernels; all below 16."""
     if size < 16 or ratio == 0.0:
         return size
     multiple = 16 if size >= 64 else 8
@@ -254,13 +254,14 @@ def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | 
     recurrent = [group for group in groups if group.recurrent]
     if len(recurrent) > 1 or (recurrent and inputs != 3):
         raise UnsupportedLayerError(
-            f"prune takes one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}"
+            f"prune supports one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}; use "
+            "a scheme without prune"
         )
     return recurrent[0] if recurrent else None
 
 
 def _slice_module(whole: nn.Module, indices: Mapping[str, Mapping[int, IndexArray]]) -> nn.Module:
-    """A copy with smaller parameters, and layers that know their new sizes."""
+    """A copy with smaller parameters, whose layers have the new sizes."""
     smaller = copy.deepcopy(whole)
     for name, axes in indices.items():
         owner_name, _, attribute = name.rpartition(".")

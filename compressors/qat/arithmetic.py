@@ -1,7 +1,7 @@
 """The arithmetic of onnxruntime's int8 kernels in torch, with straight-through gradients.
 
-Codes are whole numbers in single precision, less their zero point. Products and sums of them are whole too, so that a
-layer computed by torch has the kernel's very sum while that is below 2²⁴, in whatever order it is added up.
+Codes are integers in single precision, minus their zero point. Their products and sums are integers too, so torch
+computes exactly the kernel's sum, in any order of addition, while it is below 2²⁴.
 
     codes of a value:   q = clip(round(x / s), q_min − z, q_max − z);          dq/dx = 1 / s inside the range, else 0
     codes of a layer:   q = clip(round(a · (s_x s_w / s_y)), …) for the sum a; dq/da = s_x s_w / s_y inside, else 0
@@ -26,12 +26,12 @@ from compressors.quantisation.affine import BIAS_MARGIN, INT32_STEPS, SMALLEST_S
 
 @dataclass(frozen=True)
 class Scaled:
-    """How an activation is coded.
+    """The quantisation of an activation.
 
     Attributes:
         scale: s, a value of single precision.
         zero: z.
-        least, greatest: codes less the zero point.
+        least, greatest: range of the codes minus the zero point.
     """
 
     scale: float
@@ -46,27 +46,27 @@ class Scaled:
 
 
 def quantise(value: Tensor, how: Scaled) -> Tensor:
-    """Codes of a value, less their zero point."""
+    """Codes of a value, minus their zero point."""
     return cast("Tensor", _Quantise.apply(value, how.scale, how.least, how.greatest))  # type: ignore[no-untyped-call]
 
 
 def requantise(total: Tensor, factor: Tensor, how: Scaled) -> Tensor:
-    """Codes of a layer's sums, less their zero point; ``factor`` s_x s_w / s_y is [] or broadcasts over the sums."""
+    """Codes of a layer's sums, minus their zero point; ``factor`` s_x s_w / s_y is [] or broadcasts over the sums."""
     return cast("Tensor", _Requantise.apply(total, factor, how.least, how.greatest))  # type: ignore[no-untyped-call]
 
 
 def round_through(value: Tensor) -> Tensor:
-    """The nearest whole numbers; the gradient passes."""
+    """Round to integers; the gradient is passed straight through."""
     return cast("Tensor", _Round.apply(value))  # type: ignore[no-untyped-call]
 
 
 def add(total: Tensor, a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:
-    """Codes of a sum of codes, less their zero point.
+    """Codes of a sum of codes, minus their zero point.
 
     Args:
-        total: the same sum in single precision, through which gradients pass inside the range.
-        a, b: codes less their zero points.
-        of_a, of_b, how: coding of the addends and of the sum.
+        total: the same sum in single precision, which gets the gradient inside the range.
+        a, b: codes minus their zero points.
+        of_a, of_b, how: quantisation of the addends and of the sum.
     """
     with torch.no_grad():
         codes = _sum_codes(a, b, of_a, of_b, how)
@@ -75,15 +75,15 @@ def add(total: Tensor, a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Sc
 
 
 def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
-    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero. The formula of
-    ``quantise.scales_of``."""
+    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where a magnitude is zero. See
+    ``affine.scales_of``."""
     scales = 2.0 * greatest.double() / codes.levels
     return torch.where(scales < SMALLEST_SCALE, 1.0, scales).float()
 
 
 def widen_for_bias(scales: Tensor, input_scale: float, greatest: Tensor) -> Tensor:
-    """Weight scales, widened where a bias of this magnitude would not fit 32 bits; the formula of
-    ``quantise.scales_for_bias``."""
+    """Weight scales, widened where a bias of this magnitude would exceed 32 bits; the formula of
+    ``affine.scales_for_bias``."""
     doubled = 2.0 * (greatest if greatest.dim() else greatest.double())  # onnxruntime's precision, see there
     smallest = (BIAS_MARGIN * doubled).double() / INT32_STEPS
     candidate = scales.double() * input_scale
@@ -91,7 +91,7 @@ def widen_for_bias(scales: Tensor, input_scale: float, greatest: Tensor) -> Tens
 
 
 def _sum_codes(a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:
-    """As the kernel does with fused multiplications, whose exact products double precision has.
+    """As the kernel computes it, by fused multiply-adds; double precision holds their exact products.
 
     c = fma(a', r_a, fma(b', r_b, z_c − fma(r_a, z_a, r_b z_b))) with r = s / s_c and a', b' with their zero points.
     """
@@ -107,7 +107,7 @@ def _sum_codes(a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) ->
 class _Quantise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, value: Tensor, scale: float, least: int, greatest: int) -> Tensor:
-        # by a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently
+        # divide by a tensor: for a Python number CUDA multiplies by the reciprocal, which rounds differently
         scaled = value / value.new_full((), scale)
         ctx.save_for_backward((scaled >= least) & (scaled <= greatest))
         ctx.scale = scale  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""How often quantisation-aware training and its artifact disagree: the learner's activation codes and the session's.
+"""Compare the activation codes of quantisation-aware training with those of a session of its artifact.
 
-Weights and biases have the same codes by construction, and sums of codes are whole numbers, the same on both sides.
-What is computed in floats between layers (a normaliser, tanh, an LSTM's gates) may differ in its last bit: a value that
-lies on the edge between two codes then rounds either way, and what follows differs by what that one code is worth.
+Weights and biases have the same codes by construction, and sums of codes are integers, equal on both sides. Floats
+between layers (a normaliser, tanh, an LSTM's gates) may differ in the last bit: a value on the boundary between two
+codes then rounds differently, which changes the following values by at most the effect of one code.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from compressors.qat.fake_quantiser import FakeQuantiser
 from compressors.runtime import session_options
 
 Codes = NDArray[np.int64]
-_ADDENDS, _SUM_SCALE = (0, 3), 6  # of QLinearAdd
+_ADDENDS, _SUM_SCALE = (0, 3), 6  # inputs of QLinearAdd
 
 
 @dataclass(frozen=True)
 class CodeDifferences:
-    """Codes that layers read, and that layers and sums put out, compared.
+    """Differences between the codes that layers read, and that layers and additions output.
 
     Attributes:
         rate: share of codes that differ, in [0, 1].
@@ -68,7 +68,7 @@ def code_differences(
 
 
 def _learner_codes(quantiser: FakeQuantiser, module: nn.Module, inputs: Mapping[str, Array]) -> dict[str, Codes]:
-    """The codes of the rounded forward pass by the layer's stem or the activation put out; of what is not pruned."""
+    """Codes of the quantised forward pass, without pruned channels, by the layer's stem or the output activation."""
     record: dict[str, torch.Tensor] = {}
     device = next(module.parameters()).device
     tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in inputs.values()]
@@ -81,7 +81,7 @@ def _learner_codes(quantiser: FakeQuantiser, module: nn.Module, inputs: Mapping[
 def _session_codes(
     quantiser: FakeQuantiser, artifact: CompressedPolicy, inputs: Mapping[str, Array]
 ) -> dict[str, Codes]:
-    """What the kernels read and put out, by the same names and in the same layout."""
+    """Codes that the kernels read and output, by the same names and in the same layout."""
     model = onnx.load_from_string(artifact.model)
     places = _places(quantiser, list(model.graph.node))
     given = {spec.name for spec in artifact.inputs}
@@ -97,7 +97,7 @@ def _session_codes(
 
 
 def _places(quantiser: FakeQuantiser, nodes: Sequence[NodeProto]) -> dict[str, tuple[str, bool]]:
-    """For every name its tensor in the graph, and whether that has its channels last."""
+    """For every name its tensor in the graph, and whether that is channels-last."""
     places: dict[str, tuple[str, bool]] = {}
     for layer in quantiser.rules.layers:
         kernel = _reader(nodes, f"{layer.stem}:codes")
@@ -119,7 +119,9 @@ def _reader(nodes: Sequence[NodeProto], name: str, operator: str = "", index: in
         if name in node.input and (not operator or node.op_type == operator):
             if index is None or node.input[index] == name:
                 return node
-    raise GraphError(f"the artifact has no kernel that reads {name}; it was made by another plan")
+    raise GraphError(
+        f"the artifact has no kernel that reads {name}: another plan made it; pass the quantiser of its own plan"
+    )
 
 
 def _channels_last(kernel: NodeProto) -> bool:

@@ -1,8 +1,8 @@
-"""``qat``: int8 whose rounding the learner trains with; its artifact is the ``int8`` graph, its options are ``int8``'s.
+"""``qat``: quantisation-aware training. Its artifact is the ``int8`` graph, and its options are those of ``int8``.
 
-Scales and ranges are those of the bound plan, so that the learner computes on the codes that the next refresh writes,
-of weights and of biases, and adds them up as whole numbers, as the kernels do. ``prune(r)+qat`` prunes what is trained:
-removed units are zeros in the learner's own weights and stay so.
+Scales and ranges are those of the bound plan: the learner computes with the weight and bias codes that the next refresh
+writes, and adds them as integers, as the kernels do. ``prune(r)+qat`` prunes the learner's own weights: those of
+removed units are set to zero and stay zero.
 Source: Jacob et al. 2018, arXiv:1712.05877, section 3.
 """
 
@@ -53,14 +53,14 @@ class FakeQuantiser:
     """
 
     def __init__(self, plan: Plan, policy: nn.Module) -> None:
-        """Follow a plan, its later calibrations included.
+        """Use a plan's scales, including those of later calibrations.
 
         Args:
             plan: of a scheme that ends in ``qat`` or ``int8``.
             policy: the module that it is bound to.
         Raises:
             SchemeError: the scheme has another format, or replaces the policy's layers.
-            UnsupportedLayerError: a layer's rounding is not known here; names it and what would work.
+            UnsupportedLayerError: a layer cannot be fake-quantised; names it and the remedy.
         """
         encoder = plan.encoder if isinstance(plan, PipelinePlan) else None
         if not isinstance(plan, PipelinePlan) or not isinstance(encoder, Int8Encoder):
@@ -68,7 +68,7 @@ class FakeQuantiser:
         if len(plan.reductions) > 1 or any(reduction.zero_filled({}, {}) is None for reduction in plan.reductions):
             raise SchemeError(
                 f"quantisation-aware training computes with the policy's own layers, which {plan.scheme!r} replaces; "
-                f"use {NAME} alone or behind prune"
+                f"use {NAME} alone or after prune"
             )
         self._plan = plan
         self._encoder = encoder
@@ -97,14 +97,16 @@ class FakeQuantiser:
         return result if isinstance(result, tuple) else (cast("Tensor", result),)
 
     def start(self, tensors: Mapping[str, Tensor], record: MutableMapping[str, Tensor] | None = None) -> QuantisedPass:
-        """A pass over the policy that has these parameters by name; see ``QuantisedPass``. Raises as calling does."""
+        """A pass over the policy with these parameters by name; see ``QuantisedPass``. Raises as ``__call__``."""
         masked = {name: tensors[name] * mask for name, mask in self._masks.items()}
         return QuantisedPass(self._rules, {**tensors, **masked}, self._units, record)
 
     def prune(self, module: nn.Module) -> None:
-        """Remove from the module itself what the plan has chosen to remove, its correction for that included: zeros
-        from now on, so that choosing again chooses the same. Calibrate the plan then, whose correction has nothing left
-        to make up for. Nothing to do without ``prune``."""
+        """Prune the module itself: set the parameters of removed channels to zero and apply the compensation.
+
+        A later selection then selects the same channels. Calibrate the plan afterwards, so that it does not compensate
+        twice. Nothing to do without ``prune``.
+        """
         if not self._plan.reductions:
             return
         reduction = self._plan.reductions[0]
@@ -122,20 +124,20 @@ class FakeQuantiser:
         self._find_kept()
 
     def apply_masks(self, module: nn.Module) -> None:
-        """After an optimiser step: zeros again where momentum has moved what is removed."""
+        """Set pruned parameters to zero again after an optimiser step, whose momentum may have moved them."""
         with torch.no_grad():
             for name, mask in self._masks.items():
                 module.get_parameter(name).mul_(mask)
 
     @property
     def rules(self) -> QuantisationRules:
-        """Layers and sums that are rounded."""
+        """The layers and additions that are quantised."""
         return self._rules
 
     @property
     def kept(self) -> Mapping[str, NDArray[np.int64]]:
-        """Channels that pruning has left, of what has lost some: what a layer reads by its stem, what a layer or sum
-        puts out by activation."""
+        """The channels that pruning kept, where it removed some: of a layer's input by its stem, of the output of a
+        layer or an addition by its activation."""
         return self._kept
 
     def _find_kept(self) -> None:
@@ -173,7 +175,7 @@ class FakeQuantiser:
         )
 
     def _own(self, name: str) -> str:
-        """A name of the smaller module's as the policy has it."""
+        """The policy's name for a name in the smaller module."""
         return name.removeprefix(self._prefix)
 
     def _coding(self, activation: str) -> Scaled:
@@ -204,7 +206,7 @@ def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
 
 
 def is_quantisation_aware(scheme: str) -> bool:
-    """Whether the learner rounds as the actors do under this scheme."""
+    """Whether the learner trains with fake quantisation under this scheme."""
     from compressors.scheme import parse_scheme
 
     return parse_scheme(scheme).methods[-1].name == NAME
@@ -219,27 +221,27 @@ _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3
 
 
 def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[NodeProto], prefix: str) -> None:
-    """Check a plan's layers and sums.
+    """Check that the layers and additions of a plan can be fake-quantised.
 
     Args:
-        rules: of the plan.
+        rules: those of the plan.
         policy: the module that it is bound to.
         nodes: the unfused graph.
-        prefix: what the graph's names of the policy's modules begin with.
+        prefix: prefix of the policy's module names in the graph.
     Raises:
-        UnsupportedLayerError: one of them.
+        UnsupportedLayerError: one cannot; names it and the remedy.
     """
     seen: set[str] = set()
     for name in (name for layer in rules.layers for name in layer.modules):
         part = policy.get_submodule(name)
         if not any(isinstance(part, kind) and type(part).forward is kind.forward for kind in _KINDS):
             raise UnsupportedLayerError(
-                f"layer {name!r} is a {type(part).__name__}, whose rounding qat does not know: make it of torch's "
-                f"Linear, Conv or LSTM, keep it whole with qat({name}=float), or use int8"
+                f"layer {name!r} is a {type(part).__name__}, which qat does not support: build it from torch's Linear, "
+                f"Conv or LSTM, keep it in floats with qat({name}=float), or use int8"
             )
         if name in seen:
             raise UnsupportedLayerError(
-                f"layer {name!r} is called more than once, with a range each time, and qat rounds a module one way: "
+                f"layer {name!r} is called more than once, with a range each, but qat has one range per module: "
                 f"use a module for each call, qat({name}=float), or int8"
             )
         seen.add(name)
@@ -247,13 +249,13 @@ def check_rules(rules: QuantisationRules, policy: nn.Module, nodes: Sequence[Nod
     for total in rules.sums:
         if total.module not in modules or not _ends(total, rules.sums, nodes, prefix):
             raise UnsupportedLayerError(
-                f"{total.module!r} adds values in 8 bits and goes on: qat needs the sum at the end of a module of "
-                "its own, as in a residual block; move it there, or use int8"
+                f"{total.module!r} computes on after an addition in 8 bits: qat needs the addition at the end of a "
+                "module, as in a residual block; move it there, or use int8"
             )
 
 
 def _ends(total: SumOfCodes, sums: Sequence[SumOfCodes], nodes: Sequence[NodeProto], prefix: str) -> bool:
-    """Whether a sum is the last that its module does."""
+    """Whether an addition is the last operation of its module."""
     inside = f"{total.module}."
     readers = [layer_name(node).removeprefix(prefix) for node in nodes if total.made in node.input]
     alone = sum(other.module == total.module for other in sums) == 1

@@ -1,4 +1,4 @@
-"""One forward pass of a policy in the arithmetic of its int8 graph: codes in, whole-number sums, codes out."""
+"""One forward pass of a policy in the arithmetic of its int8 graph: integer codes and sums."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Forward = Callable[..., object]
 
 @dataclass(frozen=True)
 class QuantisedLayer:
-    """A layer of the int8 graph, by what it is in the policy.
+    """A layer of the int8 graph, in terms of the policy.
 
     Attributes:
-        stem: what its weight is called in the graph.
-        modules: those that compute it; several where heads over one input are one layer.
-        weights, biases: parameters, in the graph's order. An LSTM has two of each, whose biases are summed.
-        activation: what it reads.
-        made: what it puts out as codes; None where it puts out floats.
-        per_channel: whether each output has a scale of its own.
+        stem: name of its weight in the graph.
+        modules: the modules that compute it; several where heads over one input are merged.
+        weights, biases: parameters, in the graph's order. An LSTM has two of each; its biases are added.
+        activation: its input.
+        made: the activation that it outputs as codes; None where it outputs floats.
+        per_channel: whether each output has its own scale.
         is_lstm: whether its one module is an LSTM.
     """
 
@@ -47,12 +47,12 @@ class QuantisedLayer:
 
 @dataclass(frozen=True)
 class QuantisationRules:
-    """What the passes of one plan have in common.
+    """What the passes of a plan share.
 
     Attributes:
-        layers, sums: of the int8 graph.
-        coding: scale and zero point of an activation, as they are now.
-        weight_codes: the codes of weights.
+        layers, sums: layers and additions of the int8 graph.
+        coding: the present quantisation of an activation.
+        weight_codes: integer type of weight codes.
     """
 
     layers: tuple[QuantisedLayer, ...]
@@ -62,15 +62,16 @@ class QuantisationRules:
 
 
 class QuantisedPass:
-    """Weights rounded once, for one forward pass; gradients pass through the rounding.
+    """Weights quantised once, for one forward pass, with straight-through gradients.
 
     Args:
-        rules: of the plan.
-        tensors: the policy's parameters, and its buffers if they are other than the module's own.
-        units: of LSTMs that lack some, by name: [H] 0 for units that are gone, else 1.
-        record: gets the codes that each layer reads, by its stem, and that layers and sums put out, by activation.
+        rules: those of the plan.
+        tensors: the policy's parameters, and its buffers if they differ from the module's own.
+        units: masks [H] of pruned LSTMs by name: 0 for removed units, else 1.
+        record: receives the codes that each layer reads, by its stem, and that layers and additions output, by
+            activation.
     Attributes:
-        codes: the whole-number codes of weights and biases by name; an LSTM's summed bias has the name of the first.
+        codes: codes of weights and biases by name; an LSTM's summed bias has the name of the first.
     """
 
     def __init__(
@@ -88,28 +89,28 @@ class QuantisedPass:
         self._steps: dict[str, Tensor] = {}
         self.codes: dict[str, Tensor] = {}
         for layer in rules.layers:
-            self._round_layer(layer, tensors)
+            self._quantise_layer(layer, tensors)
 
     def call(self, name: str, part: nn.Module, *arguments: object) -> object:
-        """Call a part of the policy by its dotted name, "" for the policy itself."""
+        """Call a module of the policy by its dotted name ("": the policy itself)."""
         prefix = f"{name}." if name else ""
         others = {n.removeprefix(prefix): t for n, t in self._others.items() if n.startswith(prefix)}
         with self._in_place(part, name):
             return functional_call(part, others, arguments)
 
     def quantises(self, module: str) -> bool:
-        """Whether the module of this name computes on codes."""
+        """Whether the module of this name computes with codes."""
         return module in self._steps
 
     def lstm(
         self, name: str, x: Tensor, keep: Tensor | None, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Run an LSTM of the policy over time; the hidden state is rounded at every step, as actors do.
+        """Run an LSTM of the policy over time; the hidden state is quantised at every step, as in actors.
 
         Args:
-            name: its module's.
+            name: name of its module.
             x: [T, N, F].
-            keep: [T, N, 1], 0 where the state is forgotten before a row, else 1; None: never.
+            keep: [T, N, 1], 0 where the state is reset before a row, else 1; None: no resets.
             state: h and c before row 0, each [N, H].
         Returns:
             h of every row [T, N, H], and (h, c) after the last.
@@ -133,7 +134,7 @@ class QuantisedPass:
             rows.append(hidden)
         return torch.stack(rows), (hidden, cell)
 
-    def _round_layer(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor]) -> None:
+    def _quantise_layer(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor]) -> None:
         weights = [tensors[name] for name in layer.weights]
         rows = [0] if layer.is_lstm else list(accumulate((len(weight) for weight in weights), initial=0))
         input_scale = self._rules.coding(layer.activation).scale
@@ -149,13 +150,13 @@ class QuantisedPass:
             self._steps[module] = steps[own] if layer.per_channel else steps
             self.codes[name] = arithmetic.round_through(weight / scale)
             del self._others[name]
-        self._round_biases(layer, tensors, steps, input_scale)
+        self._quantise_biases(layer, tensors, steps, input_scale)
 
-    def _round_biases(
+    def _quantise_biases(
         self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], steps: Tensor, input_scale: float
     ) -> None:
-        """To 32-bit codes. What a merged head has beside its linear layers stays a parameter of its module, rounded;
-        its weights are zeros, whose scale is 1 where every output has its own."""
+        """Quantise biases to 32-bit codes. A parameter that a merged head repeats for each row stays a parameter of its
+        module, rounded: its weights are zeros, whose scale is 1 with per-channel scales."""
         if layer.is_lstm and layer.biases:
             first, second = layer.biases
             self.codes[first] = _bias_codes(tensors[first] + tensors[second], steps)
@@ -171,7 +172,7 @@ class QuantisedPass:
                 self._others[name] = _bias_codes(tensors[name], step) * step
 
     def _greatest_bias(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
-        """Magnitudes of the graph's bias: [] or [outputs that have a scale of their own]."""
+        """Magnitudes of the graph's bias: [], or [outputs] with per-channel scales."""
         if layer.is_lstm:
             first, second = layer.biases
             bias = (tensors[first] + tensors[second]).abs()
@@ -187,7 +188,7 @@ class QuantisedPass:
 
     @contextmanager
     def _in_place(self, part: nn.Module, name: str) -> Iterator[None]:
-        """Within this context the layers of the part of that name compute on codes."""
+        """Within this context the layers of the module of that name compute with codes."""
         with ExitStack() as stack:
             for layer in self._rules.layers:
                 for own in layer.modules:
@@ -219,7 +220,7 @@ class QuantisedPass:
                 total = module._conv_forward(codes, weight, bias)  # type: ignore[operator, unused-ignore]
             if made is None or layer.made is None:
                 return total * factor
-            return self._put_out(layer.made, arithmetic.requantise(total, factor, made), made)
+            return self._output(layer.made, arithmetic.requantise(total, factor, made), made)
 
         return forward
 
@@ -232,7 +233,7 @@ class QuantisedPass:
         return forward
 
     def _sum(self, total: SumOfCodes, original: Forward) -> Forward:
-        """An addend that a layer or a sum has just put out is known; the other is what is left of the whole."""
+        """The codes of an addend that a layer or addition has output are known; the other's follow from the sum."""
         how, of = self._rules.coding(total.made), [self._rules.coding(codes.activation) for codes in total.addends]
         known = next((i for i, c in enumerate(total.addends) if c.tensor == f"{c.activation}:codes"), None)
 
@@ -242,16 +243,16 @@ class QuantisedPass:
                 return value
             made = None if known is None else self._made.get(total.addends[known].activation)
             if known is None or made is None:
-                return self._put_out(total.made, arithmetic.quantise(value, how), how)
+                return self._output(total.made, arithmetic.quantise(value, how), how)
             given = made.detach()
             other = of[1 - known]
             rest = ((value.detach() - given * of[known].scale) / other.scale).round()
             a, b = (given, rest) if known == 0 else (rest, given)
-            return self._put_out(total.made, arithmetic.add(value, a, b, of[0], of[1], how), how)
+            return self._output(total.made, arithmetic.add(value, a, b, of[0], of[1], how), how)
 
         return forward
 
-    def _put_out(self, activation: str, codes: Tensor, how: Scaled) -> Tensor:
+    def _output(self, activation: str, codes: Tensor, how: Scaled) -> Tensor:
         self._made[activation] = codes
         self._note(activation, codes, how)
         return codes * how.scale
@@ -262,7 +263,7 @@ class QuantisedPass:
 
 
 def _inside(part: nn.Module, name: str, wanted: str) -> nn.Module | None:
-    """The module of a name in the policy, if it is in the part of another name or is that part."""
+    """The policy's module of the name ``wanted``, if it is ``part``, whose name is ``name``, or inside it."""
     if name and wanted != name and not wanted.startswith(f"{name}."):
         return None
     return part.get_submodule(wanted.removeprefix(name).removeprefix("."))
@@ -270,7 +271,7 @@ def _inside(part: nn.Module, name: str, wanted: str) -> nn.Module | None:
 
 @contextmanager
 def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """Within this context the module computes so."""
+    """Within this context the module has this forward."""
     setattr(module, "forward", forward)  # noqa: B010 - mypy knows no assignment to a method
     try:
         yield
@@ -279,7 +280,7 @@ def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def _greatest(layer: QuantisedLayer, weights: list[Tensor]) -> Tensor:
-    """Magnitudes of the weights that share a scale, [] or [outputs]."""
+    """Greatest magnitudes of the weights that share a scale, [] or [outputs]."""
     if not layer.per_channel:
         return torch.stack([torch.linalg.vector_norm(weight, inf) for weight in weights]).amax()
     rows = [torch.linalg.vector_norm(weight.flatten(1), inf, dim=1) for weight in weights]
@@ -287,5 +288,5 @@ def _greatest(layer: QuantisedLayer, weights: list[Tensor]) -> Tensor:
 
 
 def _bias_codes(bias: Tensor, step: Tensor) -> Tensor:
-    """Divided in double precision, as codes have 32 bits."""
+    """Codes of a bias, divided in double precision as they have 32 bits."""
     return arithmetic.round_through(bias.double() / step.double()).float()

@@ -6,8 +6,8 @@
     bias:       q_b = clip(round(b / (s_x s_w)), −2³¹, 2³¹ − 1)
 
 Source: onnxruntime/quantization: quant_utils.compute_scale_zp, base_quantizer.quantize_bias_static_impl and
-qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: a range of nothing but zero has its zero point at q_min,
-where onnxruntime's signed codes have 0, so that a ReLU behind it is a saturation there too.
+qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: a range of only zero has its zero point at q_min, where
+onnxruntime's signed codes have 0, so that a ReLU after it is a saturation there too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from compressors.arrays import Array, FloatArray
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32 = np.iinfo(np.int32)
 INT32_STEPS = float(_INT32.max) - float(_INT32.min + 1)
-# onnxruntime leaves this margin when it widens a weight's scale so that the bias fits 32 bits.
+# onnxruntime's margin when it widens a weight's scale so that the bias fits 32 bits
 BIAS_MARGIN = 1.0001
 
 
 @dataclass(frozen=True)
 class IntegerType:
-    """An 8-bit code: its numpy type and the range in use."""
+    """An integer code: its numpy type and the range in use."""
 
     dtype: np.dtype[np.generic]
     minimum: int
@@ -48,7 +48,7 @@ WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
 
 
 def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
-    """(scale, zero point) of a range in single precision; scale 1 and the least code for one of nothing but zero."""
+    """(scale, zero point) of a range, in single precision; scale 1 and the least code for a range of only zero."""
     low, high = min(float(np.float32(low)), 0.0), max(float(np.float32(high)), 0.0)
     scale = (high - low) / codes.levels
     if scale < SMALLEST_SCALE:
@@ -57,13 +57,13 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
 
 
 def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
-    """Symmetric scales of a weight: [] for all of it, or [channels] along ``axis``; 1 where all weights are zero."""
+    """Symmetric scales of a weight: [], or [channels] along ``axis``; 1 where all weights are zero."""
     others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
     return scales_of(np.maximum(weight.max(axis=others), -weight.min(axis=others)), codes)
 
 
 def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
-    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where that is zero."""
+    """Symmetric scales for the greatest magnitudes of weights, of the same shape; 1 where a magnitude is zero."""
     if np.ndim(greatest) == 0:
         scale = 2.0 * float(greatest) / codes.levels
         return np.asarray(1.0 if scale < SMALLEST_SCALE else scale, dtype=np.float32)
@@ -73,10 +73,10 @@ def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.f
 
 
 def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray) -> NDArray[np.float32]:
-    """Weight scales, widened where the bias would not fit 32 bits at s_x·s_w (weights far smaller than their bias)."""
+    """Weight scales, widened where the bias would exceed 32 bits at s_x·s_w (weights far smaller than their bias)."""
     if scales.ndim == 0:
         return _scale_for_bias(scales, float(input_scale), max(float(bias.max()), -float(bias.min())))
-    # onnxruntime multiplies a channel's bias in single precision, and one for all channels in double
+    # onnxruntime multiplies a per-channel bias in single precision, and a per-tensor one in double
     smallest = (BIAS_MARGIN * (2.0 * np.abs(bias))).astype(np.float64) / INT32_STEPS
     candidate = scales.astype(np.float64) * np.float64(input_scale)
     too_small = candidate < smallest
@@ -87,7 +87,7 @@ def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: 
 
 
 def _scale_for_bias(scale: NDArray[np.float32], input_scale: float, greatest: float) -> NDArray[np.float32]:
-    """The same for one scale and the bias's greatest magnitude; Python's numbers are faster than arrays of one."""
+    """The same for one scale and the bias's greatest magnitude; Python floats are faster than arrays of one."""
     smallest = BIAS_MARGIN * 2.0 * greatest / INT32_STEPS
     candidate = float(scale) * input_scale
     return np.asarray(float(scale) * (smallest / candidate), dtype=np.float32) if candidate < smallest else scale
@@ -96,9 +96,9 @@ def _scale_for_bias(scale: NDArray[np.float32], input_scale: float, greatest: fl
 def quantise_into(
     target: Array, values: FloatArray, scales: NDArray[np.float32], axis: int | None, scratch: FloatArray
 ) -> None:
-    """Write symmetric codes of ``values`` to ``target``; ``scratch`` is an array like ``values`` to work in.
+    """Write symmetric codes of ``values`` to ``target``; ``scratch`` is working memory like ``values``.
 
-    No clipping: at scales from ``weight_scales`` or wider the quotient rounds to at most q_max.
+    No clipping is needed: at scales from ``weight_scales`` or wider the quotient rounds to at most q_max.
     """
     if axis is not None:
         scales = scales.reshape([-1 if d == axis else 1 for d in range(values.ndim)])

@@ -1,4 +1,4 @@
-"""Running ranges of activations over recent real inputs: they widen at once and narrow slowly."""
+"""Running ranges of activations over recent real inputs: they widen immediately and narrow slowly."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from compressors.errors import CalibrationError
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.subgraph import Subgraph
 
-# Share of the old range that survives a calibration which saw less: about ten calibrations to forget half an outlier.
+# Weight of the old bound when a calibration measures a narrower one: ten calibrations halve an outlier's influence.
 KEEP = 0.93
-# An observed value this far outside a range, as a share of the range's width, counts as drift.
+# Drift: a value this far outside a range, as a share of the range's width.
 DRIFT_TOLERANCE = 0.05
 _LOWS, _HIGHS = ":lows", ":highs"
 IMAGES_AT_ONCE = 64
@@ -29,25 +29,25 @@ class Range:
     low: float
     high: float
 
-    def after(self, seen: Range, keep: float = KEEP) -> Range:
-        """This range, widened at once to what was seen, else narrowed towards it by the share ``1 - keep``."""
+    def after(self, measured: Range, keep: float = KEEP) -> Range:
+        """This range after a calibration: widened to the measured one, or narrowed towards it by ``1 - keep``."""
         return Range(
-            min(seen.low, keep * self.low + (1.0 - keep) * seen.low),
-            max(seen.high, keep * self.high + (1.0 - keep) * seen.high),
+            min(measured.low, keep * self.low + (1.0 - keep) * measured.low),
+            max(measured.high, keep * self.high + (1.0 - keep) * measured.high),
         )
 
-    def covering(self, seen: Range) -> Range:
-        """This range, widened to what was seen, narrowed by nothing."""
-        return Range(min(seen.low, self.low), max(seen.high, self.high))
+    def covering(self, measured: Range) -> Range:
+        """The union of this range and a measured one."""
+        return Range(min(measured.low, self.low), max(measured.high, self.high))
 
-    def exceeded_by(self, seen: Range, tolerance: float = DRIFT_TOLERANCE) -> bool:
-        """Whether values seen would be clipped by more than the tolerated share of this range's width."""
+    def exceeded_by(self, measured: Range, tolerance: float = DRIFT_TOLERANCE) -> bool:
+        """Whether measured values exceed this range by more than ``tolerance`` times its width."""
         margin = tolerance * (self.high - self.low)
-        return seen.low < self.low - margin or seen.high > self.high + margin
+        return measured.low < self.low - margin or measured.high > self.high + margin
 
 
 class RangeObserver:
-    """Measures the ranges of some of a graph's values on given inputs, in single precision."""
+    """Measures the ranges of some values of a graph in single precision."""
 
     def __init__(self, graph: PolicyGraph, values: Sequence[str]) -> None:
         self._graph = graph
@@ -71,13 +71,15 @@ class RangeObserver:
         ranges = {}
         for name, low, high in zip(self._values, lows, highs, strict=True):
             if not (np.isfinite(low) and np.isfinite(high)):
-                raise CalibrationError(f"activation {name!r} is not finite on these inputs; check inputs and weights")
+                raise CalibrationError(
+                    f"activation {name!r} is not finite on the calibration inputs; check inputs and weights"
+                )
             ranges[name] = Range(float(low), float(high))
         return ranges
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays for a policy's inputs, checked.
+    """Check the arrays for a policy's inputs and return them.
 
     Raises:
         CalibrationError: one is missing, empty, misshapen, of another dtype, or they differ in rows.
@@ -85,7 +87,9 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> di
     feeds: dict[str, Array] = {}
     rows = {len(inputs[spec.name]) for spec in specs if spec.name in inputs and inputs[spec.name].ndim}
     if len(rows) > 1:
-        raise CalibrationError(f"calibration inputs have different numbers of rows: {sorted(rows)}")
+        raise CalibrationError(
+            f"calibration inputs have different numbers of rows: {sorted(rows)}; give the same number for each"
+        )
     for spec in specs:
         if spec.name not in inputs:
             raise CalibrationError(f"calibration input {spec.name!r} is missing; give [N, {_sizes(spec.shape)}]")
@@ -95,13 +99,13 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> di
                 f"calibration input {spec.name!r} has shape {array.shape}; give [N, {_sizes(spec.shape)}], N ≥ 1"
             )
         if array.dtype != np.dtype(spec.dtype):
-            raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; it needs {spec.dtype}")
+            raise CalibrationError(f"calibration input {spec.name!r} is {array.dtype}; give {spec.dtype}")
         feeds[spec.name] = array
     return feeds
 
 
 def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Images a few at a time, as their activations would fill hundreds of megabytes; everything else at once."""
+    """Images in portions, as their activations would take hundreds of megabytes; other inputs whole."""
     rows = len(next(iter(feeds.values())))
     step = IMAGES_AT_ONCE if any(array.ndim == 4 for array in feeds.values()) else rows
     for start in range(0, rows, step):
@@ -109,7 +113,7 @@ def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 def _range_subgraph(graph: PolicyGraph, values: Sequence[str]) -> Subgraph:
-    """The graph, returning every least and every greatest value as two vectors."""
+    """The graph, with two outputs: the vectors of least and greatest values."""
     nodes: list[NodeProto] = []
     for name in values:
         for reduce, suffix in (("ReduceMin", "low"), ("ReduceMax", "high")):

@@ -1,8 +1,8 @@
-"""Offline study of 2 to 8 bits: what quantisation would cost a trained policy. Simulated in floating point.
+"""Quantisation study: the error of a trained policy at 2 to 8 bits, simulated in floating point.
 
-Weights are rounded symmetrically, the inputs of layers asymmetrically over the range that they show on the given
-inputs: the formulae of ``quantise`` at other widths. Of all widths only two run here: 8 bits as ``int8``, and 4-bit
-weights as ``int4``, which has a scale for each block.
+Weights are rounded symmetrically, and the inputs of layers asymmetrically over their range on the given inputs: the
+formulae of ``quantisation.affine`` at other widths. Only two widths have kernels: 8 bits as ``int8``, and 4-bit weights
+as ``int4``, which has a scale for each block.
 Source: tables of widths as in Krishnan et al. 2019 (QuaRL), arXiv:1910.01055.
 """
 
@@ -36,8 +36,8 @@ class StudyRow:
         bits: width of weights and activations.
         weights_error: ``verify.relative_error`` of the policy's first output with rounded weights alone.
         error: the same with rounded weights and activations.
-        divergence: the caller's divergence of the quantised policy's first output from the whole one's, or None.
-        simulated: always true: numbers from floating-point arithmetic, not from integer kernels.
+        divergence: the caller's divergence of the quantised policy's first output from the unquantised one's, or None.
+        simulated: always true: computed in floating point, not by integer kernels.
     """
 
     bits: int
@@ -62,7 +62,7 @@ def quantisation_study(
         inputs: real inputs in the order of its arguments, [N, *shape] by name, N ≥ 2.
         bits: widths, each from 2 to 16.
         per_channel: a scale for each output of a layer.
-        divergence: (quantised policy's first output, whole one's), both [N, P], to a scalar.
+        divergence: (quantised policy's first output, unquantised one's), both [N, P], to a scalar.
 
     Raises:
         SchemeError: a width out of range.
@@ -74,30 +74,30 @@ def quantisation_study(
         weights_only, both = (
             _first(simulation.policy(width, activations=which), simulation.tensors) for which in (False, True)
         )
-        wanted = simulation.wanted
+        wanted = simulation.reference
         difference = None if divergence is None else float(divergence(both, wanted))
         rows.append(StudyRow(width, _relative(weights_only, wanted), _relative(both, wanted), difference))
     return rows
 
 
 def check_width(bits: int) -> None:
-    """Raises SchemeError: a width that is not studied."""
+    """Raises SchemeError: a width out of range."""
     if not 2 <= bits <= _WIDEST:
-        raise SchemeError(f"{bits} bits: each width is from 2 to {_WIDEST}")
+        raise SchemeError(f"{bits} bits are out of range; give a width from 2 to {_WIDEST}")
 
 
 class Simulation:
-    """Copies of a policy at any width, which round in floating point what kernels would have in integers.
+    """Copies of a policy that simulate integer kernels of any width in floating point.
 
         policy = Simulation(module, inputs).policy(4, activations=True)
 
     Attributes:
         tensors: the inputs.
-        wanted: [N, P] the whole policy's first output on them.
+        reference: [N, P] the unquantised policy's first output on them.
     """
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Array], *, per_channel: bool = False) -> None:
-        """Measure the ranges of what layers read.
+        """Measure the ranges of the inputs of layers.
 
         Args:
             module: the acting policy; left as it is.
@@ -108,14 +108,19 @@ class Simulation:
         """
         self.tensors = [torch.from_numpy(array) for array in inputs.values()]
         if not self.tensors or len(self.tensors[0]) < 2:
-            raise CalibrationError("a study needs at least two inputs")
+            raise CalibrationError(
+                f"{len(self.tensors[0]) if self.tensors else 0} inputs are too few for a study; give at least two"
+            )
         self._whole = copy.deepcopy(module).cpu().eval()
         self._axis = 0 if per_channel else None
-        self.wanted, self._ranges = _observe(self._whole, self.tensors)
+        self.reference, self._ranges = _observe(self._whole, self.tensors)
 
     def policy(self, bits: int, *, activations: bool) -> nn.Module:
-        """The policy with rounded weights and, if wanted, rounded activations. Raises SchemeError: a width out of
-        range."""
+        """The policy with rounded weights and, if ``activations``, rounded activations.
+
+        Raises:
+            SchemeError: a width out of range.
+        """
         check_width(bits)
         rounded = copy.deepcopy(self._whole)
         half = 2 ** (bits - 1) - 1
@@ -129,8 +134,8 @@ class Simulation:
         return rounded
 
     def size_bytes(self, bits: int) -> int:
-        """Bytes that the policy's numbers would take: codes packed, scales and all that stays whole in full. Raises
-        SchemeError: a width out of range."""
+        """Size of the quantised policy: packed codes, scales, and unquantised parameters in full. Raises SchemeError: a
+        width out of range."""
         check_width(bits)
         rounded = _weights(self._whole)
         whole = sum(t.numel() * t.element_size() for t in (*self._whole.parameters(), *self._whole.buffers()))
@@ -145,7 +150,7 @@ def _weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _observe(whole: nn.Module, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[str, Range]]:
-    """The policy's output, and the range of what each layer reads."""
+    """The policy's output, and the range of the input of each layer."""
     ranges: dict[str, Range] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -89,7 +89,7 @@ def test_a_missing_factory_or_divergence_is_named(missing: str) -> None:
 
 
 def test_a_student_of_another_shape_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"returns \(2, 3\) where the policy returns \(2, 6\)"):
+    with pytest.raises(GraphError, match=r"returns shape \(2, 3\), but the policy returns \(2, 6\)"):
         _bind("distill(16x1)", MLP(), student_factory=lambda size, policy: MLP(gaussian=False))
 
 
@@ -108,7 +108,7 @@ def test_a_student_without_parameters_of_its_own_is_refused() -> None:
 def test_recurrent_policies_are_refused() -> None:
     case = CASES["lstm"]
     compressor = make_compressor("distill(16x1)", student_factory=_student, divergence=_divergence)
-    with pytest.raises(UnsupportedLayerError, match="without recurrent state"):
+    with pytest.raises(UnsupportedLayerError, match="supports no recurrent policies"):
         compressor.bind(case.make(), case.examples(), output_names=case.outputs)
 
 

@@ -120,11 +120,11 @@ class _Untraceable(MLP):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_Baked, "does not follow"),
-        (_FixedBatch, "does not follow|batch"),
-        (_Branching, "does not follow.*without branches on their values"),
-        (_Centred, "does not follow.*each by itself"),
-        (_Summed, "does not follow"),
+        (_Baked, "differs from the policy's"),
+        (_FixedBatch, "differs from the policy's|batch"),
+        (_Branching, "differs from the policy's.*without branches on their values"),
+        (_Centred, "differs from the policy's.*each independent of the others"),
+        (_Summed, "differs from the policy's"),
         (_Untraceable, "cannot be exported"),
     ],
     ids=["baked weight", "baked batch", "branch", "rows mixed", "one row for all", "unknown operator"],

@@ -89,7 +89,7 @@ def test_a_named_variant_carries_what_it_needs(
 @pytest.mark.parametrize("cpu", [{AVX2}, set()], ids=["avx2", "old x86"])
 def test_a_variant_that_would_saturate_is_refused(cpu: set[str]) -> None:
     case = CASES["relu-mlp"]
-    with pytest.raises(SchemeError, match=r"saturate on an acting CPU without VNNI.*leave the variant out"):
+    with pytest.raises(SchemeError, match=r"saturate on an acting CPU without VNNI.*omit the variant"):
         make_compressor("int8(u8s8)", cpu=cpu).bind(case.make(), case.examples(), output_names=case.outputs)
 
 

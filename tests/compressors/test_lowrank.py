@@ -192,7 +192,7 @@ def test_a_convolution_that_factors_cannot_compute_is_named_with_a_remedy(
     options: dict[str, object], said: str
 ) -> None:
     case = Case(lambda: _Filtered(**options), {"observations": (2, 12, 12)})
-    with pytest.raises(UnsupportedLayerError, match=rf"'torso\.2'.*{said}.*leave it whole with torso\.2=1"):
+    with pytest.raises(UnsupportedLayerError, match=rf"'torso\.2'.*{said}.*exclude it with torso\.2=1"):
         case.bind("lowrank(0.25)", case.make())
     module = randomise(case.make(), seed=0)
     whole = case.bind("lowrank(0.25,torso.2=1,head=1,torso.0=0.5)", module)

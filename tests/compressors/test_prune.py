@@ -388,9 +388,9 @@ class _Narrow(MLP):
     [
         (
             lambda: MLP(width=64),
-            "lose units: 'torso.0' has 64, 'torso.2' has 64; they go in multiples of 16, .*more, or",
+            "to prune: 'torso.0' has 64, 'torso.2' has 64; units are kept in multiples of 16, .*share, or",
         ),
-        (lambda: nn.Linear(11, 32), "lose units: it has none but heads; .*take a scheme without prune"),
+        (lambda: nn.Linear(11, 32), "to prune: it has none but heads; .*use a scheme without prune"),
     ],
     ids=["too little", "heads"],
 )
@@ -405,8 +405,8 @@ def test_a_share_too_small_to_remove_a_unit_is_refused_with_the_sizes(
     ("make", "message"),
     [
         (_Normed, "not 'torso.1', a LayerNorm"),
-        (_Tangled, "without changing the rest"),
-        (_Narrow, "no layer of this policy that can lose units"),
+        (_Tangled, "without changing the other units"),
+        (_Narrow, "no layer of this policy to prune"),
     ],
     ids=["layer norm", "sum over units", "narrow"],
 )

@@ -314,10 +314,10 @@ class _Own(MLP):
 @pytest.mark.parametrize(
     ("make", "like", "message"),
     [
-        (_Adding, "resnet", "adds values in 8 bits and goes on.*residual block.*use int8"),
+        (_Adding, "resnet", "computes on after an addition in 8 bits.*residual block.*use int8"),
         (_Twice, "relu-mlp", r"'torso.2' is called more than once.*qat\(torso.2=float\), or int8"),
         (_Own, "relu-mlp", r"'torso.2' is a _Scaled.*qat\(torso.2=float\), or use int8"),
-        (CASES["lstm-cell"].make, "lstm-cell", r"'core' is a LSTMCell.*make it of torch's Linear, Conv or LSTM"),
+        (CASES["lstm-cell"].make, "lstm-cell", r"'core' is a LSTMCell.*build it from torch's Linear, Conv or LSTM"),
     ],
 )
 def test_what_cannot_be_rounded_is_named_with_what_would_work(make: object, like: str, message: str) -> None:
@@ -356,7 +356,7 @@ def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
         ("qat+prune(0.5)", "'qat' must come last"),
         ("qat+int8", "2 number formats"),
         ("qat(wat)", r"qat\(wat\): options are per_channel"),
-        ("qat(head=int4)", r"qat\(head=int4\).*head=float, or int8"),
+        ("qat(head=int4)", r"qat\(head=int4\).*head=float, or the format int8"),
     ],
 )
 def test_chains_and_options_without_sense_are_refused(text: str, message: str) -> None:

@@ -73,7 +73,7 @@ def test_measured_ranges_are_those_of_torch_hooks() -> None:
         (lambda x: {"observations": x[:0]}, r"shape \(0, 11\)"),
         (lambda x: {"observations": x[:, :3]}, r"shape \(128, 3\)"),
         (lambda x: {"observations": x[0]}, r"shape \(11,\)"),
-        (lambda x: {"observations": x.astype(np.float64)}, "float64; it needs float32"),
+        (lambda x: {"observations": x.astype(np.float64)}, "float64; give float32"),
         (lambda x: {"observations": x * np.nan}, "not finite"),
     ],
     ids=["missing", "empty", "narrow", "one row", "dtype", "nan"],

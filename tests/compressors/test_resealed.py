@@ -79,12 +79,12 @@ def _changed(artifact: CompressedPolicy, what: str, change: dict[str, object], i
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": (None, 12)}, r"\[None, 12\], its model has tensor\(float\)"),
-        ({"shape": (None,)}, r"\[None\], its model"),
-        ({"shape": (None, 11, 1)}, r"\[None, 11, 1\], its model"),
-        ({"shape": (4, 11)}, r"\[4, 11\], its model"),
-        ({"dtype": "float16"}, r"tensor\(float16\) .* its model has tensor\(float\)"),
-        ({"name": "pixels"}, "pixels, its model has"),
+        ({"shape": (None, 12)}, r"\[None, 12\], but its model has tensor\(float\)"),
+        ({"shape": (None,)}, r"\[None\], but its model"),
+        ({"shape": (None, 11, 1)}, r"\[None, 11, 1\], but its model"),
+        ({"shape": (4, 11)}, r"\[4, 11\], but its model"),
+        ({"dtype": "float16"}, r"tensor\(float16\) .* but its model has tensor\(float\)"),
+        ({"name": "pixels"}, "pixels, but its model has"),
     ],
     ids=str,
 )
@@ -92,7 +92,7 @@ def test_a_header_over_another_model_is_refused(
     what: str, change: dict[str, object], message: str, artifact: CompressedPolicy
 ) -> None:
     resealed = CompressedPolicy.from_bytes(_changed(artifact, what, change).to_bytes())
-    with pytest.raises(ArtifactError, match=f"is not what it says: its header announces.*{message}"):
+    with pytest.raises(ArtifactError, match=f"is inconsistent: its header declares.*{message}"):
         PolicySession(resealed, batch=ROWS)
 
 
@@ -101,7 +101,7 @@ def test_a_header_with_a_tensor_more_or_less_is_refused(what: str) -> None:
     artifact = _artifact("fp32", "lstm-cell")
     specs = getattr(artifact, what)
     for changed in (specs[:-1], (*specs, TensorSpec("more", "float32", (None, 2)))):
-        with pytest.raises(ArtifactError, match=f"announces the {what}"):
+        with pytest.raises(ArtifactError, match=f"declares the {what}"):
             PolicySession(dataclasses.replace(artifact, **{what: changed}), batch=ROWS)
     PolicySession(dataclasses.replace(artifact, **{what: specs[::-1]}), batch=ROWS).run()
 
