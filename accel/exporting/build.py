@@ -25,7 +25,7 @@ from accel.display.progress import Progress, SilentProgress
 from accel.display.text import duration
 from accel.errors import BundleError, ConfigError, ExportError
 from accel.exporting import run_policy
-from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, write_json
+from accel.exporting.contract import FP32_ONNX, VECTORS, make_contract, vector_bound, with_metadata, write_json
 from accel.exporting.formats import make_format
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written
 from accel.exporting.graphs import standard_float
@@ -54,6 +54,7 @@ logger = logging.getLogger("accel")
 
 BATCHES = (1, 4, 32)
 REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
+_EXAMPLES = ("example.py", "example.cpp")
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
 # a target that would play longer than this is left to onnxruntime's session of the policy; parity ties the two together
@@ -179,6 +180,9 @@ class _Builder:
         vectors = self._vectors()
         written = self._write_model(vectors)
         contract = make_contract(self._run, self._artifact, fp32, self._target, written, vectors, self._greedy)
+        fp32_bytes = (self._directory / FP32_ONNX).stat().st_size
+        for path in self._directory.glob("*.onnx"):
+            path.write_bytes(with_metadata(path.read_bytes(), contract))
         self._progress.begin(f"checking {self._name} against the test vectors")
         self._load_once(contract)
         self._progress.begin("measuring parity")
@@ -192,7 +196,6 @@ class _Builder:
         )
         returns = self._play(contract, episodes, speed) if episodes else None
         gate.check(mismatch, returns)
-        fp32_bytes = (self._directory / FP32_ONNX).stat().st_size
         report: Json = {
             "parity": [asdict(row) for row in parity],
             "mismatch": asdict(mismatch),
@@ -307,6 +310,8 @@ class _Builder:
         write_json(directory / REPORT, report)
         (directory / _CARD).write_text(model_card(contract, report), encoding="utf-8")
         shutil.copyfile(str(run_policy.__file__), directory / _RUN)
+        for name in _EXAMPLES:
+            shutil.copyfile(Path(run_policy.__file__).with_name(name), directory / name)
         files: Json = {}
         for path in sorted(directory.iterdir()):
             content = path.read_bytes()

@@ -27,6 +27,7 @@ FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"
 # greatest relative difference from the test vectors, elsewhere or on another engine: rounding of single precision; of
 # codes, which flip where engines compute an activation function differently in the last bit
 FLOAT_BOUND, INTEGER_BOUND = 1e-4, 2e-2
+_METADATA = ("format_version", "scheme", "observation", "action", "recurrent_state", "environment", "source")
 _POST_PROCESSING = {
     "categorical": "action = start + index of the greatest logit; or sample from softmax(logits)",
     "multi_categorical": "for each part of the logits: start + index of the greatest; or sample from its softmax",
@@ -83,6 +84,15 @@ def make_contract(
             **{name: installed_version(name) for name in ("openvino", "emx-onnx-cgen")},
         },
     }
+
+
+def with_metadata(model: bytes, contract: Contract) -> bytes:
+    """The ONNX model with what its inputs and outputs mean in its metadata, as JSON under ``accel.`` names."""
+    described = onnx.load_from_string(model)
+    del described.metadata_props[:]
+    for name in _METADATA:
+        described.metadata_props.add(key=f"accel.{name}", value=json.dumps(_finite(contract[name]), allow_nan=False))
+    return bytes(described.SerializeToString())
 
 
 def vector_bound(artifact: CompressedPolicy) -> float:
@@ -201,7 +211,7 @@ def _observation(run: TrainedRun) -> Json:
 def _states(artifact: CompressedPolicy) -> list[Json]:
     pairs = zip(artifact.inputs[1:], artifact.outputs[1:], strict=True)
     rule = "zero at the start and in every row that begins an episode; otherwise the previous call's output"
-    return [{"input": before.name, "output": after.name, "rule": rule} for before, after in pairs]
+    return [{"input": before.name, "output": after.name, "initial": 0.0, "rule": rule} for before, after in pairs]
 
 
 def _post_processing(action: ActionSpec) -> str:

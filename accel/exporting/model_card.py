@@ -22,6 +22,8 @@ _FILES = MappingProxyType(
         "fp32.onnx": "the policy in full precision, in standard operators",
         "vectors.npz": "test vectors: `input/NAME`; answers `output/NAME`, and `torch/NAME` before compression",
         "run_policy.py": "runs and checks the policy in Python",
+        "example.py": "a loop in Python to start your own from",
+        "example.cpp": "the same in C++, on onnxruntime's API",
         "report.json": "every measured number of this page, every single return included",
         "SHA256SUMS": "checksums, for `sha256sum --check SHA256SUMS`",
     }
@@ -258,6 +260,10 @@ def _running(target: Facts) -> str:
         "```\npython run_policy.py --verify   # files, test vectors, latency\n"
         "python run_policy.py --play     # with gymnasium and the environment\n"
         'echo \'{"observation": [...], "first": true}\' | python run_policy.py --stdin\n```'
+    )
+    text += (
+        "\n\n`example.py` and `example.cpp` are short loops on onnxruntime to start a program of your own from. The "
+        "metadata of the ONNX models says what observations, actions and recurrent state mean, as `contract.json` does."
     )
     if own:
         text += (

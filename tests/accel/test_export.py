@@ -38,7 +38,10 @@ from compressors.runtime import PolicySession
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run
 from tests.environments.closed_form import CHANNELS, HEIGHT, WIDTH
 
-ALWAYS = {"MODEL_CARD.md", "SHA256SUMS", "contract.json", "fp32.onnx", "report.json", "run_policy.py", "vectors.npz"}
+ALWAYS = {
+    *("MODEL_CARD.md", "SHA256SUMS", "contract.json", "example.cpp", "example.py", "fp32.onnx", "report.json"),
+    *("run_policy.py", "vectors.npz"),
+}
 OWN = {
     "onnx": {"model.onnx"},
     "ort": {"model.ort"},
@@ -144,6 +147,46 @@ def test_recurrent_policies_and_other_schemes(format: str, scheme: str, pendulum
     vectors = verify(bundle.path).vectors
     assert float(str(vectors["relative"])) <= float(str(vectors["bound"]))
     assert float(str(vectors["bound"])) == (INTEGER_BOUND if "int8" in scheme else FLOAT_BOUND)
+
+
+def test_models_say_what_they_take_and_give(pendulum: Path, tmp_path: Path) -> None:
+    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
+    for name in ("model.onnx", "fp32.onnx"):
+        model = onnx.load_from_string((bundle.path / name).read_bytes())
+        found = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
+        assert found["accel.action"] == bundle.contract["action"] and found["accel.scheme"] == "int8"
+        assert found["accel.observation"] == bundle.contract["observation"]
+        assert [state["initial"] for state in found["accel.recurrent_state"]] == [0.0, 0.0]
+
+
+def test_the_loop_in_python_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:
+    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
+    check_loop([sys.executable, str(bundle.path / "example.py")], bundle.path)
+
+
+HEADER = "onnxruntime_cxx_api.h"
+
+
+@pytest.mark.skipif(
+    not any(place.joinpath(HEADER).is_file() for place in map(Path, ("/usr/include", "/usr/local/include"))),
+    reason="needs a machine with onnxruntime's C++ headers and library",
+)
+def test_the_loop_in_cpp_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:
+    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
+    program = tmp_path / "example"
+    command = ["g++", "-std=c++17", "-Wall", "-Werror", "example.cpp", "-o", str(program), "-lonnxruntime"]
+    subprocess.run(command, cwd=bundle.path, check=True)
+    check_loop([str(program), str(bundle.path / "model.onnx")], bundle.path)
+
+
+def check_loop(command: list[str], bundle: Path) -> None:
+    """Ten steps on zeros, in one episode of a recurrent policy."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", line)[-2:] for line in done.stdout.splitlines()]
+    policy = run_policy.Policy(bundle)
+    wanted = [policy.act(np.zeros(3), first=step == 0)[1] for step in range(10)]
+    np.testing.assert_allclose(np.array(lines, float), wanted, rtol=1e-5)
+    assert np.ptp(np.array(wanted), axis=0).max() > 1e-4  # the state matters
 
 
 def test_images_stay_codes(tmp_path: Path) -> None:
