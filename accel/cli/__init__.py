@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from accel.errors import AccelError
 from accel.system.extras import missing_extra
 from accel.system.module_path import add_working_directory
-from accel.transport.launcher import detect_launch
-from accel.transport.topology import is_actor
+from accel.transport.launcher import detect_launch, is_actor
 
 # name: (module:function, one line of help); the function takes the arguments and returns the exit status.
 COMMANDS = {

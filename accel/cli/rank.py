@@ -17,8 +17,7 @@ from accel.cli.signs import SignsOfLife
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent
 from accel.transport.join import join_world
-from accel.transport.launcher import LaunchInfo, detect_launch
-from accel.transport.topology import is_actor
+from accel.transport.launcher import LaunchInfo, detect_launch, is_actor
 
 
 def main() -> int:

@@ -21,9 +21,18 @@ if TYPE_CHECKING:
         TransportOptions,
     )
     from accel.transport.join import connect, join_world
-    from accel.transport.launcher import LaunchInfo, detect_launch, find_mpirun, mpirun_command, verify_world
+    from accel.transport.launcher import (
+        LaunchInfo,
+        LearnerGroup,
+        Role,
+        Topology,
+        detect_launch,
+        find_mpirun,
+        is_actor,
+        mpirun_command,
+        verify_world,
+    )
     from accel.transport.local import LocalTransport
-    from accel.transport.topology import LearnerGroup, Role, Topology, is_actor
 
 _HOME = {
     "Aborted": "base",
@@ -41,10 +50,10 @@ _HOME = {
     "mpirun_command": "launcher",
     "verify_world": "launcher",
     "LocalTransport": "local",
-    "LearnerGroup": "topology",
-    "Role": "topology",
-    "Topology": "topology",
-    "is_actor": "topology",
+    "LearnerGroup": "launcher",
+    "Role": "launcher",
+    "Topology": "launcher",
+    "is_actor": "launcher",
 }
 
 __all__ = [

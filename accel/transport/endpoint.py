@@ -1,11 +1,21 @@
-"""What the remote transports need from a carrier of messages: post, probe, test. Nothing here blocks."""
+"""What the remote transports need from a carrier of messages: post, probe, test; and how to wait for it.
+
+Nothing here blocks; who waits polls a few times, then sleeps for longer and longer, and burns no core.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Protocol
 
 from accel.errors import TransportError
 from accel.transport.base import Bytes
+
+_YIELDS = 8
+_FIRST_SLEEP_S = 20e-6
+_LONGEST_SLEEP_S = 500e-6
+_GROWTH = 1.5
 
 
 class PeerFailed(TransportError):  # noqa: N818
@@ -63,3 +73,26 @@ class Endpoint(Protocol):
     def abort_job(self, exit_code: int) -> None:
         """Kills every rank, this one included."""
         ...
+
+
+class Backoff:
+    """Pauses between polls of one wait, up to ``timeout_s`` (None: no limit) in all."""
+
+    __slots__ = ("_deadline_s", "_sleep_s", "_yields")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._yields = _YIELDS
+        self._sleep_s = _FIRST_SLEEP_S
+
+    def pause(self) -> bool:
+        """Gives the core away for a moment. False when the time is up."""
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            return False
+        if self._yields:
+            self._yields -= 1
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep_s)
+            self._sleep_s = min(self._sleep_s * _GROWTH, _LONGEST_SLEEP_S)
+        return True

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from accel.errors import LaunchError, MissingExtraError
 from accel.transport.base import TransportOptions
 from accel.transport.endpoint import Endpoint
-from accel.transport.launcher import LaunchInfo
+from accel.transport.launcher import LaunchInfo, Role, Topology
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
-from accel.transport.topology import Role, Topology
 
 START_TIMEOUT_S = 120.0
 

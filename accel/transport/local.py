@@ -15,7 +15,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.policies import PolicyBoard
-from accel.transport.receiving import UnrollPool, check_unroll_bytes
+from accel.transport.unroll_pool import UnrollPool, check_unroll_bytes
 from accel.transport.wire import decode_message, encode_message
 
 

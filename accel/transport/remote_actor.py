@@ -11,10 +11,9 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
-from accel.transport.endpoint import Endpoint, PeerFailed, Request
-from accel.transport.receiving import check_unroll_bytes
-from accel.transport.topology import LearnerGroup
-from accel.transport.waiting import Backoff
+from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
+from accel.transport.launcher import LearnerGroup
+from accel.transport.unroll_pool import check_unroll_bytes
 from accel.transport.wire import (
     TAG_MESSAGE,
     TAG_POLICY,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import Arrival, Bytes, TransportOptions
-from accel.transport.endpoint import Endpoint, Incoming, PeerFailed
-from accel.transport.outbox import Outbox
-from accel.transport.receiving import Receipts, UnrollPool, check_unroll_bytes
-from accel.transport.topology import LearnerGroup
-from accel.transport.waiting import Backoff
+from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
+from accel.transport.launcher import LearnerGroup
+from accel.transport.policies import PolicyBoard
+from accel.transport.unroll_pool import UnrollPool, check_unroll_bytes
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     TAG_MESSAGE,
+    TAG_POLICY,
     TAG_UNROLL,
     WIRE_FORMAT,
     decode_message,
@@ -51,8 +51,8 @@ class RemoteLearner:
         self._alive = set(range(self.actors))
         self._dead: set[int] = set()
         self._told_to_stop: set[int] = set()
-        self._outbox = Outbox(endpoint, group.actors)
-        self._receipts = Receipts(endpoint.is_done)
+        self._outbox = _Outbox(endpoint, group.actors)
+        self._receipts = _Receipts(endpoint.is_done)
         self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
         self._pool: UnrollPool | None = None
@@ -223,7 +223,7 @@ class RemoteLearner:
             self._ready.append(Arrival(actor, buffer))
 
     def _drop(self, buffer: Bytes) -> None:
-        """Reuses a buffer whose content nobody wants, if it is one of the pool's."""
+        """Reuses a buffer that is discarded, if it is one of the pool's."""
         if self._pool is not None and buffer.nbytes == self._pool.unroll_bytes:
             self._pool.put_back(buffer)
 
@@ -258,3 +258,111 @@ class RemoteLearner:
             self._alive.discard(actor)
             self._dead.add(actor)
             self._outbox.forget(actor)
+
+
+class _Outbox:
+    """The learner's sends under way: messages, and for each actor one policy at a time. Never waits.
+
+    ``board`` decides which policy an actor gets.
+    """
+
+    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+        self.board = PolicyBoard(len(ranks))
+        self._endpoint = endpoint
+        self._ranks = ranks
+        self._messages: list[tuple[int, Request]] = []
+        self._policies: dict[int, Request] = {}
+        self._abandoned: list[Request] = []
+        self._found_dead = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._messages and not self._policies
+
+    def post(self, actor: int, encoded: bytes) -> None:
+        """Starts sending a message; ``advance`` tells should the actor be dead."""
+        try:
+            self._messages.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))
+        except PeerFailed:
+            self._found_dead = True
+
+    def advance(self) -> bool:
+        """Forgets what is complete and starts the policies whose turn has come. Whether a receiver was found dead."""
+        if self._messages:
+            self._messages = [entry for entry in self._messages if not self._is_over(entry[1])]
+        if self._policies:
+            self._policies = {actor: send for actor, send in self._policies.items() if not self._is_over(send)}
+        if not self.board.is_idle:
+            self._offer_policies()
+        found, self._found_dead = self._found_dead, False
+        return found
+
+    def forget(self, actor: int) -> None:
+        """Stops waiting for a dead actor. MPI may still look at the buffers, which the requests keep alive."""
+        self.board.forget(actor)
+        self._abandoned += [send for receiver, send in self._messages if receiver == actor]
+        self._messages = [entry for entry in self._messages if entry[0] != actor]
+        if actor in self._policies:
+            self._abandoned.append(self._policies.pop(actor))
+
+    def _offer_policies(self) -> None:
+        for actor in self.board.waiting():
+            if actor in self._policies:
+                continue
+            update = self.board.offer(actor)
+            if update is None:
+                continue
+            try:
+                frame = self.board.frame(update)
+                self._policies[actor] = self._endpoint.send(frame, self._ranks[actor], TAG_POLICY)
+            except PeerFailed:
+                self._found_dead = True
+
+    def _is_over(self, request: Request) -> bool:
+        """Whether a send is complete, or never will be because its receiver died."""
+        try:
+            return self._endpoint.is_done(request)
+        except PeerFailed:
+            self._found_dead = True
+            return True
+
+
+class _Receipts:
+    """Receives under way, handed on in the order in which each actor sent them."""
+
+    def __init__(self, is_done: Callable[[Request], bool]) -> None:
+        self._is_done = is_done
+        self._under_way: deque[tuple[int, int, Request, Bytes]] = deque()
+        self.unrolls = 0
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def add(self, actor: int, incoming: Incoming, buffer: Bytes) -> None:
+        """Starts receiving a matched message."""
+        request = incoming.receive(buffer)
+        self._under_way.append((actor, incoming.tag, request, buffer))
+        self.unrolls += incoming.tag == TAG_UNROLL
+
+    def finished(self) -> tuple[list[tuple[int, int, Bytes]], list[tuple[int, int, Bytes]]]:
+        """(complete, failed) receives as (actor, tag, buffer). Skips an actor whose earlier message is under way."""
+        complete: list[tuple[int, int, Bytes]] = []
+        failed: list[tuple[int, int, Bytes]] = []
+        busy: set[int] = set()
+        for _ in range(len(self._under_way)):
+            entry = self._under_way.popleft()
+            actor, tag, request, buffer = entry
+            try:
+                done = actor not in busy and self._is_done(request)
+            except PeerFailed:
+                failed.append((actor, tag, buffer))
+                self.unrolls -= tag == TAG_UNROLL
+                continue
+            if done:
+                self.unrolls -= tag == TAG_UNROLL
+                complete.append((actor, tag, buffer))
+            else:
+                busy.add(actor)
+                self._under_way.append(entry)
+        return complete, failed

@@ -50,8 +50,7 @@ def main() -> int:
 def rank(variant: str, job: str) -> int:
     """One rank of the job: the learner's is changed, actors are as ever."""
     from accel.cli import rank as ranks
-    from accel.transport.launcher import detect_launch
-    from accel.transport.topology import is_actor
+    from accel.transport.launcher import detect_launch, is_actor
 
     if not is_actor(detect_launch()):
         change(variant)

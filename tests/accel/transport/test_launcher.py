@@ -199,10 +199,8 @@ def test_mpich_command(tmp_path: Path) -> None:
 def test_topology() -> None:
     topology = Topology.single_learner(4)
     assert [topology.role(rank) for rank in range(4)] == [Role.LEARNER, Role.ACTOR, Role.ACTOR, Role.ACTOR]
-    assert [topology.actor_index(rank) for rank in (1, 2, 3)] == [0, 1, 2]
+    assert topology.group(2).actors == (1, 2, 3)
     assert topology.size == 4
-    with pytest.raises(LaunchError, match="learner, not an actor"):
-        topology.actor_index(0)
     with pytest.raises(LaunchError, match="outside"):
         topology.role(4)
 

@@ -1,16 +1,11 @@
-"""The learner's receive buffers: a bounded pool, with what is under way kept in order for each actor."""
+"""The buffers that the learner receives unrolls into: a bounded pool."""
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.transport.base import Arrival, Bytes, TransportOptions
-from accel.transport.endpoint import Incoming, PeerFailed, Request
-from accel.transport.wire import TAG_UNROLL
 
 
 class UnrollPool:
@@ -50,46 +45,6 @@ class UnrollPool:
         if self._held.pop(id(arrival.buffer), None) is None:
             raise TransportError("release() takes an arrival from receive(), once")
         self._free.append(arrival.buffer)
-
-
-class Receipts:
-    """Receives under way, handed on in the order in which each actor sent them."""
-
-    def __init__(self, is_done: Callable[[Request], bool]) -> None:
-        self._is_done = is_done
-        self._under_way: deque[tuple[int, int, Request, Bytes]] = deque()
-        self.unrolls = 0
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def add(self, actor: int, incoming: Incoming, buffer: Bytes) -> None:
-        """Starts receiving a matched message."""
-        request = incoming.receive(buffer)
-        self._under_way.append((actor, incoming.tag, request, buffer))
-        self.unrolls += incoming.tag == TAG_UNROLL
-
-    def finished(self) -> tuple[list[tuple[int, int, Bytes]], list[tuple[int, int, Bytes]]]:
-        """(complete, failed) receives as (actor, tag, buffer). Skips an actor whose earlier message is under way."""
-        complete: list[tuple[int, int, Bytes]] = []
-        failed: list[tuple[int, int, Bytes]] = []
-        busy: set[int] = set()
-        for _ in range(len(self._under_way)):
-            entry = self._under_way.popleft()
-            actor, tag, request, buffer = entry
-            try:
-                done = actor not in busy and self._is_done(request)
-            except PeerFailed:
-                failed.append((actor, tag, buffer))
-                self.unrolls -= tag == TAG_UNROLL
-                continue
-            if done:
-                self.unrolls -= tag == TAG_UNROLL
-                complete.append((actor, tag, buffer))
-            else:
-                busy.add(actor)
-                self._under_way.append(entry)
-        return complete, failed
 
 
 def check_unroll_bytes(unroll_bytes: int, configured: int | None) -> None:
