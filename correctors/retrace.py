@@ -27,15 +27,19 @@ from correctors.rows import clipped, one_step_errors, zero_rows
 
 
 class RetraceReturns(NamedTuple):
-    """What ``retrace`` returns; neither tensor carries a gradient.
+    """What ``retrace`` returns; no tensor carries a gradient.
 
     Attributes:
         q_targets: [T, B] targets for Q(s_t, a_t); equal to ``q_taken`` in invalid rows.
         pg_advantages: [T, B] factors of ∇ log π(a_t|s_t), importance weight included; zero in invalid rows.
+        advantages: [T, B] the same before the weight. pg_rhos: [T, B] the weight min(ρ̄_pg, ρ_t). Both are zero in
+            invalid rows. Advantages are centred before the weight is applied, never after.
     """
 
     q_targets: Tensor
     pg_advantages: Tensor
+    advantages: Tensor
+    pg_rhos: Tensor
 
 
 def retrace(
@@ -72,7 +76,7 @@ def retrace(
         cut: [T, B] bool; True where the episode was truncated. There V_{t+1} becomes ``cut_values_t`` and c_{t+1} = 0.
         cut_values: [T, B]; E_π Q of the truncated episode's final observation. Read only where ``cut`` holds.
     Returns:
-        RetraceReturns of two new [T, B] tensors that carry no gradient.
+        RetraceReturns of new [T, B] tensors that carry no gradient.
     Raises:
         ShapeError, DtypeError: an argument's shape or dtype is not as above.
         OptionError: a clip or λ is out of range, or one of ``cut`` and ``cut_values`` is missing.
@@ -90,5 +94,6 @@ def retrace(
         # c_{t+1}; what wraps round into the last row is never read there.
         decays = traces.roll(-1, 0).mul_(discounts)
         q_targets = backward_recursion(zero_rows(increments, invalid), zero_rows(decays, invalid, cut)).add_(q_taken)
-        pg_advantages = (q_targets - values).mul_(clipped(rhos, clip_pg_rho))
-        return RetraceReturns(q_targets, zero_rows(pg_advantages, invalid))
+        advantages = zero_rows(q_targets - values, invalid)
+        pg_rhos = zero_rows(clipped(rhos, clip_pg_rho), invalid)
+        return RetraceReturns(q_targets, advantages * pg_rhos, advantages, pg_rhos)

@@ -27,15 +27,19 @@ from correctors.rows import clipped, one_step_errors, zero_rows
 
 
 class VTraceReturns(NamedTuple):
-    """What ``vtrace`` and ``nstep`` return; neither tensor carries a gradient.
+    """What ``vtrace`` and ``nstep`` return; no tensor carries a gradient.
 
     Attributes:
         vs: [T, B] targets for V(x_t); equal to ``values`` in invalid rows. ``vs − values`` is GAE with V-trace weights.
         pg_advantages: [T, B] factors of ∇ log π(a_t|x_t), importance weight included; zero in invalid rows.
+        advantages: [T, B] the same before the weight. pg_rhos: [T, B] the weight min(ρ̄_pg, ρ_t). Both are zero in
+            invalid rows. Advantages are centred before the weight is applied, never after.
     """
 
     vs: Tensor
     pg_advantages: Tensor
+    advantages: Tensor
+    pg_rhos: Tensor
 
 
 def vtrace(
@@ -76,7 +80,7 @@ def vtrace(
             ``cut_values_t``.
         cut_values: [T, B]; value of the truncated episode's final observation. Read only where ``cut`` holds.
     Returns:
-        VTraceReturns of two new [T, B] tensors that carry no gradient.
+        VTraceReturns of new [T, B] tensors that carry no gradient.
     Raises:
         ShapeError, DtypeError: an argument's shape or dtype is not as above.
         OptionError: a clip or λ is out of range, or one of ``cut`` and ``cut_values`` is missing.
@@ -93,6 +97,6 @@ def vtrace(
         increments = errors.mul_(clipped(rhos, clip_rho))
         decays = (discounts * clipped(rhos, clip_c)).mul_(lambda_)
         vs = backward_recursion(zero_rows(increments, invalid), zero_rows(decays, invalid, cut)).add_(values)
-        pg_errors = one_step_errors(rewards, discounts, vs, bootstrap_value, values, cut, cut_values)
-        pg_advantages = pg_errors.mul_(clipped(rhos, clip_pg_rho))
-        return VTraceReturns(vs, zero_rows(pg_advantages, invalid))
+        advantages = one_step_errors(rewards, discounts, vs, bootstrap_value, values, cut, cut_values)
+        advantages, pg_rhos = zero_rows(advantages, invalid), zero_rows(clipped(rhos, clip_pg_rho), invalid)
+        return VTraceReturns(vs, advantages * pg_rhos, advantages, pg_rhos)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.rules import ActionArray, Sampler
-from accel.envs.spaces import EnvSpec
+from accel.experience.unroll import UnrollLayout
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
 from compressors.errors import ArtifactError
@@ -62,15 +62,14 @@ class ActingPolicy(Protocol):
 class SessionPolicy:
     """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
 
-    def __init__(
-        self, spec: EnvSpec, envs: int, sampler: Sampler, state_shapes: tuple[tuple[int, ...], ...] = ()
-    ) -> None:
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, envs: int | None = None) -> None:
+        """Args: layout: of the unrolls; sampler: chooses actions; envs: how many act, None: all of the layout's."""
         self.version = -1
         self.scheme = ""
-        self._spec = spec
-        self._envs = envs
+        self._layout = layout
+        self._envs = envs = layout.envs if envs is None else envs
         self._sampler = sampler
-        self._state_shapes = state_shapes
+        self._state_shapes = state_shapes = layout.state_shapes
         self._session: PolicySession | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
@@ -114,10 +113,10 @@ class SessionPolicy:
     def _check_contract(self, artifact: CompressedPolicy) -> None:
         """Names, shapes and dtypes of what goes in and comes out are this environment's and network's."""
         parts = range(len(self._state_shapes))
-        spec = self._spec
+        spec = self._layout.spec
         wanted = {"observations": (spec.observation_dtype, spec.observation_shape)}
         wanted |= {f"state_{i}": ("float32", self._state_shapes[i]) for i in parts}
-        wanted |= {"params": ("float32", (spec.action.param_size,))}
+        wanted |= {"params": ("float32", (self._layout.outputs,))}
         wanted |= {f"next_state_{i}": ("float32", self._state_shapes[i]) for i in parts}
         found = {
             t.name: (t.dtype, t.shape[1:]) for t in (*artifact.inputs, *artifact.outputs) if t.shape[:1] == (None,)

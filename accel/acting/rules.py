@@ -1,24 +1,91 @@
-"""How actors sample: the action distributions in numpy, with the noise of a whole unroll drawn in one call. No torch.
+"""Action rules: how an actor turns the policy's outputs into actions, and which policy μ that makes. No torch.
 
-``accel.algorithms.distributions`` holds the same distributions in torch, for the learner.
+A rule is chosen by the algorithm and travels to the actors as a ``RuleSpec``. Bound to an actor it is a ``Sampler``,
+which draws the noise of a whole unroll in one call. A rule also tells the action distribution that outputs stand for,
+so that recorded log-probabilities, divergences and mismatch are of the policy that really acted;
+``accel.algorithms.distributions`` holds the torch twins.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from accel.envs.spaces import ActionSpec
 from accel.errors import ConfigError
+from accel.json_object import Json
 
 FloatArray = npt.NDArray[np.float32]
 ActionArray = npt.NDArray[np.int64 | np.float32]
 
 _LOG_2PI = math.log(2.0 * math.pi)
-_TINY = float(np.finfo(np.float32).tiny)
+# What float32 draws of an exponential resolve: an exact zero stands for anything below it.
+_LEAST_EXPONENTIAL = np.float32(2.0**-25)
+# Probabilities below this are written as this: a logarithm of zero is no number to compare with.
+_LEAST_PROBABILITY = 1e-8
+
+
+@dataclass(frozen=True)
+class RuleSpec:
+    """Which rule, as it travels.
+
+    Attributes:
+        name: ``stochastic``, ``epsilon-greedy``, or ``module:factory``, a function of the ActionSpec and the options.
+        options: keyword arguments of the rule, plain JSON values.
+    """
+
+    name: str = "stochastic"
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        """A plain JSON object; ``from_json`` restores an equal spec."""
+        return {"name": self.name, "options": dict(self.options)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> RuleSpec:
+        """Inverse of ``to_json``."""
+        return cls(str(value["name"]), cast(Mapping[str, object], value["options"]))
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rule acts: actor number ``actor`` of ``actors``, which steps ``envs`` environments, T rows an unroll."""
+
+    envs: int
+    unroll_length: int
+    actor: int = 0
+    actors: int = 1
+
+
+class ActionRule(Protocol):
+    """From a policy's outputs [..., P] to actions.
+
+    Attributes:
+        output_size: P.
+        explores: whether exploration is a number per row, ε, that unrolls record; otherwise it is in the outputs.
+    """
+
+    output_size: int
+    explores: bool
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """A sampler for one actor; ``generator`` is its only source of randomness. Raises ConfigError."""
+        ...
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """Parameters of the action space's distribution, [..., ActionSpec.param_size].
+
+        Args:
+            outputs: [..., P].
+            exploration: [...] ε of each row where the rule explores; None: that of a trained policy.
+        """
+        ...
 
 
 class Sampler(Protocol):
@@ -26,21 +93,26 @@ class Sampler(Protocol):
 
     ``begin`` is called before every unroll; ``sample`` then neither draws random numbers nor allocates. Actions are as
     sampled: indices (int64), or Gaussian samples (float32) before clipping or squashing.
+
+    Attributes:
+        exploration: ε of the unroll that was begun last; None where the rule does not explore.
     """
 
-    def begin(self) -> None:
-        """Draws the noise of one whole unroll, [T, B, ...]."""
+    exploration: float | None
+
+    def begin(self, env_steps: int = 0) -> None:
+        """Draws the noise of one whole unroll, [T, B, ...]; ``env_steps``: of the whole run so far, as far as known."""
         ...
 
-    def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
-        """Writes one sample per environment for row ``t`` (0 <= t < T): ``params`` [B, P], ``out`` [B, *shape]."""
+    def sample(self, outputs: FloatArray, t: int, out: ActionArray) -> None:
+        """Writes one sample per environment for row ``t`` (0 <= t < T): ``outputs`` [B, P], ``out`` [B, *shape]."""
         ...
 
-    def greedy(self, params: FloatArray, out: ActionArray) -> None:
-        """Writes the most likely actions: ``params`` [B, P], ``out`` [B, *shape]."""
+    def greedy(self, outputs: FloatArray, out: ActionArray) -> None:
+        """Writes the most likely actions: ``outputs`` [B, P], ``out`` [B, *shape]."""
         ...
 
-    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
+    def log_prob(self, outputs: FloatArray, actions: ActionArray) -> FloatArray:
         """Log-probability (density) of actions as sampled, nats: [..., P] and [..., *shape] to [...] float32."""
         ...
 
@@ -49,8 +121,125 @@ class Sampler(Protocol):
         ...
 
 
+def make_rule(spec: RuleSpec, action: ActionSpec) -> ActionRule:
+    """The rule that a spec names. Raises ConfigError: unknown, or not for this action space."""
+    if spec.name == "stochastic":
+        return StochasticRule(action)
+    if spec.name == "epsilon-greedy":
+        return EpsilonGreedyRule(action, **spec.options)  # type: ignore[arg-type]
+    module_name, colon, name = spec.name.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown action rule '{spec.name}'; there are stochastic, epsilon-greedy, or module:factory")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"action rule '{spec.name}' cannot be loaded: {error}") from error
+    return cast(ActionRule, factory(action, **spec.options))
+
+
+class StochasticRule:
+    """Samples from the distribution that the outputs parametrise: a softmax, several, or a Gaussian."""
+
+    explores = False
+
+    def __init__(self, action: ActionSpec) -> None:
+        self._action = action
+        self.output_size = action.param_size
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """See ``ActionRule.bind``."""
+        return make_sampler(self._action, seat.envs, seat.unroll_length, generator)
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """The outputs themselves."""
+        return outputs
+
+
+class EpsilonGreedyRule:
+    """The greatest Q-value with probability 1 − ε + ε/n, any other action with ε/n.
+
+    ε falls linearly from ``initial_epsilon`` to ``final_epsilon`` over ``exploration_env_steps`` of the whole run.
+
+    Args:
+        action: one discrete action.
+        duelling: outputs are n advantages and the state's value, [A…, V], with Q = V + A − mean A; else Q itself.
+        initial_epsilon, final_epsilon, exploration_env_steps: the schedule of ε.
+    """
+
+    explores = True
+
+    def __init__(
+        self,
+        action: ActionSpec,
+        *,
+        duelling: bool = False,
+        initial_epsilon: float = 1.0,
+        final_epsilon: float = 0.05,
+        exploration_env_steps: int = 20_000,
+    ) -> None:
+        if action.kind != "categorical":
+            raise ConfigError(
+                f"ε-greedy actions need one discrete action, not {action.kind} actions: use --algorithm ppo"
+            )
+        self.actions = action.sizes[0]
+        self.output_size = self.actions + duelling
+        self._initial, self._final, self._steps = initial_epsilon, final_epsilon, exploration_env_steps
+
+    def epsilon(self, env_steps: int) -> float:
+        """ε after so many environment steps of the whole run."""
+        left = max(1.0 - env_steps / self._steps, 0.0)
+        return self._final + (self._initial - self._final) * left
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """See ``ActionRule.bind``."""
+        return _EpsilonGreedySampler(self, seat, generator)
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """log μ(·|s) [..., n], with probabilities of zero as 1e-8."""
+        epsilon = np.full(outputs.shape[:-1], self._final, np.float32) if exploration is None else exploration
+        best = outputs[..., : self.actions].argmax(-1)
+        probabilities = np.repeat((epsilon / self.actions)[..., None], self.actions, axis=-1).astype(np.float32)
+        np.put_along_axis(
+            probabilities,
+            best[..., None],
+            np.take_along_axis(probabilities, best[..., None], -1) + (1.0 - epsilon)[..., None],
+            -1,
+        )
+        return np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
+
+
+class _EpsilonGreedySampler:
+    def __init__(self, rule: EpsilonGreedyRule, seat: Seat, rng: np.random.Generator) -> None:
+        self.exploration: float | None = rule.epsilon(0)
+        self._rule = rule
+        self._rng = rng
+        self._size = (seat.unroll_length, seat.envs)
+        self._explores = np.zeros(self._size, np.bool_)
+        self._random = np.zeros(self._size, np.int64)
+
+    def begin(self, env_steps: int = 0) -> None:
+        self.exploration = self._rule.epsilon(env_steps)
+        self._explores = self._rng.random(self._size, np.float32) < self.exploration
+        self._random = self._rng.integers(self._rule.actions, size=self._size)
+
+    def sample(self, outputs: FloatArray, t: int, out: ActionArray) -> None:
+        self.greedy(outputs, out)
+        np.copyto(out, self._random[t], where=self._explores[t])
+
+    def greedy(self, outputs: FloatArray, out: ActionArray) -> None:
+        outputs[:, : self._rule.actions].argmax(1, out)  # type: ignore[type-var]
+
+    def log_prob(self, outputs: FloatArray, actions: ActionArray) -> FloatArray:
+        epsilon = np.full(outputs.shape[:-1], self.exploration, np.float32)
+        params = self._rule.action_params(outputs, epsilon)
+        return np.take_along_axis(params, actions[..., None].astype(np.int64), -1)[..., 0]
+
+    def to_env(self, actions: ActionArray) -> ActionArray:
+        return actions
+
+
 def make_sampler(action: ActionSpec, num_envs: int, unroll_length: int, rng: np.random.Generator) -> Sampler:
-    """The sampler of an action space.
+    """The sampler of an action space's own distribution.
 
     Args:
         action: the action space.
@@ -72,13 +261,15 @@ def make_sampler(action: ActionSpec, num_envs: int, unroll_length: int, rng: np.
 class _CategoricalSampler:
     """Gumbel-max: argmax_i(logit_i + g_i) ~ softmax(logits), with g = -log e and e standard exponential."""
 
+    exploration: float | None = None
+
     def __init__(self, size: int, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
         self._negative_gumbel = np.zeros((unroll_length, num_envs, size), np.float32)
         self._rows = list(self._negative_gumbel)
         self._scores = np.empty((num_envs, size), np.float32)
 
-    def begin(self) -> None:
+    def begin(self, env_steps: int = 0) -> None:
         _draw_negative_gumbel(self._rng, self._negative_gumbel)
 
     def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
@@ -99,6 +290,8 @@ class _CategoricalSampler:
 class _MultiCategoricalSampler:
     """Independent categoricals, laid out [B, k, largest size] so that one argmax serves them all."""
 
+    exploration: float | None = None
+
     def __init__(self, sizes: tuple[int, ...], num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
         self._sizes = sizes
@@ -115,7 +308,7 @@ class _MultiCategoricalSampler:
         self._logits = np.empty(self._shape, np.float32)
         self._scores = np.empty(self._shape, np.float32)
 
-    def begin(self) -> None:
+    def begin(self, env_steps: int = 0) -> None:
         _draw_negative_gumbel(self._rng, self._negative_gumbel)
         if self._missing is not None:
             self._negative_gumbel[:, self._missing] = np.inf
@@ -150,6 +343,8 @@ class _MultiCategoricalSampler:
 class _GaussianSampler:
     """Diagonal Gaussian over the sample before squashing; no Jacobian enters the density."""
 
+    exploration: float | None = None
+
     def __init__(self, action: ActionSpec, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
         self._size = action.sizes[0]
@@ -168,7 +363,7 @@ class _GaussianSampler:
         if self._squash:
             self._centre, self._half_range = _centre_and_half_range(low, high)
 
-    def begin(self) -> None:
+    def begin(self, env_steps: int = 0) -> None:
         self._rng.standard_normal(dtype=np.float32, out=self._noise)
 
     def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
@@ -211,9 +406,12 @@ def _centre_and_half_range(low: FloatArray, high: FloatArray) -> tuple[FloatArra
 
 
 def _draw_negative_gumbel(rng: np.random.Generator, out: FloatArray) -> None:
-    """Fills ``out`` with log e, e standard exponential; the smallest float stands for a drawn zero."""
+    """Fills ``out`` with log e, e standard exponential; a drawn zero is as large as the least that float32 resolves.
+
+    A smaller number would have actions win whose probability is zero in single precision.
+    """
     rng.standard_exponential(dtype=np.float32, out=out)
-    np.maximum(out, _TINY, out=out)
+    np.maximum(out, _LEAST_EXPONENTIAL, out=out)
     np.log(out, out)
 
 

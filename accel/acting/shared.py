@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
-from accel.envs.spaces import EnvSpec
+from accel.experience.unroll import UnrollLayout
 from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
@@ -89,24 +89,16 @@ class SharedPolicy:
     """Acts with one session for each level that has environments.
 
     Args:
-        spec, envs, sampler, state_shapes: as for ``SessionPolicy``.
+        layout, sampler: as for ``SessionPolicy``.
         report: takes ``{"timed": {level: [policy_us, load_us]}}`` after levels were timed.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        envs: int,
-        sampler: Sampler,
-        state_shapes: tuple[tuple[int, ...], ...],
-        report: Callable[[Json], None],
-    ) -> None:
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, report: Callable[[Json], None]) -> None:
         self.version = -1
         self.scheme = ""
-        self._spec = spec
-        self._envs = envs
+        self._layout = layout
+        self._envs = layout.envs
         self._sampler = sampler
-        self._state_shapes = state_shapes
         self._report = report
         self._text = ""
         self._parts: list[tuple[slice, SessionPolicy]] = []
@@ -154,7 +146,7 @@ class SharedPolicy:
             return self._parts[0][1].states()
         parts = [policy.states() for _, policy in self._parts]
         if not parts:
-            return tuple(np.zeros((self._envs, *shape), np.float32) for shape in self._state_shapes)
+            return tuple(np.zeros((self._envs, *shape), np.float32) for shape in self._layout.state_shapes)
         return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
     def _load_parts(
@@ -169,7 +161,7 @@ class SharedPolicy:
             if envs == 0:
                 continue
             rows = slice(start, start + envs)
-            policy = SessionPolicy(self._spec, envs, self._sampler, self._state_shapes)
+            policy = SessionPolicy(self._layout, self._sampler, envs)
             for target, source in zip(policy.states(), states, strict=True):
                 target[...] = source[rows]
             deserialise_s += policy.load(PolicyUpdate(version, level, bytes(payload)))

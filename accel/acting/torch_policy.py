@@ -13,8 +13,9 @@ from safetensors.torch import save as save_tensors
 
 from accel.acting.policy import Array, Bools, Floats
 from accel.acting.rules import ActionArray, Sampler
-from accel.envs.spaces import EnvSpec
-from accel.networks import build_network_from_config
+from accel.algorithms.catalogue import make_algorithm
+from accel.config import TrainConfig
+from accel.experience.unroll import UnrollLayout
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
 
@@ -30,12 +31,14 @@ class TorchPolicy:
     Convolutions run on images with their channels last: up to twice as fast, and never slower, on a CPU.
     """
 
-    def __init__(self, config: Mapping[str, object], spec: EnvSpec, envs: int, sampler: Sampler) -> None:
+    def __init__(self, options: Mapping[str, object], layout: UnrollLayout, sampler: Sampler) -> None:
+        """Args: options: the run's, which make the network; layout: of the unrolls; sampler: chooses actions."""
         torch.set_num_threads(1)
         self.version = -1
         self.scheme = ""
         self._sampler = sampler
-        network = build_network_from_config(config, spec)
+        spec, envs = layout.spec, layout.envs
+        network = make_algorithm(TrainConfig.from_json(options), spec, torch.device("cpu")).network
         self._module = network.acting_module().eval()
         self._memory_format = torch.contiguous_format
         if spec.is_image and any(isinstance(part, torch.nn.Conv2d) for part in self._module.modules()):

@@ -13,6 +13,8 @@ from torch import Tensor
 from accel.envs.spaces import ActionSpec
 
 _LOG_2PI = math.log(2.0 * math.pi)
+_LEAST_EXPONENTIAL = 2.0**-25
+_LEAST_PROBABILITY = 1e-8
 
 
 class ActionDistribution(ABC):
@@ -63,6 +65,15 @@ def make_distribution(action: ActionSpec, params: Tensor) -> ActionDistribution:
     return _DiagonalGaussian(params)
 
 
+def epsilon_greedy(q_values: Tensor, epsilon: Tensor) -> ActionDistribution:
+    """The ε-greedy policy of Q-values [..., n] with ε [...]; twin of ``accel.acting.rules.EpsilonGreedyRule``."""
+    actions = q_values.shape[-1]
+    best = F.one_hot(q_values.argmax(-1), actions).to(torch.float32)
+    epsilon = epsilon.unsqueeze(-1)
+    probabilities = epsilon / actions + (1.0 - epsilon) * best
+    return _Categorical(probabilities.clamp_min(_LEAST_PROBABILITY).log())
+
+
 class _Categorical(ActionDistribution):
     """softmax(logits) over n indices; one ``log_softmax`` serves everything.
 
@@ -85,7 +96,7 @@ class _Categorical(ActionDistribution):
         log_probs = self.log_probs.detach()
         # Gumbel-max, as the actors do it: -log of a standard exponential is Gumbel.
         noise = torch.empty_like(log_probs).exponential_(generator=generator)
-        return (log_probs - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(0)
+        return (log_probs - noise.clamp_min_(_LEAST_EXPONENTIAL).log_()).argmax(0)
 
     def mode(self) -> Tensor:
         return self.log_probs.detach().argmax(0)

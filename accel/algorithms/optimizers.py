@@ -7,11 +7,15 @@ call, only to say that the methods are not to be compiled. Nothing here is compi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.optim import Adam, Optimizer, RMSprop
+
+from accel.errors import CheckpointError
+from accel.runs.state_tree import Tree
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -54,3 +58,38 @@ class QuickRMSprop(_Undecorated, RMSprop):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients in place."""
         undecorated(RMSprop.step)(self)
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
+    """Everything in any torch optimizer: its state, step counters included, and its hyper-parameters."""
+    return {"kind": type(optimizer).__name__, **cast(dict[str, Tree], optimizer.state_dict())}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree]) -> None:
+    """Put a packed state into an optimizer of the same kind over parameters of the same shapes, on any device.
+
+    Raises: CheckpointError, with the optimizer as it was.
+    """
+    kind = type(optimizer).__name__
+    if packed.get("kind") != kind:
+        raise CheckpointError(
+            f"the checkpoint holds an optimizer {packed.get('kind')}, not {kind}: resume as it was run"
+        )
+    groups, states = packed.get("param_groups"), packed.get("state")
+    if not isinstance(groups, list) or not isinstance(states, Mapping):
+        raise CheckpointError(f"the checkpoint's {kind} state is incomplete: resume from an earlier checkpoint")
+    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, state in cast(Mapping[int, Mapping[str, Tree]], states).items():
+        shape = parameters[index].shape if index < len(parameters) else None
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != shape:
+                raise CheckpointError(
+                    f"the checkpoint's {kind} holds {name} of shape {tuple(value.shape)} for parameter {index}, "
+                    f"whose shape is {tuple(shape) if shape is not None else 'unknown'}: it belongs to another network"
+                )
+    try:
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's {kind} does not fit ({error}): it belongs to another network"
+        ) from error

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 
-from accel.acting.actor import ENV, POLICY, Actor
+from accel.acting.actor import Actor
+from accel.acting.collector import ENV, POLICY
 from accel.acting.policy import ActingPolicy, SessionPolicy
-from accel.acting.rules import make_sampler
+from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import serialise_module
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.bench.checks import check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.bench.subject import NO_MISMATCH, Subject, make_subject
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.base import Actions
-from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
@@ -86,7 +89,7 @@ def bench_actor(
     with torch_threads():
         for text in texts:
             logger.info("compressing %s", text or run)
-            subject = make_subject(text, None, config, run, config.activation)
+            subject = make_subject(text, None, config, run, config.policy.activation)
             contest = _ActorCells(subject, schemes, runtimes, notify)
             for envs in counts:
                 logger.info("measuring %s, environments per actor: %d", subject.network, envs)
@@ -134,7 +137,13 @@ class _ActorCells:
     def _cell(self, key: tuple[str, str], envs: int, taken: Sequence[Split], env_only: Sequence[Split]) -> Row:
         runtime, scheme = key
         config = self._subject.run.config
-        row: Row = {"env": config.env, "network": config.network, "runtime": runtime, "scheme": scheme, "envs": envs}
+        row: Row = {
+            "env": config.environment.env,
+            "network": config.policy.network,
+            "runtime": runtime,
+            "scheme": scheme,
+            "envs": envs,
+        }
         row |= spread("us_per_env_step", [sample.total for sample in taken])
         env_us, policy_us, session_us = _parts(taken)
         total = number(row, "us_per_env_step")
@@ -145,7 +154,11 @@ class _ActorCells:
         row |= {"session_us": session_us if in_session else None}
         row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
         row |= self._mismatches[scheme] if in_session else NO_MISMATCH
-        row |= {"weights": self._subject.weights, "inputs": self._subject.source, "unroll_length": config.unroll_length}
+        row |= {
+            "weights": self._subject.weights,
+            "inputs": self._subject.source,
+            "unroll_length": config.acting.unroll_length,
+        }
         return row | {"bytes": len(self._payloads[key]), "samples": len(taken)}
 
 
@@ -207,10 +220,10 @@ class _MeteredActor(Actor):
 
     metered: _MeteredPolicy | None = None
 
-    def _make_policy(self) -> ActingPolicy:
-        if self.config["actor_runtime"] == "torch":
-            return super()._make_policy()
-        self.metered = _MeteredPolicy(self.spec, self._envs, self._sampler, self.layout.state_shapes)
+    def _make_policy(self, sampler: Sampler) -> ActingPolicy:
+        if self.config.torch_options is not None:
+            return super()._make_policy(sampler)
+        self.metered = _MeteredPolicy(self.layout, sampler)
         return self.metered
 
 
@@ -218,12 +231,13 @@ class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
     def __init__(self, config: TrainConfig, runtime: str, scheme: str, payload: bytes) -> None:
-        values: Json = config.to_json() | {"env_kwargs": config.env_kwargs, "schemes": [scheme], "restart": 0}
-        values |= {"actor_runtime": runtime, "compressor": scheme}
+        config = config.replace(actor_runtime=runtime, compressor=scheme, actors=1)
         transport = LocalTransport(1)
         self._learner = transport.learner
-        self._actor = _MeteredActor(values, transport.actor(0))
-        self._layout = self._actor.layout
+        self._actor = _MeteredActor(ActorConfig.of(config, schemes=(scheme,)), transport.actor(0))
+        algorithm = make_algorithm(config, self._actor.spec, torch.device("cpu"))
+        agreement, self._layout = agree(config, algorithm)
+        self._learner.welcome(agreement.to_json())
         self._learner.configure(self._layout.nbytes)
         self._learner.publish(0, {scheme: payload})
         self._actor.start()
@@ -255,17 +269,17 @@ class RandomStepper:
 
     def __init__(self, config: TrainConfig) -> None:
         self._environment = make_vector_env(
-            config.env,
-            config.envs_per_actor,
-            backend=config.backend,
-            env_args=config.env_kwargs,
-            wrappers=config.wrapper,
-            seed=config.seed,
-            squash_actions=config.squash_actions,
+            config.environment.env,
+            config.acting.envs_per_actor,
+            backend=config.environment.backend,
+            env_args=config.environment.kwargs,
+            wrappers=config.environment.wrapper,
+            seed=config.run.seed,
+            squash_actions=config.environment.squash_actions,
         )
-        self._length = config.unroll_length
-        action, envs = self._environment.spec.action, config.envs_per_actor
-        self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.seed))
+        self._length = config.acting.unroll_length
+        action, envs = self._environment.spec.action, config.acting.envs_per_actor
+        self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.run.seed))
         self._params = np.zeros((envs, action.param_size), np.float32)
         self._actions = np.zeros((self._length, envs, *action.shape), action.dtype)
         self._same_step = self._environment.spec.autoreset == "same_step"

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accel.algorithms.distributions import make_distribution
-from accel.algorithms.learner import Learner
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.bench.checks import check_budget
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
@@ -19,12 +18,13 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
+from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
 from accel.system.machine import read_machine
 
 PRECISIONS = ("none", "bf16")
-TRAINING = ("network", "device", "T", "B", "objective", "passes", "minibatches")
+TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
 _SHARE_OF_ENDS = 0.01
 # Small enough that hundreds of updates on random rewards leave the policy unchanged.
@@ -53,14 +53,14 @@ def bench_learner(
 ) -> list[Row]:
     """Time whole updates of real learners on random experience of the right shapes, all cells in turns.
 
-        config = TrainConfig.create(network="nature-cnn", objective="clipped-surrogate", passes=3, minibatches=4)
+        config = TrainConfig.create(network="nature-cnn", algorithm="ppo", passes=3, minibatches=4)
         rows = bench_learner([config], default_spec("nature-cnn"))
 
     Nothing is published, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience comes from the
     learner's own policy. On a GPU each phase is synchronised, so the sum is slightly more than a run's update takes.
 
     Args:
-        configs: network, objective, passes, minibatches, unroll length, environments; all run on the first one's
+        configs: network, algorithm, passes, minibatches, unroll length, environments; all run on the first one's
             device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
@@ -68,7 +68,7 @@ def bench_learner(
         repeats: updates of each cell at most.
         notify: called with a message about each refused precision.
     Returns:
-        Flat rows: ``network``, ``precision``, ``device``, ``T``, ``B`` (environments in a batch), ``objective``,
+        Flat rows: ``network``, ``precision``, ``device``, ``T``, ``B`` (environments in a batch), ``algorithm``,
         ``passes``, ``minibatches``; ``us_per_env_step`` (median, with ``_low`` and ``_high``), of it ``batch_us``,
         ``forward_us``, ``correct_us`` and ``backward_us`` (medians); ``env_steps_per_s``, the learner's limit;
         ``speedup_none`` over single precision (None where that was not measured); ``samples``, ``cpu_share``; threads,
@@ -82,7 +82,7 @@ def bench_learner(
         raise ConfigError("no configuration is given: name at least one")
     if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
         raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
-    where, threads = choose_device(configs[0].device), _threads(configs[0])
+    where, threads = choose_device(configs[0].learner.device), _threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
@@ -120,11 +120,15 @@ class _Cell:
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
         self._config = config
-        self._learner = Learner(config.replace(learning_rate=_LEARNING_RATE, target_kl=None), spec, device)
-        network = self._learner.network
-        layout = UnrollLayout(spec, config.unroll_length, config.envs_per_actor, network.state_shapes)
-        self._batcher = Batcher(spec, device, pinned=config.pinned_transfers, channels_last=network.channels_last)
-        self._unrolls = [_experience(layout, seed) for seed in range(config.batch_unrolls)]
+        quiet = {"target_kl": None} if "target_kl" in config.options() else {}
+        self._algorithm = make_algorithm(config.replace(learning_rate=_LEARNING_RATE, **quiet), spec, device)
+        self._device = device
+        network = self._algorithm.network
+        _, layout = agree(config, self._algorithm)
+        self._batcher = Batcher(
+            spec, device, pinned=config.learner.pinned_transfers, channels_last=network.channels_last
+        )
+        self._unrolls = [_experience(layout, seed) for seed in range(config.store.held_unrolls)]
         for unroll in self._unrolls:
             self._act(unroll)
         self._valid_steps = sum(int(np.count_nonzero(unroll["valid"][:-1])) for unroll in self._unrolls)
@@ -133,8 +137,8 @@ class _Cell:
     def _act(self, unroll: Unroll) -> None:
         """Fill in the actions and probabilities of the learner's policy."""
         batch = self._batcher.build([unroll])
-        params = self._learner.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
-        distribution = make_distribution(self._learner.spec.action, params)
+        params = self._algorithm.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
+        distribution = self._algorithm.distribution(params, None)
         actions = distribution.sample(torch.Generator().manual_seed(0))
         unroll["actions"][...] = actions.numpy()
         unroll["behaviour_params"][...] = params.numpy()
@@ -147,29 +151,29 @@ class _Cell:
 
         def mark(phase: str) -> None:
             nonlocal last
-            if self._learner.device.type == "cuda":
-                torch.cuda.synchronize(self._learner.device)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
             now = time.perf_counter()
             spent[phase] += now - last
             last = now
 
         batch = self._batcher.build(self._unrolls)
         mark("batch")
-        self._learner.update(batch, batch.rewards, self._valid_steps, mark)
+        self._algorithm.update(Sample(self._valid_steps, batch, batch.rewards), 0.0, mark)
         return Times(**spent)
 
     def row(self, samples: Sequence[Times]) -> Row:
         """Microseconds per environment step."""
         config, scale = self._config, 1e6 / self._valid_steps
         row: Row = {
-            "network": config.network,
-            "precision": config.mixed_precision,
-            "device": str(self._learner.device),
-            "T": config.unroll_length,
-            "B": config.envs_per_actor * config.batch_unrolls,
-            "objective": config.objective,
-            "passes": config.passes,
-            "minibatches": config.minibatches,
+            "network": config.policy.network,
+            "precision": config.learner.mixed_precision,
+            "device": str(self._device),
+            "T": config.acting.unroll_length,
+            "B": config.acting.envs_per_actor * config.store.held_unrolls,
+            "algorithm": config.algorithm.algorithm,
+            "passes": _number_option(config, "passes"),
+            "minibatches": _number_option(config, "minibatches"),
         }
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
@@ -199,8 +203,14 @@ def _experience(layout: UnrollLayout, seed: int) -> Unroll:
     return unroll
 
 
+def _number_option(config: TrainConfig, name: str) -> int:
+    """An option that not every algorithm has; 1 without it."""
+    value = config.options().get(name, 1)
+    return value if isinstance(value, int) else 1
+
+
 def _threads(config: TrainConfig) -> int:
-    return config.learner_threads or max(int(read_machine().usable_cores) - config.actors, 1)
+    return config.learner.learner_threads or max(int(read_machine().usable_cores) - config.acting.actors, 1)
 
 
 def _speedup(row: Row, rows: Sequence[Row]) -> float | None:

@@ -215,12 +215,7 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         if self.envs is not None:
             given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
         if max(self.passes or 1, self.minibatches or 1) > 1:
-            if config.corrector == "retrace":
-                raise ConfigError(
-                    "--passes and --minibatches above 1 need the clipped surrogate, which does not support the "
-                    "training's corrector (retrace): leave them out"
-                )
-            given["objective"] = "clipped-surrogate"
+            given["algorithm"] = "ppo"
         return config.replace(**given)
 
 

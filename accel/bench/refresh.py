@@ -270,7 +270,7 @@ def upkeep_row(subject: Subject, scheme: str, plan: Plan) -> Row:
     config = subject.run.config
     found = {"schedule_ms": 0.0, "upkeep_ms": 0.0}
     for cost in costs.values():
-        share = 1e3 * config.publish_interval_updates / cost.interval_updates
+        share = 1e3 * config.schedule.publish_interval_updates / cost.interval_updates
         found["schedule_ms"] += share * cost.worker_s
         found["upkeep_ms"] += share * cost.learner_s
     return dict(found)
@@ -282,19 +282,22 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
-    steps = config.passes * config.minibatches if reduces else 1
+    steps = config.algorithm.optimiser_steps if reduces else 1
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
-        tasks["calibration"] = config.calibration_interval_updates, UpkeepTask(calibration=every)
+        tasks["calibration"] = config.compression.calibration_interval_updates, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
-            tasks["drift"] = config.drift_interval_updates, UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS))
+            tasks["drift"] = (
+                config.compression.drift_interval_updates,
+                UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS)),
+            )
         if reduces:
-            interval = max(1, config.reselect_interval_updates // steps)
+            interval = max(1, config.compression.reselect_interval_updates // steps)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
             rows = _first(every, DISTILL_IMAGES if run.spec.is_image else DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
-            tasks["distill"] = config.distill_interval_updates, UpkeepTask(distill_batches=[batch])
+            tasks["distill"] = config.compression.distill_interval_updates, UpkeepTask(distill_batches=[batch])
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
@@ -307,7 +310,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
 
     artifact = plan.refresh(run.policy, 0)
     check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
-    costs["check"] = UpkeepCost(max(1, config.check_interval_updates // steps), 0.0, check_s)
+    costs["check"] = UpkeepCost(max(1, config.compression.check_interval_updates // steps), 0.0, check_s)
     return costs
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.algorithms.distributions import make_distribution
+from accel.algorithms.catalogue import make_algorithm
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
-from accel.networks import build_network_from_config, parse_network
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.networks import parse_network
+from accel.publishing.distillation import StudentFactory
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs
 from compressors.artifact import CompressedPolicy
@@ -60,12 +60,12 @@ class Subject:
     @property
     def network(self) -> str:
         """The network's text."""
-        return self.run.config.network
+        return self.run.config.policy.network
 
     def compressor(self, scheme: str) -> Compressor:
         """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
         student = StudentFactory(self.run.config, self.run.network)
-        return make_compressor(scheme, student_factory=student, divergence=PolicyDivergence(self.run.spec.action))
+        return make_compressor(scheme, student_factory=student, divergence=self.run.divergence)
 
     def bind(self, scheme: str) -> Plan:
         """Bind a scheme to this policy. Raises CompressorError."""
@@ -93,7 +93,8 @@ class Subject:
         Args:
             behaviour: [N, P] distribution parameters of another policy on them.
         """
-        found = divergences(self.run.spec.action, self.outputs(self.run.policy), behaviour)
+        acted = [self.run.rule.action_params(outputs, None) for outputs in (self.outputs(self.run.policy), behaviour)]
+        found = divergences(self.run.spec.action, *acted)
         return {
             "kl": float(found.kl.mean(dtype=np.float64)),
             "ess": float(found.ess.mean(dtype=np.float64)),
@@ -121,7 +122,7 @@ class Subject:
             parameter.requires_grad_(True)
         with torch.enable_grad():
             params = self.run.policy(*(torch.from_numpy(array) for array in self.calibration.values()))[0]
-            distribution = make_distribution(self.run.spec.action, params)
+            distribution = self.run.algorithm.distribution(params, None)
             actions = distribution.sample(torch.Generator().manual_seed(_SEED))
             surrogate = distribution.log_prob(actions).mean()
             gradients = torch.autograd.grad(surrogate, parameters, allow_unused=True)
@@ -219,12 +220,12 @@ def make_subject(
 def environment_spec(config: TrainConfig) -> EnvSpec:
     """The layout of a configuration's environment. Raises EnvError, MissingExtraError."""
     environment = make_vector_env(
-        config.env,
+        config.environment.env,
         1,
-        backend=config.backend,
-        env_args=config.env_kwargs,
-        wrappers=config.wrapper,
-        squash_actions=config.squash_actions,
+        backend=config.environment.backend,
+        env_args=config.environment.kwargs,
+        wrappers=config.environment.wrapper,
+        squash_actions=config.environment.squash_actions,
     )
     environment.close()
     return environment.spec
@@ -241,10 +242,8 @@ def trained_subject(path: Path) -> Subject:
 
 
 def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        network = build_network_from_config(config.to_json(), spec).eval().requires_grad_(False)
-    return TrainedRun(Path(), config, spec, network, 0, 0)
+    algorithm = make_algorithm(config.replace(seed=_SEED), spec, torch.device("cpu"))
+    return TrainedRun(Path(), config, spec, algorithm, 0, 0)
 
 
 def _played(run: TrainedRun, weights: str) -> Subject:

@@ -217,7 +217,7 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured
         options.environment()
         run = load_run(options.run)
         config, spec = run.config, run.spec
-    networks = check_networks(given if config is None or options.network is not None else [config.network])
+    networks = check_networks(given if config is None or options.network is not None else [config.policy.network])
     environment = config or options.environment()
     config = environment or TrainConfig.create(activation=options.activation)
     if spec is None and environment is not None:

@@ -40,12 +40,12 @@ class Job:
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.config.name or default_run_name(self.config.env, self.config.seed)
+        return self.config.run.name or default_run_name(self.config.environment.env, self.config.run.seed)
 
     @property
     def path(self) -> Path:
         """Where the run's files are, or will be."""
-        return self.resume or self.config.results_dir / self.name
+        return self.resume or self.config.run.results_dir / self.name
 
     def to_text(self) -> str:
         """JSON; ``from_text`` restores an equal job."""
@@ -83,11 +83,11 @@ def check_config(config: TrainConfig) -> TrainConfig:
     """
     from accel.tuning.choice import parse_choice
 
-    choice = parse_choice(config.compressor, config.network)
-    if choice.kind == "auto" and max(config.actors, 1) * config.envs_per_actor < 2:
+    choice = parse_choice(config.compression.compressor, config.policy.network)
+    if choice.kind == "auto" and max(config.acting.actors, 1) * config.acting.envs_per_actor < 2:
         raise ConfigError("compressor = 'auto' compares levels side by side and needs two environments at least")
-    name = config.name or default_run_name(config.env, config.seed)
-    return config.replace(compressor=str(choice), network=str(parse_network(config.network)), name=name)
+    name = config.run.name or default_run_name(config.environment.env, config.run.seed)
+    return config.replace(compressor=str(choice), network=str(parse_network(config.policy.network)), name=name)
 
 
 def process_started_at(longest_start_s: float = 2.0) -> float:

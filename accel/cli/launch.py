@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.acting.joining import LocalActor, join
 from accel.errors import AccelError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.system.pinning import free_cores, local_size, pin_rank
@@ -88,33 +87,33 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
 
 def start(job: Job) -> Summary:
     """Run a job from outside any launcher: in this process, or under an mpirun of its own."""
-    if job.config.actors == 0:
+    if job.config.acting.actors == 0:
         return _learn_alone(job)
     return _start_mpirun(job)
 
 
 def learn(job: Job, info: LaunchInfo) -> Summary:
     """The learner's role in a launched job. Whatever goes wrong, every actor is told and ends too."""
-    from accel.learning.session import run_session
+    from accel.learning.run import run_session
 
     stop = StopRequest()
     with stop.installed():
         endpoint, transport = _connect(
-            info, job.config.peer_timeout_s, job.config.unrolls_in_flight, job.config.batch_unrolls
+            info, job.config.run.peer_timeout_s, job.config.acting.unrolls_in_flight, job.config.store.held_unrolls
         )
         if not isinstance(transport, RemoteLearner):
             raise LaunchError(f"rank {info.rank} is an actor: call accel.cli.launch.act() on it")
         try:
             if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
                 job = replace(job, config=job.config.replace(actors=transport.actors))
-            if transport.actors != job.config.actors:
+            if transport.actors != job.config.acting.actors:
                 raise LaunchError(
-                    f"actors = {job.config.actors}, but the launcher started {transport.actors} ranks beside the "
-                    f"learner: start {job.config.actors + 1} ranks, or leave --actors out"
+                    f"actors = {job.config.acting.actors}, but the launcher started {transport.actors} ranks beside "
+                    f"the learner: start {job.config.acting.actors + 1} ranks, or leave --actors out"
                 )
             allowed = all_cores()  # Before pinning: the machine is what all ranks share.
             cores = free_cores(allowed, local_size(os.environ))
-            if job.config.pin_cores:
+            if job.config.acting.pin_cores:
                 pin_rank(info)
             summary = run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
             if transport.alive():
@@ -161,9 +160,11 @@ def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: Non
 
     Args:
         transport: this actor's end.
-        pin: see ``joining.join``.
+        pin: see ``accel.acting.actor.join``.
         timeout_s: how long to wait for the configuration and for the learner's answer to an error.
     """
+    from accel.acting.actor import join
+
     try:
         actor = join(transport, timeout_s, pin)
     except (Aborted, TransportError):
@@ -229,19 +230,22 @@ def _connect(
 
 def _learn_alone(job: Job) -> Summary:
     """Learner and actor in one process and one thread, in turns: deterministic."""
-    from accel.learning.session import run_session
+    from accel.acting.actor import InlineActor
+    from accel.learning.run import run_session
     from accel.transport.local import LocalTransport
 
     stop = StopRequest()
     with stop.installed():
-        options = TransportOptions(in_flight=job.config.unrolls_in_flight, max_held=job.config.batch_unrolls + 1)
+        options = TransportOptions(
+            in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
+        )
         transport = LocalTransport(1, options=options)
-        local = LocalActor(transport.actor(0))
+        inline = InlineActor(transport.actor(0))
         try:
-            return run_session(job, transport.learner, stop, cores=all_cores()[:1], local=local)
+            return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
         finally:
-            if local.actor is not None:
-                local.actor.close()
+            if inline.actor is not None:
+                inline.actor.close()
 
 
 def _start_mpirun(job: Job) -> Summary:
@@ -251,16 +255,18 @@ def _start_mpirun(job: Job) -> Summary:
     from accel.transport import mpirun_command
 
     config = job.config
-    hosts = tuple(config.hosts.split(",")) if config.hosts else ()
-    command = mpirun_command(config.actors + 1, hosts=hosts, hostfile=config.hostfile, silence_s=config.peer_timeout_s)
-    elsewhere = config.hosts is not None or config.hostfile is not None
+    hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
+    command = mpirun_command(
+        config.acting.actors + 1, hosts=hosts, hostfile=config.acting.hostfile, silence_s=config.run.peer_timeout_s
+    )
+    elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
     starts = job.path / STARTS
     before = _written_at(starts)
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.cli.rank", job.to_text()],
-        ranks=config.actors + 1,
+        ranks=config.acting.actors + 1,
         can_stop=lambda: elsewhere or _written_at(starts) != before,
-        patience_s=config.peer_timeout_s,
+        patience_s=config.run.peer_timeout_s,
     )
     if (job.path / "summary.json").exists() and (summary := Summary.read(job.path)).job == job.token:
         if ended.trouble or ended.status:

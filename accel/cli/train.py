@@ -8,14 +8,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import tyro
+from pydantic.fields import FieldInfo
 
 from accel.cli.job import Job, check_config, process_started_at
 from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
+from accel.config.models import CHOICES, all_options, describe_choice, readable_options, takes_none
 from accel.errors import AccelError, ConfigError
 from accel.transport.launcher import LaunchInfo, detect_launch
 
@@ -34,9 +36,20 @@ _SOURCES = {
     "config": (Path | None, "TOML file with any of the options below, as in a run's config.toml"),
     "resume": (Path | None, "run directory to go on with, on its own options; flags override them"),
 }
-_OPTIONAL = frozenset(
-    name for name, field in TrainConfig.model_fields.items() if type(None) in get_args(field.annotation)
-)
+_OPTIONAL = frozenset(name for name, field in all_options().items() if takes_none(field))
+_TITLES = {
+    "environment": "what the actors step",
+    "rewards": "what becomes of rewards",
+    "acting": "actors: how many, where, how they step",
+    "policy": "the network",
+    "compression": "how the acting policy is compressed and validated",
+    "algorithm": "what is trained and what an update does",
+    "optimiser": "the optimiser",
+    "store": "when experience is used, and used again",
+    "schedule": "when the learner updates and publishes",
+    "learner": "where and how the learner computes",
+    "run": "when the run ends, where it is kept",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,9 +63,9 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as stop:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
-    alone = job.config.actors == 0 and info.size == 1
+    alone = job.config.acting.actors == 0 and info.size == 1
     summary = learn(job, info) if info.is_launched and not alone else start(job)
-    if info.is_launched or job.config.actors == 0:
+    if info.is_launched or job.config.acting.actors == 0:
         print(summary.text(), flush=True)
     return 0
 
@@ -64,39 +77,66 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     values: dict[str, object] = {}
     if sources["resume"]:
         values |= load_toml(Path(sources["resume"]) / "config.toml") | {"name": Path(sources["resume"]).resolve().name}
+    chosen_kinds = {kind: value for kind in CHOICES if (value := _value(argv, kind)) is not None}
     if sources["preset"]:
-        values |= load_preset(sources["preset"])
+        preset = load_preset(sources["preset"])
+        # Another algorithm on top of a preset takes what it reads of it.
+        read = readable_options(preset | chosen_kinds) if "algorithm" in chosen_kinds else frozenset(preset)
+        values |= {name: value for name, value in preset.items() if name in read}
     if sources["config"]:
         values |= load_toml(Path(sources["config"]))
     if info.is_launched and _value(argv, "actors") is None:
         values["actors"] = max((info.size or 1) - 1, 1)
-    defaults = TrainConfig.create(**values)
-    options = vars(_parse_flags(argv, defaults))
-    resume = options["resume"]
-    chosen = {name: _merged(name, options[name], getattr(defaults, name)) for name in TrainConfig.model_fields}
+    defaults = TrainConfig.create(**values | chosen_kinds)
+    before = defaults.options()
+    given = _parse_flags(argv, defaults)
+    resume = given.pop("resume")
+    chosen = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
     if "batch_unrolls" not in values and _value(argv, "batch-unrolls") is None:
-        del chosen["batch_unrolls"]
+        chosen.pop("batch_unrolls", None)
     config = check_config(TrainConfig.create(**chosen))
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None
-    return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))
+    return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))  # type: ignore[arg-type]
 
 
-def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> object:
-    """tyro reads types only; what values mean is the config's own business, whose messages are in our words.
+def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object]:
+    """Every option that the run reads, by name. Raises ConfigError for a flag that only other choices read.
 
-    It would add what repeated flags give to their default, so that these have none here; see ``_merged``.
+    tyro reads types only; what values mean is the config's own business, whose messages are in our words. It would add
+    what repeated flags give to their default, so that these have none here; see ``_merged``.
     """
-    rows: list[tuple[str, object, object]] = []
-    for name, (kind, description) in _SOURCES.items():
-        rows.append((name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None)))
-    for name, field in TrainConfig.model_fields.items():
-        option = tyro.conf.arg(help=field.description or "", name=name.rstrip("_"))
-        before = getattr(defaults, name)
-        default = () if isinstance(before, tuple) else before
-        rows.append((name, Annotated[field.annotation, option], dataclasses.field(default=default)))
-    target = dataclasses.make_dataclass("TrainOptions", rows, frozen=True)
-    return tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=(tyro.conf.UseAppendAction,))
+    before = defaults.options()
+    for word in argv:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        name = next((known for known in (name, f"{name}_", name.removeprefix("no_")) if known in all_options()), "")
+        if word.startswith("--") and name and name not in before:
+            raise ConfigError(f"--{name.rstrip('_').replace('_', '-')}: {defaults.why_unread(name)}")
+    rows: list[tuple[str, object, object]] = [
+        (name, Annotated[kind, tyro.conf.arg(help=description)], dataclasses.field(default=None))
+        for name, (kind, description) in _SOURCES.items()
+    ]
+    groups: list[tuple[str, object, object]] = []
+    for part, model in defaults.parts.items():
+        fields = [_flag(name, field, before[name]) for name, field in type(model).model_fields.items()]
+        group = dataclasses.make_dataclass(part.capitalize(), fields, frozen=True)
+        group.__doc__ = _TITLES[part]
+        groups.append((part, group, dataclasses.field(default_factory=group)))
+    target = dataclasses.make_dataclass("TrainOptions", [*rows, *groups], frozen=True)
+    config = (tyro.conf.UseAppendAction, tyro.conf.OmitArgPrefixes)
+    parsed: object = tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=config)
+    found: dict[str, object] = {name: getattr(parsed, name) for name in _SOURCES}
+    for part in defaults.parts:
+        found |= vars(getattr(parsed, part))
+    return found
+
+
+def _flag(name: str, field: FieldInfo, before: object) -> tuple[str, object, object]:
+    """One option of the command line, with what a preset or a file has as its default."""
+    option = tyro.conf.arg(help=describe_choice(name) or field.description or "", name=name.rstrip("_"))
+    kind = str if name in CHOICES else field.annotation
+    default: object = () if isinstance(before, tuple) else before
+    return name, Annotated[kind, option], dataclasses.field(default=default)
 
 
 def _merged(name: str, given: object, before: object) -> object:

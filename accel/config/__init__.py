@@ -1,4 +1,4 @@
-"""The configuration of a run: models, TOML files, presets."""
+"""The configuration of a run: models, what actors get of it, TOML files, presets."""
 
 from accel.config.models import TrainConfig, did_you_mean
 

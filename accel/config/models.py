@@ -1,4 +1,9 @@
-"""The frozen, validated configuration of a training run; TOML in and out; unknown keys are errors."""
+"""The frozen, validated configuration of a training run: one model for each part, options by one flat set of names.
+
+An option's name is unique among the parts, so that a flag, a TOML key and a keyword argument need no prefix.
+``algorithm``, ``store`` and ``schedule`` choose between models: their options are those of the chosen model, and an
+option that no chosen model reads is an error that says which one would.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,27 @@ import ast
 import difflib
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from accel.errors import ConfigError
 
-Clip = Annotated[float, Field(gt=0)] | None
 Count = Annotated[int, Field(ge=1)]
-EnvValue = str | int | float | bool
 MAX_BATCH_ENV_STEPS = 100_000_000
+EnvValue = str | int | float | bool
 
 
 def _at_most(limit: int, reason: str) -> AfterValidator:
@@ -30,27 +45,65 @@ def _at_most(limit: int, reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class TrainConfig(BaseModel):
-    """Everything that decides a training run. Every field is an option, a TOML key and a documented default."""
+class Options(BaseModel):
+    """One part's options: frozen, checked, none unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-    # environment
+
+class Clips(Options):
+    """A base for parts with limits that may be switched off."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_as_text(cls, value: object, info: ValidationInfo) -> object:
+        """TOML has no null: the text none stands for it."""
+        if isinstance(value, str) and value.lower() == "none" and takes_none(cls.model_fields[str(info.field_name)]):
+            return None
+        return value
+
+
+def takes_none(field: FieldInfo) -> bool:
+    """Whether an option may be switched off."""
+    return type(None) in get_args(field.annotation)
+
+
+Clip = Annotated[float, Field(gt=0)] | None
+
+
+class EnvironmentConfig(Options):
+    """What the actors step."""
+
     env: str = Field("CartPole-v1", min_length=1, description="gymnasium id, or module:id to import the module first")
     env_arg: tuple[str, ...] = Field((), description="k=v passed to the environment's constructor; may be repeated")
     wrapper: tuple[str, ...] = Field((), description="module:function applied to each environment; may be repeated")
     backend: Literal["gymnasium", "envpool"] = Field("gymnasium", description="what steps the environments")
     squash_actions: bool = Field(False, description="tanh-squash Box actions into their bounds instead of clipping")
-    normalise_observations: bool = Field(
-        False, description="running mean and standard deviation, inside the exported graph; not for images"
-    )
+
+    @model_validator(mode="after")
+    def _arguments_parse(self) -> Self:
+        self.kwargs  # noqa: B018  (parses, so that a bad k=v is refused here)
+        return self
+
+    @property
+    def kwargs(self) -> dict[str, EnvValue]:
+        """The environment's constructor arguments, numbers and booleans recognised."""
+        return dict(parse_pair(pair, "env_arg") for pair in self.env_arg)
+
+
+class RewardConfig(Clips):
+    """What becomes of rewards before anything is learned from them."""
+
     reward_scale: float = Field(1.0, gt=0, description="factor on every reward, after normalising and clipping")
     reward_clip: Clip = Field(None, description="clip rewards to [-x, x] before scaling; none to leave them")
     normalise_rewards: bool = Field(
         False, description="divide rewards by the running deviation of the discounted return"
     )
 
-    # scale
+
+class ActingConfig(Options):
+    """The actors: how many, how they step, where they run."""
+
     actors: Annotated[int, _at_most(4096, "each actor is a process of its own")] = Field(
         1, ge=0, description="actor processes; 0 runs learner and actor in one process, deterministically"
     )
@@ -60,14 +113,28 @@ class TrainConfig(BaseModel):
     unroll_length: Annotated[Count, _at_most(65_536, "an unroll is held in memory whole")] = Field(
         20, description="T, vector steps per unroll sent to the learner"
     )
-    hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
-    hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
+    unrolls_in_flight: int = Field(1, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
+    actor_runtime: Literal["onnxruntime", "torch"] = Field(
+        "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
+    )
     pin_cores: bool = Field(
         True, description="pin each actor to one core and the learner to the rest, where cores suffice"
     )
-    unrolls_in_flight: int = Field(1, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
+    hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
+    hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
 
-    # policy
+    @model_validator(mode="after")
+    def _hosts_make_sense(self) -> Self:
+        if self.hosts is not None and self.hostfile is not None:
+            raise ValueError("give hosts or hostfile, not both")
+        if self.actors == 0 and (self.hosts is not None or self.hostfile is not None):
+            raise ValueError("actors = 0 runs in one process: leave out hosts and hostfile, or ask for actors")
+        return self
+
+
+class NetworkConfig(Options):
+    """The network that is trained."""
+
     network: str = Field(
         "mlp:64x2",
         description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], each with +lstm:SIZE; "
@@ -78,18 +145,20 @@ class TrainConfig(BaseModel):
         None, description="give the critic its own torso; default: yes for mlp, no for images and lstm"
     )
     initial_log_std: float = Field(0.0, ge=-5, le=2, description="initial log standard deviation of Box actions")
+    normalise_observations: bool = Field(
+        False, description="running mean and standard deviation, inside the exported graph; not for images"
+    )
 
-    # compression
+
+class CompressionConfig(Clips):
+    """How the acting policy is compressed and validated."""
+
     compressor: str = Field(
         "int8",
         description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; qat is int8 whose "
         "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto or auto(fp32;int8;…) lets "
         "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps",
     )
-    actor_runtime: Literal["onnxruntime", "torch"] = Field(
-        "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
-    )
-    publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
     calibration_interval_updates: Count = Field(
         500, description="learner updates between recalibrations of activation ranges"
     )
@@ -118,27 +187,10 @@ class TrainConfig(BaseModel):
         "place; none: only broken ones",
     )
 
-    # correction
-    corrector: Literal["vtrace", "retrace", "none"] = Field("vtrace", description="off-policy correction")
-    discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
-    lambda_: float = Field(1.0, ge=0, le=1, description="λ of the trace")
-    clip_rho: Clip = Field(1.0, description="ρ̄, clip on the importance weight of V-trace's temporal difference")
-    clip_c: Clip = Field(1.0, description="c̄, clip on the trace's importance weight; at most clip-rho")
-    clip_pg_rho: Clip = Field(1.0, description="clip on the policy gradient's importance weight")
 
-    # objective and optimiser
-    objective: Literal["actor-critic", "clipped-surrogate"] = Field(
-        "actor-critic", description="policy gradient (IMPALA), or PPO's clipped surrogate on the corrected advantages"
-    )
-    batch_unrolls: Count = Field(
-        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
-    )
-    passes: Count = Field(1, description="passes over each batch; more than one needs clipped-surrogate")
-    minibatches: Count = Field(1, description="minibatches per pass; with an lstm they split environments, not time")
-    clip_ratio: float = Field(0.2, gt=0, lt=1, description="ε of the clipped surrogate")
-    entropy_cost: float = Field(0.01, ge=0, description="weight of the entropy bonus")
-    value_cost: float = Field(0.5, ge=0, description="weight of the critic's squared error (halved)")
-    normalise_advantages: bool = Field(True, description="zero mean and unit deviation over a batch's valid steps")
+class OptimiserConfig(Clips):
+    """The optimiser of every algorithm."""
+
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimiser")
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
     learning_rate_schedule: Literal["constant", "linear"] = Field(
@@ -148,11 +200,241 @@ class TrainConfig(BaseModel):
     adam_beta2: float = Field(0.999, gt=0, lt=1, description="second-moment decay of adam")
     rmsprop_decay: float = Field(0.99, gt=0, lt=1, description="decay of rmsprop")
     max_gradient_norm: Clip = Field(0.5, description="global gradient-norm clip; none to leave gradients")
+
+
+class Trace(NamedTuple):
+    """How far a correction looks ahead: λ, ρ̄ and c̄, for what mismatch costs it."""
+
+    lambda_: float = 0.0
+    clip_rho: float | None = 1.0
+    clip_c: float | None = 1.0
+
+
+class AlgorithmConfig(Clips):
+    """What every algorithm has.
+
+    Attributes:
+        system: option defaults that go with the algorithm, its store and schedule among them.
+        stores: the stores that it can learn from; empty for any.
+    """
+
+    system: ClassVar[Mapping[str, object]] = {}
+    stores: ClassVar[tuple[str, ...]] = ()
+
+    discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
+
+    @property
+    def trace(self) -> Trace:
+        """Of the correction; one step where there is none."""
+        return Trace()
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """Rewards that a transition sums before its bootstrap."""
+        return 1
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Steps of the optimiser in one update."""
+        return 1
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """What the actor-critics share."""
+
+    stores: ClassVar[tuple[str, ...]] = ("fifo", "circular")
+
+    lambda_: float = Field(1.0, ge=0, le=1, description="λ of the trace")
+    clip_rho: Clip = Field(1.0, description="ρ̄, clip on the importance weight of V-trace's temporal difference")
+    clip_c: Clip = Field(1.0, description="c̄, clip on the trace's importance weight; at most clip-rho")
+    clip_pg_rho: Clip = Field(1.0, description="clip on the policy gradient's importance weight")
+    entropy_cost: float = Field(0.01, ge=0, description="weight of the entropy bonus")
+    value_cost: float = Field(0.5, ge=0, description="weight of the critic's squared error (halved)")
+    normalise_advantages: bool = Field(True, description="zero mean and unit deviation over a batch's valid steps")
+
+    @property
+    def trace(self) -> Trace:
+        """Of the correction."""
+        return Trace(self.lambda_, self.clip_rho, self.clip_c)
+
+    @model_validator(mode="after")
+    def _clips_are_ordered(self) -> Self:
+        clip_c = math.inf if self.clip_c is None else self.clip_c
+        if getattr(self, "corrector", "vtrace") == "vtrace" and self.clip_rho is not None and clip_c > self.clip_rho:
+            raise ValueError(
+                f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
+            )
+        return self
+
+
+class ImpalaConfig(ActorCriticConfig):
+    """IMPALA: policy gradient and critic on corrected targets, each batch once."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+    stores: ClassVar[tuple[str, ...]] = ("fifo",)
+
+    algorithm: Literal["impala"] = "impala"
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "vtrace", description="off-policy correction; retrace takes a critic of action values"
+    )
+
+
+class PpoConfig(ActorCriticConfig):
+    """PPO's clipped surrogate on corrected advantages: several passes over each batch."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+    stores: ClassVar[tuple[str, ...]] = ("fifo",)
+
+    algorithm: Literal["ppo"] = "ppo"
+    corrector: Literal["vtrace", "none"] = Field("vtrace", description="off-policy correction")
+    passes: Count = Field(1, description="passes over each batch")
+    minibatches: Count = Field(1, description="minibatches per pass; with an lstm they split environments, not time")
+    clip_ratio: float = Field(0.2, gt=0, lt=1, description="ε of the clipped surrogate")
     target_kl: Clip = Field(
         None, description="stop a batch's passes when the mean KL from the batch's policy exceeds this"
     )
 
-    # learner
+    @property
+    def optimiser_steps(self) -> int:
+        """Passes times minibatches."""
+        return self.passes * self.minibatches
+
+
+class ImpactConfig(ActorCriticConfig):
+    """IMPACT: a clipped surrogate around a slowly refreshed target network, batches used several times."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "circular", "schedule": "asynchronous"}
+
+    algorithm: Literal["impact"] = "impact"
+    clip_ratio: float = Field(0.3, gt=0, lt=1, description="ε of the clipped surrogate")
+    clip_target_worker: float = Field(
+        2.0, ge=1, description="ρ = 1/β, clip on the ratio of the worker's to the target's probability"
+    )
+    target_interval_updates: Count = Field(
+        16, description="updates between refreshes of the target network; about the number of buffered batches"
+    )
+
+
+class DqnConfig(AlgorithmConfig):
+    """DQN: double, duelling, n-step Q-learning from replay, with ε-greedy actors."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        "store": "replay",
+        "schedule": "samples-per-insert",
+        "learning_rate": 5e-4,
+        "max_gradient_norm": 10.0,
+        "unroll_length": 8,
+    }
+    stores: ClassVar[tuple[str, ...]] = ("replay",)
+
+    algorithm: Literal["dqn"] = "dqn"
+    n_step: int = Field(3, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    double: bool = Field(True, description="the online network chooses the bootstrap's action, the target rates it")
+    duelling: bool = Field(True, description="Q = V + A − mean A, from two streams on one torso")
+    target_interval_updates: Count = Field(200, description="updates between copies to the target network")
+    initial_epsilon: float = Field(1.0, ge=0, le=1, description="ε of the first steps")
+    final_epsilon: float = Field(0.05, ge=0, le=1, description="ε from exploration-env-steps on")
+    exploration_env_steps: Count = Field(
+        20_000, description="environment steps of the whole run over which ε falls linearly"
+    )
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+
+class CustomAlgorithmConfig(AlgorithmConfig):
+    """An algorithm of the user's own, as module:factory."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+
+    algorithm: str = Field(pattern=r"^[\w.]+:\w+$")
+    algorithm_arg: tuple[str, ...] = Field((), description="k=v for the factory of module:factory; may be repeated")
+
+    @model_validator(mode="after")
+    def _arguments_parse(self) -> Self:
+        self.kwargs  # noqa: B018  (parses, so that a bad k=v is refused here)
+        return self
+
+    @property
+    def kwargs(self) -> dict[str, EnvValue]:
+        """The factory's options, numbers and booleans recognised."""
+        return dict(parse_pair(pair, "algorithm_arg") for pair in self.algorithm_arg)
+
+
+class FifoConfig(Options):
+    """Each unroll is learned from once, in the order of arrival."""
+
+    store: Literal["fifo"] = "fifo"
+    batch_unrolls: Count = Field(
+        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
+    )
+
+    @property
+    def held_unrolls(self) -> int:
+        """Unrolls whose buffers the store keeps until an update is done."""
+        return self.batch_unrolls
+
+
+class CircularConfig(Options):
+    """A circular buffer of batches, each used several times."""
+
+    store: Literal["circular"] = "circular"
+    batch_unrolls: Count = Field(
+        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
+    )
+    buffer_batches: Count = Field(4, description="N, batches kept; a new one takes the place of the oldest")
+    batch_uses: Count = Field(2, description="K, updates that a batch serves at most")
+
+    @property
+    def held_unrolls(self) -> int:
+        """Unrolls whose buffers the store keeps until a batch is whole."""
+        return self.batch_unrolls
+
+
+class ReplayConfig(Options):
+    """Replay of transitions, sampled uniformly."""
+
+    store: Literal["replay"] = "replay"
+    replay_capacity: int = Field(100_000, ge=1, description="transitions kept; a new one takes the oldest one's place")
+    batch_size: Count = Field(128, description="transitions per learner batch")
+
+    @property
+    def held_unrolls(self) -> int:
+        """Unrolls are copied at insertion."""
+        return 1
+
+
+class ScheduleConfig(Options):
+    """What every schedule has."""
+
+    publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
+    max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
+
+
+class AsynchronousConfig(ScheduleConfig):
+    """The learner updates whenever the store has a batch; actors never wait for a policy."""
+
+    schedule: Literal["asynchronous"] = "asynchronous"
+
+
+class SamplesPerInsertConfig(ScheduleConfig):
+    """The learner takes so many samples for each environment step, within a tolerance; whoever is ahead waits."""
+
+    schedule: Literal["samples-per-insert"] = "samples-per-insert"
+    publish_interval_updates: Count = Field(4, description="learner updates between publications of the policy")
+    max_policy_lag: Count = Field(1_000_000, description="drop unrolls whose oldest policy is older than this")
+    samples_per_insert: float = Field(8.0, gt=0, description="sampled transitions for each environment step")
+    learning_starts: int = Field(1000, ge=0, description="environment steps before the first update")
+    insert_tolerance: int = Field(
+        2048, ge=1, description="environment steps that actors may be ahead of the ratio before they wait"
+    )
+
+
+class LearnerConfig(Options):
+    """Where and how the learner computes."""
+
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the learner computes")
     pinned_transfers: bool = Field(
         True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
@@ -165,10 +447,12 @@ class TrainConfig(BaseModel):
     learner_threads: Annotated[int, _at_most(1024, "torch starts every one of them")] = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"
     )
-    max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
 
-    # run
-    total_env_steps: Count = Field(1_000_000, description="stop after this many valid steps consumed by the learner")
+
+class RunConfig(Options):
+    """When the run ends, where it is kept, how often it is recorded."""
+
+    total_env_steps: Count = Field(1_000_000, description="stop after this many valid environment steps")
     stop_at_return: float | None = Field(
         None, description="stop when the mean return of the last stop-window episodes reaches this"
     )
@@ -184,21 +468,6 @@ class TrainConfig(BaseModel):
     )
     peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other at start and stop")
 
-    @field_validator(
-        "reward_clip",
-        "max_publish_kl",
-        "clip_rho",
-        "clip_c",
-        "clip_pg_rho",
-        "max_gradient_norm",
-        "target_kl",
-        mode="before",
-    )
-    @classmethod
-    def _none_as_text(cls, value: object) -> object:
-        """TOML has no null: the text none stands for it."""
-        return None if isinstance(value, str) and value.lower() == "none" else value
-
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str | None) -> str | None:
@@ -206,96 +475,181 @@ class TrainConfig(BaseModel):
             raise ValueError("must be a plain directory name, without '/'")
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_batch_takes_one_unroll_of_each_actor(cls, values: object) -> object:
-        """With fewer, policy lag would grow with the number of actors."""
-        if isinstance(values, dict) and "batch_unrolls" not in values and isinstance(values.get("actors"), int):
-            return values | {"batch_unrolls": max(values["actors"], 1)}
-        return values
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        clip_c = math.inf if self.clip_c is None else self.clip_c
-        if self.corrector == "vtrace" and self.clip_rho is not None and clip_c > self.clip_rho:
-            raise ValueError(
-                f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
-            )
-        if self.passes > 1 and self.objective == "actor-critic":
-            raise ValueError(
-                "passes > 1 re-uses a batch, which plain actor-critic cannot: use objective = 'clipped-surrogate'"
-            )
-        if self.minibatches > 1 and self.objective == "actor-critic":
-            raise ValueError(
-                "minibatches > 1 takes several steps on a batch, which plain actor-critic cannot: "
-                "use objective = 'clipped-surrogate'"
-            )
-        if self.batch_env_steps > MAX_BATCH_ENV_STEPS:
-            raise ValueError(
-                f"unroll_length x envs_per_actor x batch_unrolls = {self.batch_env_steps:,} steps in a batch, at most "
-                f"{MAX_BATCH_ENV_STEPS:,}: the learner holds a batch in memory whole"
-            )
-        if self.corrector == "retrace" and self.objective != "actor-critic":
-            raise ValueError("retrace works with objective = 'actor-critic' only")
-        if self.actor_runtime == "torch" and self.compressor != "fp32":
-            raise ValueError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
-        if re.search(r"\bqat\b", self.compressor) and self.mixed_precision == "bf16":
-            raise ValueError(
+AnyAlgorithm = ImpalaConfig | PpoConfig | ImpactConfig | DqnConfig | CustomAlgorithmConfig
+AnyStore = FifoConfig | CircularConfig | ReplayConfig
+AnySchedule = AsynchronousConfig | SamplesPerInsertConfig
+
+ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
+    "impala": ImpalaConfig,
+    "ppo": PpoConfig,
+    "impact": ImpactConfig,
+    "dqn": DqnConfig,
+}
+STORES: Mapping[str, type[AnyStore]] = {"fifo": FifoConfig, "circular": CircularConfig, "replay": ReplayConfig}
+SCHEDULES: Mapping[str, type[AnySchedule]] = {
+    "asynchronous": AsynchronousConfig,
+    "samples-per-insert": SamplesPerInsertConfig,
+}
+CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
+    "algorithm": ALGORITHMS,
+    "store": STORES,
+    "schedule": SCHEDULES,
+}
+DEFAULT_ALGORITHM = "impala"
+_DESCRIPTIONS = {
+    "algorithm": f"what is trained and how: {', '.join(ALGORITHMS)}, or module:factory; sets the defaults of the rest",
+    "store": f"when experience is used, and used again: {', '.join(STORES)}; default: the algorithm's",
+    "schedule": f"when the learner updates and publishes: {', '.join(SCHEDULES)}; default: the algorithm's",
+}
+
+
+class TrainConfig(BaseModel):
+    """Everything that decides a training run, part by part.
+
+        TrainConfig(env="CartPole-v1", algorithm="ppo", passes=4)
+
+    Raises:
+        ConfigError: names the option, the value and the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environment: EnvironmentConfig
+    rewards: RewardConfig
+    acting: ActingConfig
+    policy: NetworkConfig
+    compression: CompressionConfig
+    algorithm: AnyAlgorithm
+    optimiser: OptimiserConfig
+    store: AnyStore
+    schedule: AnySchedule
+    learner: LearnerConfig
+    run: RunConfig
+
+    def __init__(self, /, **options: object) -> None:
+        super().__init__(**_build_parts(options))
+        self._check()
+
+    def _check(self) -> None:
+        """What concerns several parts."""
+        if self.acting.actor_runtime == "torch" and self.compression.compressor != "fp32":
+            raise ConfigError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
+        if re.search(r"\bqat\b", self.compression.compressor) and self.learner.mixed_precision == "bf16":
+            raise ConfigError(
                 "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )
-        if self.hosts is not None and self.hostfile is not None:
-            raise ValueError("give hosts or hostfile, not both")
-        if self.actors == 0 and (self.hosts is not None or self.hostfile is not None):
-            raise ValueError("actors = 0 runs in one process: leave out hosts and hostfile, or ask for actors")
-        self.env_kwargs  # noqa: B018  (parses, so that a bad k=v is refused here)
-        return self
+        steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls
+        if steps > MAX_BATCH_ENV_STEPS:
+            raise ConfigError(
+                f"unroll_length x envs_per_actor x batch_unrolls = {steps:,} steps in a batch, at most "
+                f"{MAX_BATCH_ENV_STEPS:,}: the learner holds a batch in memory whole"
+            )
+        allowed = self.algorithm.stores
+        if allowed and self.store.store not in allowed:
+            raise ConfigError(
+                f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
+                f"use {' or '.join(allowed)}"
+            )
 
     @property
-    def env_kwargs(self) -> dict[str, EnvValue]:
-        """The environment's constructor arguments, numbers and booleans recognised."""
-        return dict(_parse_pair(pair) for pair in self.env_arg)
+    def parts(self) -> dict[str, Options]:
+        """The parts by name, in order."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
 
-    @property
-    def batch_env_steps(self) -> int:
-        """Rows of one learner batch, junk rows included."""
-        return self.unroll_length * self.envs_per_actor * self.batch_unrolls
+    def options(self) -> dict[str, object]:
+        """Every option that is read, by its flat name."""
+        return {name: getattr(part, name) for part in self.parts.values() for name in type(part).model_fields}
+
+    def fields(self) -> dict[str, FieldInfo]:
+        """The fields of ``options``."""
+        return {name: field for part in self.parts.values() for name, field in type(part).model_fields.items()}
+
+    def descriptions(self) -> dict[str, str]:
+        """What each option that is read means."""
+        return {name: describe_choice(name) or field.description or "" for name, field in self.fields().items()}
+
+    def why_unread(self, name: str) -> str:
+        """Why an option of another algorithm, store or schedule is refused here."""
+        return _why_unread(name, {part: type(model) for part, model in self.parts.items()})
 
     def to_json(self) -> dict[str, object]:
-        """JSON-ready values; ``from_json`` restores an equal config."""
-        return self.model_dump(mode="json")
+        """JSON-ready values by flat option name; ``from_json`` restores an equal config."""
+        return {name: value for part in self.parts.values() for name, value in part.model_dump(mode="json").items()}
 
     @classmethod
-    def from_json(cls, value: dict[str, object]) -> Self:
+    def from_json(cls, value: Mapping[str, object]) -> Self:
         """Inverse of ``to_json``; raises ConfigError."""
-        return cls.create(**value)
+        return cls(**value)
 
     @classmethod
-    def create(cls, /, **values: object) -> Self:
-        """Validate values; raises ConfigError that names the option, the value and the reason."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError("\n".join(_explain(item, cls) for item in error.errors())) from None
+    def create(cls, /, **options: object) -> Self:
+        """The same as the constructor; raises ConfigError."""
+        return cls(**options)
 
     def replace(self, **changes: object) -> Self:
-        """A validated copy with some fields changed."""
-        return self.create(**{**self.model_dump(), **changes})
+        """A checked copy with some options changed, without what a new algorithm, store or schedule does not read."""
+        kept = self.options()
+        if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
+            if "algorithm" in changed:
+                kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
+            read = readable_options({**kept, **changes})
+            kept = {name: value for name, value in kept.items() if name in read}
+        return type(self)(**{**kept, **changes})
 
     def to_toml_values(self) -> dict[str, object]:
-        """Values a TOML file can hold: clips that are off are written as none; other unset options are left out."""
+        """Values a TOML file can hold: limits that are off are written as none; other unset options are left out."""
         values: dict[str, object] = {}
+        fields = self.fields()
         for key, value in self.to_json().items():
             if value is not None:
                 values[key] = value
-            elif type(self).model_fields[key].default is not None:
+            elif fields[key].default is not None:
                 values[key] = "none"
         return values
 
 
-def _parse_pair(pair: str) -> tuple[str, EnvValue]:
+def readable_options(options: Mapping[str, object]) -> frozenset[str]:
+    """The names of all options that a run with these choices of algorithm, store and schedule reads."""
+    models = _choose_models({**_system_of(options), **options})
+    return frozenset(name for model in models.values() for name in model.model_fields)
+
+
+def all_options() -> dict[str, FieldInfo]:
+    """Every option of every model by name; the first model that has it describes it."""
+    found: dict[str, FieldInfo] = {}
+    for model in _every_model():
+        for name, field in model.model_fields.items():
+            found.setdefault(name, field)
+    return found
+
+
+def describe_choice(name: str) -> str | None:
+    """What ``--algorithm``, ``--store`` and ``--schedule`` are for; None for any other option."""
+    return _DESCRIPTIONS.get(name)
+
+
+def readers(option: str) -> tuple[str, ...]:
+    """Which choices read an option, as ``algorithm ppo``; empty where it is unknown or always read."""
+    return tuple(
+        f"{kind} {name}"
+        for kind, models in CHOICES.items()
+        for name, model in models.items()
+        if option in model.model_fields
+    )
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` with the nearest choice, or nothing."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def parse_pair(pair: str, option: str) -> tuple[str, EnvValue]:
+    """``name=value`` with numbers and booleans recognised. Raises ValueError."""
     key, equals, text = pair.partition("=")
     if not equals or not key.isidentifier():
-        raise ValueError(f"env_arg '{pair}' must have the form name=value")
+        raise ValueError(f"{option} '{pair}' must have the form name=value")
     if text.lower() in {"true", "false"}:
         return key, text.lower() == "true"
     try:
@@ -305,18 +659,85 @@ def _parse_pair(pair: str) -> tuple[str, EnvValue]:
     return key, value if isinstance(value, str | int | float | bool) else text
 
 
-def did_you_mean(name: str, choices: tuple[str, ...]) -> str:
-    """`` (did you mean 'x'?)`` with the nearest choice, or nothing."""
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
+    """Sort options into the parts that read them. Raises ConfigError."""
+    values = {**_system_of(options), **options}
+    models = _choose_models(values)
+    if "batch_unrolls" not in values and isinstance(values.get("actors"), int):
+        # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
+        if "batch_unrolls" in models["store"].model_fields:
+            values["batch_unrolls"] = max(int(str(values["actors"])), 1)
+    given: dict[str, dict[str, object]] = {part: {} for part in models}
+    problems: list[str] = []
+    for name, value in values.items():
+        part = next((part for part, model in models.items() if name in model.model_fields), None)
+        if part is None:
+            if readers(name):
+                problems.append(f"option '{name.rstrip('_')}' = {value!r}: {_why_unread(name, models)}")
+            else:
+                problems.append(f"unknown option '{name}'{did_you_mean(name, all_options())}")
+            continue
+        given[part][name] = value
+    parts: dict[str, Options] = {}
+    for part, model in models.items():
+        try:
+            parts[part] = model(**given[part])
+        except ValidationError as error:
+            problems += [_explain(item) for item in error.errors()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return parts
 
 
-def _explain(item: object, model: type[BaseModel]) -> str:
+def _system_of(options: Mapping[str, object]) -> Mapping[str, object]:
+    return _choose("algorithm", options.get("algorithm", DEFAULT_ALGORITHM)).system  # type: ignore[attr-defined,no-any-return]
+
+
+def _choose_models(values: Mapping[str, object]) -> dict[str, type[Options]]:
+    """The model of each part."""
+    models: dict[str, type[Options]] = {}
+    for name, field in TrainConfig.model_fields.items():
+        if name in CHOICES:
+            models[name] = _choose(name, values.get(name, DEFAULT_ALGORITHM))
+        else:
+            models[name] = field.annotation  # type: ignore[assignment]
+    return models
+
+
+def _choose(kind: str, name: object) -> type[Options]:
+    """The model that an option value names. Raises ConfigError with what there is."""
+    models = CHOICES[kind]
+    if kind == "algorithm" and isinstance(name, str) and ":" in name:
+        return CustomAlgorithmConfig
+    if name not in models:
+        hint = did_you_mean(str(name), models)
+        own = ", or module:factory" if kind == "algorithm" else ""
+        raise ConfigError(f"unknown {kind} '{name}'{hint}; there are {', '.join(models)}{own}")
+    return models[str(name)]
+
+
+def _every_model() -> Iterator[type[Options]]:
+    for name, field in TrainConfig.model_fields.items():
+        if name in CHOICES:
+            yield from CHOICES[name].values()
+            if name == "algorithm":
+                yield CustomAlgorithmConfig
+        else:
+            yield field.annotation  # type: ignore[misc]
+
+
+def _why_unread(name: str, models: Mapping[str, type[Options]]) -> str:
+    """Why an option is refused, and who would read it."""
+    who = readers(name)
+    chosen = next(kind for kind in CHOICES if any(text.startswith(kind) for text in who))
+    mine = models[chosen].model_fields[chosen].default
+    return f"{chosen} {mine} does not read it: leave it out, or choose {' or '.join(who)}"
+
+
+def _explain(item: object) -> str:
     details = dict(item)  # type: ignore[call-overload]
     name = ".".join(str(part) for part in details["loc"][:1]).rstrip("_")
     message = str(details["msg"]).removeprefix("Value error, ")
-    if details["type"] == "extra_forbidden":
-        return f"unknown option '{name}'{did_you_mean(name, tuple(model.model_fields))}"
     if not name:
         return message
     return f"option '{name}' = {details['input']!r}: {message[:1].lower()}{message[1:]}"

@@ -24,7 +24,8 @@ class Batch:
         first: [T+1, B] bool. valid: [T, B] bool.
         actions: [T, B, *action] as sampled. rewards: [T, B] raw.
         terminated, truncated: [T, B] bool.
-        behaviour_log_prob: [T, B] nats. behaviour_params: [T, B, P].
+        behaviour_log_prob: [T, B] nats. behaviour_params: [T, B, P], the acting policy's outputs.
+        exploration: [T, B] ε of the action rule, where it has one; None otherwise.
         states: recurrent state [B, *shape] each, at row 0.
     """
 
@@ -39,6 +40,7 @@ class Batch:
     behaviour_log_prob: Tensor
     behaviour_params: Tensor
     states: tuple[Tensor, ...]
+    exploration: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, for saving."""
@@ -80,6 +82,7 @@ class Batcher:
             behaviour_log_prob=self._join(unrolls, "behaviour_log_prob"),
             behaviour_params=self._join(unrolls, "behaviour_params"),
             states=tuple(self._join(unrolls, f"state_{i}", axis=0) for i in range(unrolls[0].recurrent_states)),
+            exploration=self._join(unrolls, "exploration") if "exploration" in unrolls[0] else None,
         )
 
     def _observations(self, unrolls: Sequence[Unroll]) -> Tensor:

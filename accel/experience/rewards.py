@@ -8,7 +8,7 @@ Rows that are no transitions (automatic resets) keep reward 0 and leave the stat
 
 Source: gymnasium.wrappers.NormalizeReward and Stable-Baselines3's VecNormalize. Deviations: R starts afresh after every
 episode, truncated ones included, as in VecNormalize; the statistics are updated once per unroll, with all of its steps,
-before that unroll is divided.
+before it is used; rewards from a replay are divided by the statistics of the moment.
 """
 
 from __future__ import annotations
@@ -18,31 +18,12 @@ from typing import Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from accel.errors import CheckpointError, ConfigError
+from accel.config.models import RewardConfig
+from accel.errors import CheckpointError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 _EPSILON = 1e-8
-
-
-class RewardOptions(Protocol):
-    """The run's options that decide the transform."""
-
-    @property
-    def reward_scale(self) -> float:
-        """Factor on every reward, last."""
-
-    @property
-    def reward_clip(self) -> float | None:
-        """Rewards are clipped to [-x, x] before scaling; None leaves them."""
-
-    @property
-    def normalise_rewards(self) -> bool:
-        """Whether rewards are divided by the running deviation of the discounted return."""
-
-    @property
-    def discount(self) -> float:
-        """gamma in [0, 1]."""
 
 
 class Rows(Protocol):
@@ -77,54 +58,55 @@ class RewardTransform:
     """Transforms unrolls' rewards; keeps one running return per environment and one set of statistics for all.
 
     Args:
-        options: the run's reward options and discount.
-    Raises:
-        ConfigError: the scale or the clip is not positive, or the discount is outside [0, 1].
+        options: the run's reward options. discount: γ in [0, 1].
     """
 
-    def __init__(self, options: RewardOptions) -> None:
+    def __init__(self, options: RewardConfig, discount: float) -> None:
         self._scale = options.reward_scale
         self._clip = options.reward_clip
-        self._discount = options.discount if options.normalise_rewards else None
-        if not self._scale > 0 or not np.isfinite(self._scale):
-            raise ConfigError(f"reward_scale is {self._scale}: it must be positive and finite")
-        if self._clip is not None and not self._clip > 0:
-            raise ConfigError(f"reward_clip is {self._clip}: it must be positive, or none to leave rewards unclipped")
-        if self._discount is not None and not 0 <= self._discount <= 1:
-            raise ConfigError(f"the discount is {self._discount}: it must lie in [0, 1]")
+        self._discount = discount if options.normalise_rewards else None
         self.moments = RunningMoments()
         self._returns: dict[int, npt.NDArray[np.float64]] = {}
 
     @property
     def is_identity(self) -> bool:
-        """Whether ``apply`` gives rewards back as they are."""
+        """Whether ``transform`` gives rewards back as they are."""
         return self._scale == 1 and self._clip is None and self._discount is None
 
-    def apply(self, actor: int, unroll: Rows) -> Floats:
-        """The transformed rewards of one unroll.
-
-        An actor's unrolls must come in order; where one was left out, running returns go on as if it had not been.
+    def observe(self, actor: int, unroll: Rows) -> None:
+        """Take in an unroll's rewards, once each; an actor's unrolls must come in order.
 
         Args:
             actor: whose environments these are.
             unroll: its ``rewards``, ``first`` and ``valid`` are read; nothing is written.
+        """
+        if self._discount is None:
+            return
+        length = len(unroll["rewards"])
+        valid = cast(Flags, unroll["valid"][:length])
+        rewards = np.where(valid, cast(Floats, unroll["rewards"]), np.float32(0))
+        self._observe(actor, rewards, cast(Flags, unroll["first"][:length]), valid, self._discount)
+
+    def transform(self, unroll: Rows) -> Floats:
+        """The transformed rewards of one unroll by the statistics so far.
+
         Returns:
             [T, B] float32; the unroll's own array where there is nothing to do.
         """
         rewards = cast(Floats, unroll["rewards"])
         if self.is_identity:
             return rewards
-        length = len(rewards)
-        valid = cast(Flags, unroll["valid"][:length])
-        result = np.where(valid, rewards, np.float32(0))
+        return self.of(np.where(cast(Flags, unroll["valid"][: len(rewards)]), rewards, np.float32(0)))
+
+    def of(self, rewards: Floats) -> Floats:
+        """Transformed rewards of any shape, written in place."""
         if self._discount is not None:
-            self._observe(actor, result, cast(Flags, unroll["first"][:length]), valid, self._discount)
-            result *= np.float32(1 / np.sqrt(self.moments.variance + _EPSILON))
+            rewards *= np.float32(1 / np.sqrt(self.moments.variance + _EPSILON))
         if self._clip is not None:
-            np.clip(result, -self._clip, self._clip, out=result)
+            np.clip(rewards, -self._clip, self._clip, out=rewards)
         if self._scale != 1:
-            result *= np.float32(self._scale)
-        return result
+            rewards *= np.float32(self._scale)
+        return rewards
 
     def _observe(self, actor: int, rewards: Floats, first: Flags, valid: Flags, discount: float) -> None:
         running = self._returns.get(actor)

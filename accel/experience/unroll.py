@@ -48,12 +48,16 @@ class UnrollLayout:
         unroll_length: T.
         envs: B, environments stepped together.
         state_shapes: per-environment shapes of the recurrent state at the unroll's start, in the learner's layout.
+        output_size: P, the policy's outputs per environment; None: the action distribution's parameters.
+        explores: whether rows record ε, the exploration of the action rule.
     """
 
     spec: EnvSpec
     unroll_length: int
     envs: int
     state_shapes: tuple[tuple[int, ...], ...] = ()
+    output_size: int | None = None
+    explores: bool = False
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -75,15 +79,22 @@ class UnrollLayout:
             ("terminated", np.bool_, (t, b)),
             ("truncated", np.bool_, (t, b)),
             ("behaviour_log_prob", np.float32, (t, b)),
-            ("behaviour_params", np.float32, (t, b, action.param_size)),
+            ("behaviour_params", np.float32, (t, b, self.outputs)),
             ("policy_version", np.int32, (t, b)),
             ("scheme_id", np.int16, (t, b)),
             ("episode_return", np.float32, (t, b)),
             ("episode_length", np.int32, (t, b)),
             ("timings_s", np.float64, (len(ACTOR_PHASES),)),
         ]
+        if self.explores:
+            table.append(("exploration", np.float32, (t, b)))
         table += [(f"state_{i}", np.float32, (b, *shape)) for i, shape in enumerate(self.state_shapes)]
         return tuple(Field(name, np.dtype(dtype), shape) for name, dtype, shape in table)  # type: ignore[call-overload]
+
+    @property
+    def outputs(self) -> int:
+        """P."""
+        return self.spec.action.param_size if self.output_size is None else self.output_size
 
     @property
     def frame_shape(self) -> tuple[int, ...]:

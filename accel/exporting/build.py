@@ -164,7 +164,9 @@ class _Builder:
         rows = _PARITY_ROWS[run.spec.observation_dtype]
         progress.begin("collecting real inputs")
         inputs = collect_inputs(run, rows + run.calibration_rows(scheme), seed, progress=progress)
-        _require_finite(inputs, f"inputs of the policy in {run.config.env}", "wrap the environment so that they are")
+        _require_finite(
+            inputs, f"inputs of the policy in {run.config.environment.env}", "wrap the environment so that they are"
+        )
         # mismatch is measured on inputs that ranges were not chosen by
         self._real = {name: array[:rows] for name, array in inputs.items()}
         calibration = {name: array[rows:] for name, array in inputs.items()}

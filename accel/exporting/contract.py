@@ -117,18 +117,18 @@ def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
 def environment_json(run: TrainedRun, *, is_atari: bool) -> Json:
     """How gymnasium makes the environment that the run was trained on; Atari's is ALE's vector implementation."""
     config = run.config
-    kwargs: Json = dict(config.env_kwargs)
+    kwargs: Json = dict(config.environment.kwargs)
     if is_atari:
         from accel.envs.atari import DEFAULTS
 
         kwargs = {**DEFAULTS, **kwargs}
     return {
-        "backend": config.backend,
-        "id": config.env,
+        "backend": config.environment.backend,
+        "id": config.environment.env,
         "kwargs": kwargs,
-        "wrappers": list(config.wrapper),
+        "wrappers": list(config.environment.wrapper),
         "vector": is_atari,
-        "imports": ["ale_py"] if config.env.startswith("ALE/") else [],
+        "imports": ["ale_py"] if config.environment.env.startswith("ALE/") else [],
     }
 
 
@@ -179,10 +179,10 @@ def _target(artifact: CompressedPolicy, target: ExportFormat, written: Written) 
 def _source(run: TrainedRun) -> Json:
     return {
         "run": run.path.name,
-        "network": run.config.network,
+        "network": run.config.policy.network,
         "env_steps": run.env_steps,
         "policy_version": run.version,
-        "seed": run.config.seed,
+        "seed": run.config.run.seed,
         **read_source(),
     }
 

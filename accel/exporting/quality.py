@@ -95,7 +95,8 @@ def agreement(
     found = run_rows(make_session(batch), {name: array[:rows] for name, array in inputs.items()})
     params = next(iter(wanted))
     theirs, ours = wanted[params][:rows], found[params]
-    distance = divergences(run.spec.action, theirs.astype(np.float64), ours.astype(np.float64))
+    acted = [run.rule.action_params(outputs.astype(np.float64), None) for outputs in (theirs, ours)]
+    distance = divergences(run.spec.action, *acted)
     return Agreement(
         stage=stage,
         inputs=kind,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.experience.unroll import Unroll
-from accel.learning.state_tree import Tree
+from accel.runs.state_tree import Tree
 
 FIRST_INTERVAL_S, INTERVAL_GROWTH = 0.05, 0.1
 
@@ -42,13 +42,16 @@ class Counters:
     """What a run counts over its whole life, across resumes.
 
     Attributes:
+        env_steps: valid steps inserted into the store. updates: made; the policy's version.
         unrolls: taken from actors. dropped_unrolls, dropped_env_steps: of them, older than max_policy_lag.
+        faulty_environments: parts of unrolls left out because a number in them was not finite.
         episodes: finished training episodes seen.
         returns, lengths: undiscounted raw returns and lengths of the last ``window`` episodes, oldest first.
     """
 
     def __init__(self, window: int) -> None:
-        self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.episodes = 0
+        self.env_steps = self.updates = 0
+        self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.faulty_environments = self.episodes = 0
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
 

@@ -42,16 +42,16 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
     Raises:
         ConfigError: bf16 on a CPU without instructions for it.
     """
-    if config.mixed_precision == "auto":
-        network = parse_network(config.network)
-        suits = network.is_cnn and network.lstm_size is None and "qat" not in config.compressor
+    if config.learner.mixed_precision == "auto":
+        network = parse_network(config.policy.network)
+        suits = network.is_cnn and network.lstm_size is None and "qat" not in config.compression.compressor
         return "bf16" if suits and device.type == "cpu" and _has_bf16(cpuinfo) else "none"
-    if config.mixed_precision == "bf16" and device.type == "cpu" and not _has_bf16(cpuinfo):
+    if config.learner.mixed_precision == "bf16" and device.type == "cpu" and not _has_bf16(cpuinfo):
         raise ConfigError(
             "mixed_precision = 'bf16', but the learner is on a CPU without bf16 instructions (AVX512-BF16 or AMX), "
             "where it is slower: use --mixed-precision none, or a CUDA device"
         )
-    return config.mixed_precision
+    return config.learner.mixed_precision
 
 
 def _has_bf16(cpuinfo: str | None) -> bool:

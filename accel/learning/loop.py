@@ -1,57 +1,65 @@
-"""The learner's loop: receive → batch → update → publish → record, until a limit, a threshold or a signal."""
+"""The learner's loop: receive, insert, update, publish, record, until a limit, a threshold or a signal."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from accel.algorithms.learner import Learner, UpdateStatistics
+from accel.algorithms.base import Algorithm, Update
 from accel.config import TrainConfig
-from accel.errors import DivergenceError, TransportError
-from accel.experience.batch import Batch, Batcher
+from accel.errors import DivergenceError, EnvError, TransportError
+from accel.experience.faults import remove_faults
 from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample, Store
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.learning.counters import Counters, LagStatistics, record_interval_s
+from accel.learning.schedule import Counts, Schedule
 from accel.publishing.publisher import Publisher
-from accel.transport.base import Arrival, LearnerTransport
+from accel.transport.base import LearnerTransport
 from accel.tuning.mismatch_sampling import MismatchSampler
 from accel.tuning.steering import Steering
 from monitor.timers import PhaseTimer, PhaseTimes
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 IDLE_RECEIVE_S = 0.05
+MAX_FAULTS = 100
+"""Parts of unrolls that may be left out for numbers that are not finite, before the run ends."""
 
 Metrics = dict[str, float | int | str | None]
 
 logger = logging.getLogger("accel")
 
 
-class Trainer:
+class Loop:
     """Runs one learner on one transport.
 
     Args:
         config: the run's configuration.
-        learner, publisher, transport, layout: the parts, already agreed with the actors.
-        sampler: measures mismatch on what is learned from.
+        algorithm, store, schedule, rewards, publisher, transport, layout: the parts, already agreed with the actors.
+        sampler: measures mismatch on what arrives.
         steering: decides which policies are published and who gets them.
         record: called about every ``log_interval_s`` with the environment steps and a flat dictionary of metrics.
         checkpoint: called about every ``checkpoint_interval_s`` between two updates.
+        save_sample: writes the tensors of a sample that made the loss diverge; returns where.
         collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
     Attributes:
-        lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: learned from in it.
+        counters: of the whole run, across resumes.
+        lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
         training_s: from the start of ``run`` to the end of its last update.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        learner: Learner,
+        algorithm: Algorithm,
+        store: Store,
+        schedule: Schedule,
+        rewards: RewardTransform,
         publisher: Publisher,
         transport: LearnerTransport,
         layout: UnrollLayout,
@@ -60,25 +68,24 @@ class Trainer:
         steering: Steering,
         record: Callable[[int, Metrics], None],
         checkpoint: Callable[[], None],
-        save_batch: Callable[[dict[str, torch.Tensor]], str],
+        save_sample: Callable[[Sample], str],
         collect: Callable[[], None] | None = None,
         stop_requested: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.config = config
-        self.learner = learner
+        self.algorithm = algorithm
+        self.store = store
+        self.schedule = schedule
+        self.rewards = rewards
         self.publisher = publisher
         self.transport = transport
-        self.counters = Counters(config.stop_window)
-        self.rewards = RewardTransform(config)
         self.sampler = sampler
         self.steering = steering
+        self.counters = Counters(config.run.stop_window)
         self._layout = layout
-        self._batcher = Batcher(
-            learner.spec, learner.device, pinned=config.pinned_transfers, channels_last=learner.network.channels_last
-        )
         self._record = record
         self._checkpoint = checkpoint
-        self._save_batch = save_batch
+        self._save_sample = save_sample
         self._collect = collect
         self._stop_requested = stop_requested
         self._timer = PhaseTimer(LEARNER_PHASES)
@@ -90,89 +97,184 @@ class Trainer:
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
-        self._last_batch: Batch | None = None
         self._known_gone: frozenset[int] = frozenset()
-        self._pending: list[tuple[Arrival, Unroll]] = []
+        self._update: Update | None = None
 
     def run(self) -> str:
         """Train until a reason to stop; returns the reason.
 
         Raises:
-            DivergenceError: the batch that caused it is saved and nothing broken was published.
+            DivergenceError: the sample that caused it is saved and nothing broken was published.
+            EnvError: environments keep giving numbers that are not finite.
             TransportError: every actor is gone.
         """
-        config, learner = self.config, self.learner
-        self._started = self._last_record = self._last_checkpoint = perf_counter()
-        self._recorded_env_steps = first_env_steps = learner.env_steps
-        self._timer.reset()  # without what was published before
-        self._timer.restart()
-        statistics: UpdateStatistics | None = None
+        self._begin()
         while (reason := self._reason_to_stop()) is None:
-            arrivals, unrolls = self._receive_batch()
-            if not arrivals:
-                continue
-            statistics = self._update(arrivals, unrolls)
-            for arrival in arrivals:
-                self.transport.release(arrival)
-            if learner.version % config.publish_interval_updates == 0:
-                self.publish()
-            if self.steering.due():
-                self._check_actors()
-                self.steering.step(learner.env_steps, self._timer.snapshot())
-            self._keep_records(statistics)
-        self._timer.mark("record")
-        now = perf_counter()
-        self.training_s, self.trained_env_steps = now - self._started, learner.env_steps - first_env_steps
-        self._learner_times = self._timer.snapshot()
-        if learner.env_steps > self._recorded_env_steps or learner.version == 0:
-            self._write_record(statistics, now)
+            for experience in self._receive(wait=not self.schedule.due(self._counts())):
+                self._observe(experience)
+                self.store.insert(experience)
+            if self.schedule.due(self._counts()) and (sample := self._sample()) is not None:
+                self._update = self._learn(sample)
+                self.store.feedback(sample, self._update.priorities)
+                self.counters.updates += 1
+                if self.schedule.publishes(self._counts()):
+                    self.publish()
+                self.publisher.after_update()
+                self._timer.mark("compress")
+            self._steer()
+            self._keep_records()
+        self._end()
         return reason
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's environment steps that is done, in [0, 1]."""
+        return min(self.counters.env_steps / self.config.run.total_env_steps, 1.0)
 
     def finished(self) -> str | None:
         """Why there is nothing left to train, whatever comes; None while there is."""
-        config = self.config
-        if self.learner.env_steps >= config.total_env_steps:
+        config = self.config.run
+        if self.counters.env_steps >= config.total_env_steps:
             return f"total_env_steps = {config.total_env_steps} reached"
         mean = self.counters.mean_return
         if config.stop_at_return is not None and mean is not None and mean >= config.stop_at_return:
             return f"mean return {mean:.1f} over {config.stop_window} episodes reached {config.stop_at_return:g}"
         return None
 
+    def publish(self) -> None:
+        """Offer the current policy to the actors."""
+        version = self.counters.updates
+        payloads = self.publisher.payloads()
+        self._timer.mark("compress")
+        policies = self.steering.policies(payloads) if payloads else {}
+        if policies:
+            self._published_version = version
+            self.transport.publish(version, policies)
+            self.published_bytes = len(next(iter(policies.values())))
+        self._timer.mark("publish")
+        if policies:
+            self.sampler.published(version)
+            self._timer.mark("record")
+
+    def time_totals(self) -> dict[str, dict[str, float]]:
+        """Seconds by phase of ``training_s``, and of all actors together; zeros before ``run`` has returned."""
+        actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
+        return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}
+
+    def _counts(self) -> Counts:
+        return Counts(self.counters.env_steps, self.counters.updates, self.store.available)
+
+    def _begin(self) -> None:
+        self._started = self._last_record = self._last_checkpoint = perf_counter()
+        self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
+        self._timer.reset()  # without what was published before
+        self._timer.restart()
+
+    def _end(self) -> None:
+        self._timer.mark("record")
+        now = perf_counter()
+        self.training_s = now - self._started
+        self.trained_env_steps = self.counters.env_steps - self._first_env_steps
+        self._learner_times = self._timer.snapshot()
+        if self.counters.env_steps > self._recorded_env_steps or self.counters.updates == 0:
+            self._write_record(now)
+
     def _reason_to_stop(self) -> str | None:
         if (reason := self.finished()) is not None:
             return reason
-        if (limit_s := self.config.max_seconds) is not None and perf_counter() - self._started >= limit_s:
+        limit_s = self.config.run.max_seconds
+        if limit_s is not None and perf_counter() - self._started >= limit_s:
             return f"max_seconds = {limit_s:g} reached"
         return self._stop_requested()
 
-    def _receive_batch(self) -> tuple[list[Arrival], list[Unroll]]:
-        """Enough fresh unrolls for a batch; none when nothing came for a while, so that the caller can look around."""
-        transport, pending = self.transport, self._pending
-        while len(pending) < self.config.batch_unrolls:
-            if self._collect is not None:
-                self._collect()
-            arrival = transport.receive(IDLE_RECEIVE_S)
-            if arrival is None:
-                self._check_actors()
-                self._timer.mark("wait")
-                return [], []
-            unroll = self._view(arrival)
-            self.steering.admit(arrival.actor, unroll)
-            if self._admit(unroll):
-                pending.append((arrival, unroll))
-            else:
-                transport.release(arrival)
-        self._timer.mark("wait")
-        arrivals, unrolls = [a for a, _ in pending], [u for _, u in pending]
-        pending.clear()
-        return arrivals, unrolls
+    def _receive(self, *, wait: bool) -> Iterator[Experience]:
+        """What has arrived and may be learned from, until the schedule has enough; waits for the first if asked to.
 
-    def _view(self, arrival: Arrival) -> Unroll:
+        Gives up after a while without any, so that the caller can look around.
+        """
+        timeout_s = IDLE_RECEIVE_S if wait else 0.0
+        self.transport.pump()
+        while self.schedule.accepts(self._counts()):
+            if wait and self._collect is not None:
+                self._collect()
+            arrival = self.transport.receive(timeout_s)
+            self._timer.mark("wait")
+            if arrival is None:
+                if wait:
+                    self._check_actors()
+                return
+            unroll = self._view(arrival.buffer)
+            self.steering.admit(arrival.actor, unroll)
+            if self._admit(arrival.actor, unroll):
+                yield Experience(arrival.actor, unroll, lambda arrival=arrival: self.transport.release(arrival))  # type: ignore[misc]
+                wait, timeout_s = False, 0.0
+            else:
+                self.transport.release(arrival)
+
+    def _view(self, buffer: npt.NDArray[np.uint8]) -> Unroll:
         """The unroll in an arrival's buffer; buffers come from a pool, so views are made once."""
-        unroll = self._views.get(id(arrival.buffer))
+        unroll = self._views.get(id(buffer))
         if unroll is None:
-            unroll = self._views[id(arrival.buffer)] = self._layout.view(arrival.buffer)
+            unroll = self._views[id(buffer)] = self._layout.view(buffer)
         return unroll
+
+    def _admit(self, actor: int, unroll: Unroll) -> bool:
+        """Count an unroll's episodes and lag; False when it is too old to learn from, or has no valid step."""
+        counters = self.counters
+        counters.unrolls += 1
+        self.unrolls += 1
+        counters.add_episodes(unroll)
+        self._actor_s += unroll["timings_s"].view(np.float64)
+        lag = counters.updates - unroll.oldest_version
+        self.lag.add(lag)
+        self._recent_lag.add(lag)
+        if lag > self.config.schedule.max_policy_lag:
+            counters.dropped_unrolls += 1
+            counters.dropped_env_steps += unroll.valid_steps
+            if self._published_version < counters.updates:
+                self.publish()  # Or every actor's next unroll would be too old again, for ever.
+            return False
+        for fault in remove_faults(unroll):
+            counters.faulty_environments += 1
+            logger.warning("%s", fault.text(actor))
+            if counters.faulty_environments > MAX_FAULTS:
+                raise EnvError(
+                    f"{fault.text(actor)}; after {MAX_FAULTS} others: mend the environment, or wrap it so that its "
+                    "numbers are finite"
+                )
+        return unroll.valid_steps > 0
+
+    def _observe(self, experience: Experience) -> None:
+        """Everything that happens once to each new step."""
+        unroll = experience.unroll
+        self.counters.env_steps += unroll.valid_steps
+        self.rewards.observe(experience.actor, unroll)
+        self.algorithm.observe(unroll)
+        self._timer.mark("batch")
+        self.sampler.observe(unroll)
+        self._timer.mark("record")
+        self.publisher.observe(unroll, self._layout)
+        self._timer.mark("compress")
+
+    def _sample(self) -> Sample | None:
+        sample = self.store.sample()
+        self._timer.mark("batch")
+        return sample
+
+    def _learn(self, sample: Sample) -> Update:
+        try:
+            return self.algorithm.update(sample, self.progress, self._timer.mark)
+        except DivergenceError as error:
+            path = self._save_sample(sample)
+            raise DivergenceError(
+                f"{error} at update {self.counters.updates}; the batch is saved in {path}. Lower learning_rate "
+                "or check the rewards."
+            ) from None
+
+    def _steer(self) -> None:
+        if self.steering.due():
+            self._check_actors()
+            self.steering.step(self.counters.env_steps, self._timer.snapshot())
 
     def _check_actors(self) -> None:
         """Report what actors said and which died; raises TransportError when none is left."""
@@ -192,75 +294,24 @@ class Trainer:
                 f"all {self.transport.actors} actors are gone; look at their messages above and resume the run"
             )
 
-    def _admit(self, unroll: Unroll) -> bool:
-        """Count an unroll's episodes and lag; False when it is too old to learn from, or holds resets alone."""
-        counters = self.counters
-        counters.unrolls += 1
-        self.unrolls += 1
-        counters.add_episodes(unroll)
-        self._actor_s += unroll["timings_s"].view(np.float64)
-        lag = self.learner.version - unroll.oldest_version
-        self.lag.add(lag)
-        self._recent_lag.add(lag)
-        if lag > self.config.max_policy_lag:
-            counters.dropped_unrolls += 1
-            counters.dropped_env_steps += unroll.valid_steps
-            if self._published_version < self.learner.version:
-                self.publish()  # Or every actor's next unroll would be too old again, for ever.
-            return False
-        return unroll.valid_steps > 0
-
-    def _update(self, arrivals: Sequence[Arrival], unrolls: Sequence[Unroll]) -> UpdateStatistics:
-        batch = self._last_batch = self._batcher.build(unrolls)
-        rewards = [self.rewards.apply(arrival.actor, unroll) for arrival, unroll in zip(arrivals, unrolls, strict=True)]
-        reward_tensor = self._batcher.tensor(rewards)
-        valid_steps = sum(unroll.valid_steps for unroll in unrolls)
-        self._timer.mark("batch")
-        self.sampler.sample(unrolls, batch)
-        self._timer.mark("record")
-        try:
-            statistics = self.learner.update(batch, reward_tensor, valid_steps, self._timer.mark)
-        except DivergenceError as error:
-            path = self._save_batch(batch.tensors() | {"transformed_rewards": reward_tensor})
-            raise DivergenceError(
-                f"{error}; the batch is saved in {path}. Lower learning_rate or check the rewards."
-            ) from None
-        self.publisher.observe(batch)
-        self._timer.mark("compress")
-        return statistics
-
-    def publish(self) -> None:
-        """Offer the current policy to the actors."""
-        payloads = self.publisher.payloads()
-        self._timer.mark("compress")
-        policies = self.steering.policies(payloads) if payloads else {}
-        if policies:
-            self._published_version = self.learner.version
-            self.transport.publish(self.learner.version, policies)
-            self.published_bytes = len(next(iter(policies.values())))
-        self._timer.mark("publish")
-        if policies:
-            self.sampler.published(self.learner.version)
-            self._timer.mark("record")
-
-    def _keep_records(self, statistics: UpdateStatistics) -> None:
+    def _keep_records(self) -> None:
         now = perf_counter()
-        if now - self._last_record >= record_interval_s(now - self._started, self.config.log_interval_s):
+        if now - self._last_record >= record_interval_s(now - self._started, self.config.run.log_interval_s):
             self._check_actors()
-            self._write_record(statistics, now)
-        if now - self._last_checkpoint >= self.config.checkpoint_interval_s:
+            self._write_record(now)
+        if now - self._last_checkpoint >= self.config.run.checkpoint_interval_s:
             self._last_checkpoint = now
             self._checkpoint()
             self._timer.mark("record")
 
-    def _write_record(self, statistics: UpdateStatistics | None, now: float) -> None:
+    def _write_record(self, now: float) -> None:
         """One record: progress, learning, lag and where both sides' time went since the last record."""
-        learner, counters = self.learner, self.counters
+        counters = self.counters
         elapsed = max(now - self._last_record, 1e-9)
         record: Metrics = {
             "elapsed_s": now - self._started,
-            "updates": learner.version,
-            "env_steps_per_s": (learner.env_steps - self._recorded_env_steps) / elapsed,
+            "updates": counters.updates,
+            "env_steps_per_s": (counters.env_steps - self._recorded_env_steps) / elapsed,
             "episodes": counters.episodes,
             "return_mean": float(np.mean(counters.returns)) if counters.returns else None,
             "length_mean": float(np.mean(counters.lengths)) if counters.lengths else None,
@@ -271,8 +322,8 @@ class Trainer:
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
         record |= lag | self.publisher.metrics() | self.sampler.metrics() | self.steering.metrics()
-        if statistics is not None:
-            record |= statistics.read()
+        if self._update is not None:
+            record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
         for side, times, recorded in (
             ("learner", learner_times, self._recorded[0]),
@@ -280,21 +331,6 @@ class Trainer:
         ):
             record |= {f"{side}_{phase}_share": share for phase, share in (times - recorded).shares().items()}
         self._recorded = (learner_times, actor_times)
-        self._last_record, self._recorded_env_steps = now, learner.env_steps
-        self._record(learner.env_steps, record)
+        self._last_record, self._recorded_env_steps = now, counters.env_steps
+        self._record(counters.env_steps, record)
         self._timer.mark("record")
-
-    def recent_inputs(self, rows: int = 512) -> dict[str, npt.NDArray[np.generic]]:
-        """Real inputs of the policy, [N, *shape] each, from the last batch; empty before the first."""
-        if (batch := self._last_batch) is None:
-            return {}
-        if batch.states:
-            named = {"observations": batch.observations[0]} | {f"state_{i}": s for i, s in enumerate(batch.states)}
-        else:
-            named = {"observations": batch.observations[:-1][batch.valid]}
-        return {name: tensor[:rows].cpu().numpy().copy() for name, tensor in named.items()}
-
-    def time_totals(self) -> dict[str, dict[str, float]]:
-        """Seconds by phase of ``training_s``, and of all actors together; zeros before ``run`` has returned."""
-        actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
-        return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}

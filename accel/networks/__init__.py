@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accel.networks.factory import build_network, build_network_from_config
+    from accel.networks.factory import build_from_config, build_network
     from accel.networks.normaliser import ObservationNormaliser
     from accel.networks.policy import ActingModule, NetworkOutput, PolicyNetwork
     from accel.networks.text import NetworkText, parse_network
@@ -21,7 +21,7 @@ _HOMES = {
     "ObservationNormaliser": "normaliser",
     "PolicyNetwork": "policy",
     "build_network": "factory",
-    "build_network_from_config": "factory",
+    "build_from_config": "factory",
     "parse_network": "text",
 }
 
@@ -31,8 +31,8 @@ __all__ = [
     "NetworkText",
     "ObservationNormaliser",
     "PolicyNetwork",
+    "build_from_config",
     "build_network",
-    "build_network_from_config",
     "parse_network",
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,6 +13,43 @@ from torch.nn.utils.rnn import PackedSequence
 from accel.networks import dense
 from accel.networks.initialisation import orthogonal_lstm
 from accel.networks.recurrence import unroll_lstm
+
+
+class RecurrentCore(Protocol):
+    """What a network keeps from step to step.
+
+    Attributes:
+        state_shapes: shapes of one environment's state; empty where nothing is kept.
+        size: features of its output.
+    """
+
+    state_shapes: tuple[tuple[int, ...], ...]
+    size: int
+
+    def __call__(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A whole unroll: [T, B, F], [T, B] and the state before row 0 to [T, B, size] and the state after the last."""
+        ...
+
+    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One row without resets: [B, F] and the state to the output [B, size] and the next state."""
+        ...
+
+
+class NoCore(nn.Module):
+    """The identity: features pass, nothing is kept."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.state_shapes: tuple[tuple[int, ...], ...] = ()
+        self.size = features
+
+    def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The features."""
+        return features, state
+
+    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The features."""
+        return features, state
 
 
 class LSTMCore(nn.Module):
@@ -23,6 +62,7 @@ class LSTMCore(nn.Module):
     def __init__(self, features: int, size: int) -> None:
         super().__init__()
         self.size = size
+        self.state_shapes: tuple[tuple[int, ...], ...] = ((size,), (size,))
         self.lstm = orthogonal_lstm(nn.LSTM(features, size))
 
     def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -47,11 +87,12 @@ class LSTMCore(nn.Module):
         output, (hidden, cell) = self.lstm(features, (hidden.unsqueeze(0), cell.unsqueeze(0)))
         return output, (hidden.squeeze(0), cell.squeeze(0))
 
-    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """One row without resets: [B, F] and (h, c) [B, H] to the next (h, c); h is also the output."""
+    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One row without resets: [B, F] and (h, c) [B, H] to h and the next (h, c)."""
         hidden, cell = state
         _, (hidden, cell) = self.lstm(features.unsqueeze(0), (hidden.unsqueeze(0), cell.unsqueeze(0)))
-        return hidden.squeeze(0), cell.squeeze(0)
+        hidden, cell = hidden.squeeze(0), cell.squeeze(0)
+        return hidden, (hidden, cell)
 
     def _unrolled(
         self, features: Tensor, first: Tensor, hidden: Tensor, cell: Tensor

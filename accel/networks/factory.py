@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 
+from accel.config.models import NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.networks.core import LSTMCore
 from accel.networks.dense import Activation
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import CHOICES, NetworkText, parse_network
@@ -26,6 +28,7 @@ def build_network(
     separate_value_torso: bool = False,
     normalise_observations: bool = False,
     initial_log_std: float = 0.0,
+    outputs: int | None = None,
     seed: int | None = None,
 ) -> PolicyNetwork:
     """Builds a network on the CPU.
@@ -35,11 +38,12 @@ def build_network(
             function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float to [N, F]; uint8 observations
             reach it scaled to [0, 1]. It must map rows independently and deterministically: no dropout, no batch norm.
         spec: the environment's layout.
-        critic: ``value``, or ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it.
+        critic: ``value``, ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it, or ``none``.
         activation: of mlp torsos; CNNs have ReLU.
         separate_value_torso: the critic gets its own torso; not with an LSTM.
         normalise_observations: keep running statistics of float observations; images are scaled by 1/255 instead.
         initial_log_std: initial log standard deviation of Gaussian actions.
+        outputs: of the policy head; None: the action distribution's parameters.
         seed: initialise from this seed, leaving torch's default generator alone; None: use that generator.
     Raises:
         ConfigError: the text is unknown, or does not go with the environment or the options.
@@ -56,7 +60,8 @@ def build_network(
             torso,
             features,
             value_torso=_make_torso(parsed, spec, activation)[0] if separate_value_torso else None,
-            lstm_size=parsed.lstm_size,
+            core=None if parsed.lstm_size is None else LSTMCore(features, parsed.lstm_size),
+            outputs=outputs,
             normalise_observations=normalise_observations,
             critic=critic,
             initial_log_std=initial_log_std,
@@ -64,25 +69,29 @@ def build_network(
         )
 
 
-def build_network_from_config(config: Mapping[str, object], spec: EnvSpec) -> PolicyNetwork:
-    """Builds the network of a run's configuration, as plain JSON values.
+def build_from_config(
+    config: NetworkConfig, spec: EnvSpec, *, critic: Critic = "value", outputs: int | None = None
+) -> PolicyNetwork:
+    """Builds the network that a run's options ask for.
 
-    Retrace takes an action-value critic. ``separate_value_torso`` null means yes for an mlp without an LSTM, else no.
+    ``separate_value_torso`` none means yes for an mlp with a critic and without an LSTM, else no.
 
     Raises:
         ConfigError: as ``build_network``.
     """
-    text = str(config["network"])
-    parsed = parse_network(text)
-    separate = config["separate_value_torso"]
+    parsed = parse_network(config.network)
+    separate = config.separate_value_torso
+    if separate is None:
+        separate = parsed.torso == "mlp" and parsed.lstm_size is None and critic != "none"
     return build_network(
-        text,
+        config.network,
         spec,
-        critic="action-value" if config["corrector"] == "retrace" else "value",
-        activation="relu" if config["activation"] == "relu" else "tanh",
-        separate_value_torso=parsed.torso == "mlp" and parsed.lstm_size is None if separate is None else bool(separate),
-        normalise_observations=bool(config["normalise_observations"]),
-        initial_log_std=float(str(config["initial_log_std"])),
+        critic=critic,
+        activation=config.activation,
+        separate_value_torso=separate,
+        normalise_observations=config.normalise_observations,
+        initial_log_std=config.initial_log_std,
+        outputs=outputs,
     )
 
 
@@ -99,6 +108,8 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
             f"an action-value critic (Retrace) needs one discrete action, not {spec.action.kind} actions: "
             "use the vtrace corrector"
         )
+    if separate_value_torso and critic == "none":
+        raise ConfigError("separate_value_torso is for a critic of its own, which this algorithm has not: leave it out")
     if separate_value_torso and text.lstm_size is not None:
         raise ConfigError(
             f"network '{text}': a separate value torso would need a recurrent state that actors do not carry: "

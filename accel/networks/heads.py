@@ -34,3 +34,8 @@ def make_policy_head(action: ActionSpec, features: int, initial_log_std: float) 
     if action.kind == "gaussian":
         return GaussianHead(features, action.sizes[0], initial_log_std)
     return orthogonal(nn.Linear(features, action.param_size), _POLICY_GAIN)
+
+
+def value_head(features: int, outputs: int) -> nn.Linear:
+    """A head of values: of states, of actions, or of both."""
+    return orthogonal(nn.Linear(features, outputs), 1.0)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from accel.envs.spaces import EnvSpec
-from accel.networks.core import LSTMCore
-from accel.networks.heads import make_policy_head
-from accel.networks.initialisation import orthogonal
+from accel.networks.core import LSTMCore, NoCore
+from accel.networks.heads import make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
 
-Critic = Literal["value", "action-value"]
+Critic = Literal["value", "action-value", "none"]
 
 
 class NetworkOutput(NamedTuple):
@@ -23,7 +22,7 @@ class NetworkOutput(NamedTuple):
 
     Attributes:
         params: [T, B, P] distribution parameters.
-        values: [T, B] state values; None with an action-value critic.
+        values: [T, B] state values; None with an action-value critic, or without one.
         action_values: [T, B, n] with an action-value critic, otherwise None.
         state: recurrent state after the last row, a tuple of [B, H]; empty without a core.
     """
@@ -42,9 +41,10 @@ class PolicyNetwork(nn.Module):
         torso: [N, *obs] float to [N, features].
         features: size of the torso's output.
         value_torso: the critic's own torso, with an output of the same size; None: it shares the policy's features.
-        lstm_size: units of the LSTM behind the torso; None for no core.
+        core: behind the torso; None for no recurrence.
+        outputs: P of the policy head; None: the action distribution's parameters.
         normalise_observations: whether observations pass through an ``ObservationNormaliser``.
-        critic: state values, or values of each categorical action.
+        critic: state values, values of each categorical action, or none.
         initial_log_std: of Gaussian actions.
         channels_last: the torso runs faster on images in that memory format, and takes it.
     Attributes:
@@ -62,7 +62,8 @@ class PolicyNetwork(nn.Module):
         features: int,
         *,
         value_torso: nn.Module | None = None,
-        lstm_size: int | None = None,
+        core: LSTMCore | None = None,
+        outputs: int | None = None,
         normalise_observations: bool = False,
         critic: Critic = "value",
         initial_log_std: float = 0.0,
@@ -71,17 +72,20 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         self.critic = critic
-        self.state_shapes: tuple[tuple[int, ...], ...] = () if lstm_size is None else ((lstm_size,), (lstm_size,))
         self.fake_quantisation: PolicyQuantisation | None = None
         self.channels_last = channels_last
         self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
         self.torso = torso
-        self.core = None if lstm_size is None else LSTMCore(features, lstm_size)
-        head_features = features if lstm_size is None else lstm_size
-        self.policy_head = make_policy_head(spec.action, head_features, initial_log_std)
+        self.core: LSTMCore | NoCore = NoCore(features) if core is None else core
+        self.state_shapes = self.core.state_shapes
+        size = self.core.size
+        self.policy_head = (
+            make_policy_head(spec.action, size, initial_log_std) if outputs is None else value_head(size, outputs)
+        )
         self.value_torso = value_torso
-        critic_outputs = spec.action.sizes[0] if critic == "action-value" else 1
-        self.critic_head = orthogonal(nn.Linear(head_features, critic_outputs), 1.0)
+        self.critic_head = (
+            None if critic == "none" else value_head(size, spec.action.sizes[0] if critic == "action-value" else 1)
+        )
 
     def forward(self, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()) -> NetworkOutput:
         """A whole unroll, time folded into the batch everywhere but in the core.
@@ -102,13 +106,14 @@ class PolicyNetwork(nn.Module):
         x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
         quantisation = self.fake_quantisation
         parts = PolicyParts(self) if quantisation is None else quantisation.parts(self)
-        policy_features = critic_features = parts.torso(x)
-        if self.value_torso is not None:
-            critic_features = _features(self.value_torso, x)
-        elif self.core is not None:
-            sequence, state = parts.core(self.core, policy_features.view(length, batch, -1), first, state)
-            policy_features = critic_features = sequence.flatten(0, 1)
-        params = parts.head(policy_features).view(length, batch, -1)
+        features = parts.torso(x)
+        if self.state_shapes:
+            sequence, state = parts.core(self.core, features.view(length, batch, -1), first, state)
+            features = sequence.flatten(0, 1)
+        params = parts.head(features).view(length, batch, -1)
+        if self.critic_head is None:
+            return NetworkOutput(params, None, None, state)
+        critic_features = features if self.value_torso is None else _features(self.value_torso, x)
         predictions = self.critic_head(critic_features)
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
@@ -116,7 +121,7 @@ class PolicyNetwork(nn.Module):
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """Zeros, a tuple of [batch, H] on the parameters' device; empty without a core."""
-        reference = self.critic_head.weight
+        reference = next(self.policy_head.parameters())
         return tuple(reference.new_zeros(batch, *shape) for shape in self.state_shapes)
 
     def acting_module(self) -> ActingModule:
@@ -150,10 +155,8 @@ class ActingModule(nn.Module):
     def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """[B, *obs] and each [B, H] to (params [B, P], *next state each [B, H])."""
         features = self.torso(_prepare(observations, self.normaliser, channels_last=False))
-        if self.core is None:
-            return (self.policy_head(features),)
-        state = self.core.step(features, state)
-        return (self.policy_head(state[0]), *state)
+        features, state = self.core.step(features, state)
+        return (self.policy_head(features), *state)
 
 
 class PolicyQuantisation(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accel.algorithms.base import Algorithm
+from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork, build_network
@@ -19,6 +22,7 @@ from accel.networks.policy import ActingModule
 from accel.networks.torsos import NatureCNN, Torso
 
 Array = npt.NDArray[np.generic]
+Distribution = Callable[[Tensor, Tensor | None], ActionDistribution]
 
 # a student of so many units has the channels of Nature-CNN
 _FULL_WIDTH = 256
@@ -46,9 +50,9 @@ class StudentFactory:
         return student
 
     def _network(self, size: str) -> PolicyNetwork:
-        spec, seed = self._spec, self._config.seed
+        spec, seed = self._spec, self._config.run.seed
         if not spec.is_image or min(spec.observation_shape[1:]) < _SMALLEST_IMAGE:
-            return build_network(f"mlp:{size}", spec, activation=self._config.activation, seed=seed)
+            return build_network(f"mlp:{size}", spec, activation=self._config.policy.activation, seed=seed)
         width, depth = map(int, size.split("x"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -82,8 +86,10 @@ class PolicyDivergence:
     """KL(policy ‖ acting policy) in nats of the action distributions that first outputs describe: an acting policy must
     cover all that the policy does, for importance weights to stay bounded. A ``Divergence``."""
 
-    def __init__(self, action: ActionSpec) -> None:
+    def __init__(self, action: ActionSpec, distribution: Distribution | None = None) -> None:
+        """Args: action: the action space; distribution: what outputs describe, None for the space's own."""
         self._action = action
+        self._distribution = distribution
 
     def __call__(self, student: Tensor, policy: Tensor) -> Tensor:
         """[N, P] each to the mean, a scalar."""
@@ -94,7 +100,8 @@ class PolicyDivergence:
         return self._kl(*(torch.as_tensor(params, dtype=torch.float32) for params in (reference, acting))).numpy()
 
     def upper_bound(self, reference: Array, acting: Array) -> float:
-        """What no row's divergence exceeds, in nats, found in a tenth of the time; [N, P] each. Infinite for Gaussians.
+        """What no row's divergence exceeds, in nats, found in a tenth of the time; infinite for Gaussians and
+        for an action rule's own distribution.
 
         With d the difference of logits, KL(softmax(p) ‖ softmax(p + d)) = log E_p[exp(d − E_p[d])] ≤ (max d − min d)²/8
         for each of the categorical actions, and the range of d is twice its greatest absolute value at most.
@@ -102,13 +109,18 @@ class PolicyDivergence:
         Source:
             Hoeffding 1963, Probability inequalities for sums of bounded random variables, eq. 4.16.
         """
-        if self._action.kind == "gaussian":
+        if self._action.kind == "gaussian" or self._distribution is not None:
             return math.inf
         difference = np.asarray(acting, np.float32) - np.asarray(reference, np.float32)
         greatest = float(np.abs(difference).max())
         return 0.5 * greatest * greatest * len(self._action.sizes)
 
     def _kl(self, policy: Tensor, acting: Tensor) -> Tensor:
-        from accel.algorithms.distributions import make_distribution
-
+        if self._distribution is not None:
+            return self._distribution(policy, None).kl(self._distribution(acting, None))
         return make_distribution(self._action, policy).kl(make_distribution(self._action, acting))
+
+
+def make_divergence(algorithm: Algorithm) -> PolicyDivergence:
+    """The divergence of an algorithm's policies, as its action rule sees them."""
+    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if algorithm.explores else None)

@@ -113,20 +113,22 @@ class Level:
         self._module = module
         self._validator = validator
         self._withheld = False
-        self._calibrations = Schedule(config.calibration_interval_updates)
-        self._drift = Schedule(config.drift_interval_updates, first=1)
+        self._calibrations = Schedule(config.compression.calibration_interval_updates)
+        self._drift = Schedule(config.compression.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
         # a selection and what it compensates for age with the optimiser's steps
-        steps = config.passes * config.minibatches if self._selects else 1
-        self._check_interval = max(1, config.check_interval_updates // steps)
+        steps = config.algorithm.optimiser_steps if self._selects else 1
+        self._check_interval = max(1, config.compression.check_interval_updates // steps)
         self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
-        self._selections = Schedule(max(1, config.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES)
+        self._selections = Schedule(
+            max(1, config.compression.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES
+        )
         self._refits = Schedule(max(1, REFIT_STEPS // steps))
         self._has_student = "distill" in names
-        self._distillations = Schedule(config.distill_interval_updates)
+        self._distillations = Schedule(config.compression.distill_interval_updates)
         self._due: set[Work] = set()
         self._task = UpkeepTask()
         self._pending: Future[UpkeepResult | None] | None = None

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from accel.acting.torch_policy import serialise_module
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.experience.batch import Batch
+from accel.experience.inputs import Array, policy_inputs
+from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
 from accel.publishing.background import BackgroundWorker, ModuleCopy
@@ -80,22 +79,22 @@ class Publisher:
         self._module = network.acting_module()
         self._metadata: dict[str, Json] = {
             "action": cast("Json", network.spec.action.to_json()),
-            "env": config.env,
-            "network": config.network,
+            "env": config.environment.env,
+            "network": config.policy.network,
         }
-        self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compressor,))))
-        self._recent = RecentInputs(config.calibration_size, self._renewal_updates(), config.seed)
+        self.levels = tuple(dict.fromkeys(_canonical(s) for s in (levels or (config.compression.compressor,))))
+        self._recent = RecentInputs(config.compression.calibration_size, self._renewal_updates(), config.run.seed)
         self._validation_inputs = ValidationInputs(network.spec, network.state_shapes, self._recent)
         self._divergence = PolicyDivergence(network.spec.action) if divergence is None else divergence
         self._bound: dict[str, Level] = {}
         self._in_use: tuple[str, ...] = ()
         self._prepared: tuple[str, ...] = ()
         self.replaced: frozenset[str] = frozenset()
-        self._worker, self._caller = BackgroundWorker(inline=config.actors == 0), BackgroundWorker(inline=True)
+        self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy = ModuleCopy(self._module)
         self._last_served = FULL_PRECISION
         self.scheme = FULL_PRECISION
-        if config.actor_runtime == "onnxruntime":
+        if config.acting.actor_runtime == "onnxruntime":
             self._level(FULL_PRECISION)
             self.set_levels(self.levels[:1])
 
@@ -143,17 +142,20 @@ class Publisher:
         would, should it pass the check that it comes back with."""
         return level in self._bound and self._bound[level].fit
 
-    def observe(self, batch: Batch) -> None:
-        """After each learner update: keep a few of its batch's inputs, and begin what is due at the levels in use, and
-        at those to prepare.
+    def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
+        """Keep a few of an arriving unroll's inputs, for ranges, checks and students."""
+        if self._config.acting.actor_runtime == "torch" or not self._recent.wanted:
+            return
+        self._recent.observe(policy_inputs(unroll, layout, self._recent.choose))
+
+    def after_update(self) -> None:
+        """Count a learner update and begin what is due at the levels in use, and at those to prepare.
 
         Whatever went wrong in background work is raised here, or by ``payloads``.
         """
-        if self._config.actor_runtime == "torch":
+        if self._config.acting.actor_runtime == "torch":
             return
         self._recent.tick()
-        if self._recent.wanted:
-            self._recent.observe(_rows(batch, self._recent))
         self._adopt_results()
         for scheme in self._maintained():
             self._bound[scheme].after_update(self._recent)
@@ -161,13 +163,17 @@ class Publisher:
             self._bound[FULL_PRECISION].after_update(self._recent)
         self._start_work()
 
+    def recent_inputs(self) -> dict[str, Array]:
+        """Real inputs of the policy, [N, *shape] by name; empty before the first."""
+        return self._recent.every()
+
     def payloads(self) -> Mapping[str, bytes]:
         """The network as it is now at each level in use, to be published together; empty when everything is withheld.
 
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own.
         """
-        if self._config.actor_runtime == "torch":
+        if self._config.acting.actor_runtime == "torch":
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
             return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
         self._adopt_results()
@@ -193,7 +199,7 @@ class Publisher:
             version: which it holds.
             scheme: a level, or fp32; None: the first in use, or fp32 while that is not published.
         """
-        if self._config.actor_runtime == "torch":
+        if self._config.acting.actor_runtime == "torch":
             return None
         level = self._level(self.scheme if scheme is None else scheme)
         return (level if level.ready else self._bound[FULL_PRECISION]).artifact(version)
@@ -222,7 +228,11 @@ class Publisher:
         if any("prune" in level for level in self.levels):
             return IMAGE_RENEWAL_UPDATES if self._network.spec.is_image else 1
         has_student = any("distill" in level for level in self.levels)
-        return REFILLS * config.distill_interval_updates if has_student else config.calibration_interval_updates
+        return (
+            REFILLS * config.compression.distill_interval_updates
+            if has_student
+            else config.compression.calibration_interval_updates
+        )
 
     def _levels_in_use(self) -> list[tuple[str, Level]]:
         return [(scheme, self._bound[scheme]) for scheme in self._in_use]
@@ -276,7 +286,7 @@ class Publisher:
                     FakeQuantiser(plan, self._module)
             except CompressorError as error:
                 raise ConfigError(
-                    f"compressor '{scheme}' does not suit network '{self._config.network}': {error}"
+                    f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}"
                 ) from error
             self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._validator(scheme))
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
@@ -287,8 +297,8 @@ class Publisher:
         return Validator(
             self._validation_inputs,
             self._divergence,
-            self._config.max_publish_kl,
-            batch=self._config.envs_per_actor if "int8-dynamic" in methods else None,
+            self._config.compression.max_publish_kl,
+            batch=self._config.acting.envs_per_actor if "int8-dynamic" in methods else None,
             follows_policy="distill" not in methods,
         )
 
@@ -299,25 +309,6 @@ class Publisher:
         for i, shape in enumerate(self._network.state_shapes):
             example[f"state_{i}"] = torch.zeros(1, *shape)
         return example
-
-
-def _rows(batch: Batch, recent: RecentInputs) -> dict[str, npt.NDArray[np.generic]]:
-    """The rows to observe: random ones, or, with a recurrent core, of those of the first step, whose state is known.
-
-    They are chosen where the batch is, so that nothing else leaves the device.
-    """
-    if batch.states:
-        keep = torch.logical_not(batch.first[0])
-        rows = {"observations": batch.observations[0]}
-        for i, state in enumerate(batch.states):
-            rows[f"state_{i}"] = state * keep.view(-1, *[1] * (state.dim() - 1))
-    else:
-        rows = {"observations": batch.observations[:-1].flatten(0, 1)}
-    count = len(rows["observations"])
-    if recent.wanted < count:
-        chosen = torch.from_numpy(recent.choose(count)).to(batch.observations.device)
-        rows = {name: values.index_select(0, chosen) for name, values in rows.items()}
-    return {name: values.cpu().numpy() for name, values in rows.items()}
 
 
 def _canonical(scheme: str) -> str:

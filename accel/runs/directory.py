@@ -25,7 +25,7 @@ from accel.system.atomic import remove_partial_files, write_atomically
 from accel.system.untrusted import read_toml
 
 if TYPE_CHECKING:
-    from accel.learning.checkpoint import CheckpointState
+    from accel.runs.checkpoint import CheckpointState
 
 _LOCK = ".lock"
 STARTS = "starts.jsonl"
@@ -186,9 +186,14 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
         return before.count(b"\n")
 
+    def latest_env_steps(self) -> int:
+        """Environment steps behind the newest checkpoint, by its name; zero before the first."""
+        names = (re.fullmatch(r"step-(\d+)\.safetensors", path.name) for path in self.checkpoints.glob("step-*"))
+        return max((int(match[1]) for match in names if match), default=0)
+
     def save_checkpoint(self, state: CheckpointState, *, keep: int = 2) -> Path:
         """Write a checkpoint and remove all but the newest ``keep``; returns its path. Raises RunDirectoryError."""
-        from accel.learning.checkpoint import CheckpointStore
+        from accel.runs.checkpoint import CheckpointStore
 
         self._check_writable()
         try:
@@ -198,7 +203,7 @@ class RunDirectory:
 
     def load_checkpoint(self) -> CheckpointState:
         """The newest checkpoint. Raises CheckpointError when there is none or it is damaged."""
-        from accel.learning.checkpoint import CheckpointStore
+        from accel.runs.checkpoint import CheckpointStore
 
         store = CheckpointStore(self.checkpoints)
         if store.latest() is None:

@@ -147,7 +147,7 @@ def evaluate(
         full = play(whole, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     return Evaluation(
         run=str(loaded.path),
-        env=loaded.config.env,
+        env=loaded.config.environment.env,
         scheme=policy.scheme,
         policy_bytes=len(policy.model),
         env_steps=loaded.env_steps,
@@ -179,7 +179,7 @@ def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:
     observations, *states = artifact.inputs
     if (
         observations.with_batch(1)[1:] != run.spec.observation_shape
-        or artifact.outputs[0].with_batch(1)[1:] != (run.spec.action.param_size,)
+        or artifact.outputs[0].with_batch(1)[1:] != (run.rule.output_size,)
         or len(states) != len(run.network.state_shapes)
     ):
         raise ConfigError(

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.algorithms.distributions import make_distribution
-from accel.envs.spaces import ActionSpec
+from accel.algorithms.base import Algorithm
 from accel.runs.summary import SchemeComparison
 from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import weight_only_layers
@@ -26,7 +25,7 @@ def compare_with_fp32(
     artifact: CompressedPolicy,
     fp32: CompressedPolicy,
     inputs: Mapping[str, Array],
-    action: ActionSpec,
+    algorithm: Algorithm,
     *,
     batch: int,
     env_us: float,
@@ -36,7 +35,7 @@ def compare_with_fp32(
     Args:
         artifact: the compressed policy. fp32: the same weights, uncompressed.
         inputs: [N, *shape] by input name, real ones.
-        action: which distribution the outputs parametrise.
+        algorithm: says which policy outputs make.
         batch: rows per call, as on an actor.
         env_us: what an environment's vector step takes there, for proportion.
     """
@@ -52,9 +51,9 @@ def compare_with_fp32(
         for k in (0, 1) if turn % 2 else (1, 0):
             samples[k].append(1e6 * _seconds(sessions[k], calls))
     params = [torch.from_numpy(_outputs(session, inputs, batch)) for session in sessions]
-    compressed, full = (make_distribution(action, p) for p in params)
+    compressed, full = (algorithm.distribution(p, None) for p in params)
     agreement = None
-    if action.kind != "gaussian":
+    if algorithm.network.spec.action.kind != "gaussian":
         agreement = float((compressed.mode() == full.mode()).float().mean())
     return SchemeComparison(
         scheme=artifact.scheme,

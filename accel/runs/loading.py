@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.acting.rules import ActionRule, make_rule
+from accel.algorithms.base import Algorithm
+from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import Seed
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, EnvError
-from accel.networks import PolicyNetwork, build_network_from_config, parse_network
+from accel.networks import PolicyNetwork, parse_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.publishing.distillation import PolicyDivergence, StudentFactory, make_divergence
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.tuning.choice import FULL_PRECISION, parse_choice
@@ -42,7 +45,7 @@ class TrainedRun:
         path: the run's directory.
         config: what it was trained with.
         spec: its environment's layout.
-        network: policy and critic with the newest checkpoint's weights, on the CPU, in evaluation mode.
+        algorithm: its networks with the newest checkpoint's weights, on the CPU.
         env_steps: environment steps behind the weights.
         version: the policy version behind the weights.
     """
@@ -50,9 +53,24 @@ class TrainedRun:
     path: Path
     config: TrainConfig
     spec: EnvSpec
-    network: PolicyNetwork = field(repr=False)
+    algorithm: Algorithm = field(repr=False)
     env_steps: int
     version: int
+
+    @cached_property
+    def network(self) -> PolicyNetwork:
+        """The network whose policy side acts, in evaluation mode."""
+        return self.algorithm.network.eval().requires_grad_(False)
+
+    @cached_property
+    def rule(self) -> ActionRule:
+        """How outputs become actions."""
+        return make_rule(self.algorithm.rule, self.spec.action)
+
+    @property
+    def divergence(self) -> PolicyDivergence:
+        """How far two policies of this run are apart."""
+        return make_divergence(self.algorithm)
 
     @cached_property
     def policy(self) -> ActingModule:
@@ -62,7 +80,7 @@ class TrainedRun:
     @property
     def scheme(self) -> str:
         """The compression scheme that actors had at the end, also where it was annealed or tuned."""
-        choice = parse_choice(self.config.compressor, self.config.network)
+        choice = parse_choice(self.config.compression.compressor, self.config.policy.network)
         if choice.schedule is not None:
             return choice.schedule.level_at(self.env_steps)
         if choice.kind == "fixed":
@@ -84,7 +102,7 @@ class TrainedRun:
     def metadata(self) -> dict[str, Json]:
         """What artifacts of this run carry: the action space, the environment and the network's text."""
         action = self.spec.action.to_json()
-        return {"action": action, "env": self.config.env, "network": self.config.network}  # type: ignore[dict-item]
+        return {"action": action, "env": self.config.environment.env, "network": self.config.policy.network}  # type: ignore[dict-item]
 
     def compress(
         self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None
@@ -100,7 +118,7 @@ class TrainedRun:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
         """
         student = StudentFactory(self.config, self.network)
-        divergence = PolicyDivergence(self.spec.action)
+        divergence = self.divergence
         compressor = make_compressor(scheme, cpu=cpu, student_factory=student, divergence=divergence)
         teaches = _DISTILL in scheme and calibration is not None
         plan = compressor.bind(
@@ -117,10 +135,14 @@ class TrainedRun:
 
     def calibration_rows(self, scheme: str) -> int:
         """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
-        return max(self.config.calibration_size, _LESSON_ROWS) if _DISTILL in scheme else self.config.calibration_size
+        return (
+            max(self.config.compression.calibration_size, _LESSON_ROWS)
+            if _DISTILL in scheme
+            else self.config.compression.calibration_size
+        )
 
     def _teach(self, plan: Plan, inputs: Inputs) -> None:
-        rng = np.random.default_rng(self.config.seed)
+        rng = np.random.default_rng(self.config.run.seed)
         rows = len(next(iter(inputs.values())))
         for _ in range(_LESSONS):
             chosen = rng.integers(rows, size=_LESSON_BATCH)
@@ -138,13 +160,13 @@ class TrainedRun:
         """
         config = self.config
         environment = make_vector_env(
-            config.env,
+            config.environment.env,
             num_envs,
-            backend=config.backend,
-            env_args=config.env_kwargs,
-            wrappers=config.wrapper,
+            backend=config.environment.backend,
+            env_args=config.environment.kwargs,
+            wrappers=config.environment.wrapper,
             seed=seed,
-            squash_actions=config.squash_actions,
+            squash_actions=config.environment.squash_actions,
             render=render,
         )
         ours, theirs = self.spec, environment.spec
@@ -155,7 +177,7 @@ class TrainedRun:
         ):
             environment.close()
             raise EnvError(
-                f"environment {config.env!r} is not the one that {self.path} was trained on: observations "
+                f"environment {config.environment.env!r} is not the one that {self.path} was trained on: observations "
                 f"{theirs.observation_shape} {theirs.observation_dtype} and {theirs.action} now, "
                 f"{ours.observation_shape} {ours.observation_dtype} and {ours.action} then"
             )
@@ -194,21 +216,21 @@ def load_run(path: Path) -> TrainedRun:
     weights = {name.removeprefix(_PREFIX): t for name, t in state.tensors.items() if name.startswith(_PREFIX)}
     try:
         _check_shapes(config, spec, weights)
-        network = build_network_from_config(config.to_json(), spec)
-        network.load_state_dict(weights)
+        algorithm = make_algorithm(config, spec, torch.device("cpu"))
+        algorithm.networks.load_state_dict(weights)
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint of {run.path} does not fit network {config.network!r} of its config.toml: {error}"
+            f"the checkpoint of {run.path} does not fit network {config.policy.network!r} of its config.toml: {error}"
         ) from error
-    return TrainedRun(run.path, config, spec, network.eval().requires_grad_(False), state.env_steps, version)
+    return TrainedRun(run.path, config, spec, algorithm, state.env_steps, version)
 
 
 def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError unless the weights are those of the network, before memory is taken for it."""
-    if parse_network(config.network).is_factory:
+    """Raise ValueError unless the weights are those of the networks, before memory is taken for them."""
+    if parse_network(config.policy.network).is_factory:
         return  # not ours: it may need real tensors while it is built
     with torch.device("meta"):
-        wanted = build_network_from_config(config.to_json(), spec).state_dict()
+        wanted = make_algorithm(config, spec, torch.device("meta")).networks.state_dict()
     for name in wanted.keys() | weights.keys():
         shapes = [
             (tensors[name].shape, tensors[name].dtype) if name in tensors else None for tensors in (wanted, weights)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.acting.rules import make_sampler
+from accel.acting.rules import ActionRule, Seat
 from accel.display.progress import Progress, SilentProgress
 from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
@@ -30,6 +30,8 @@ Picture = npt.NDArray[np.uint8]
 DEFAULT_ENVS = 16
 MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
 _NOISE_ROWS = 64
+TRAINED = 1 << 62
+"""Environment steps after which every schedule of exploration is at its end."""
 # seed streams of evaluation and collection, disjoint from those of actors, which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
 
@@ -116,8 +118,8 @@ def play(
     try:
         for number, begin in enumerate(range(0, episodes, width)):
             count = min(width, episodes - begin)
-            game = _Round(environment, player, (seed, _EVALUATION, number), greedy, count, frame)
-            for steps, ended in game.play(max_episode_steps, run.config.env):
+            game = _Round(environment, player, run.rule, (seed, _EVALUATION, number), greedy, count, frame)
+            for steps, ended in game.play(max_episode_steps, run.config.environment.env):
                 progress.advance(PlayingStatus(begin + ended, episodes, env_steps + width * steps))
             env_steps += width * steps
             returns[begin : begin + count] = game.returns[:count]
@@ -135,12 +137,13 @@ class _Round:
         self,
         environment: VectorEnvironment,
         player: Player,
+        rule: ActionRule,
         seed: tuple[int, ...],
         greedy: bool,
         count: int,
         frame: Callable[[Picture], None] | None,
     ) -> None:
-        self._environment, self._player, self._seed = environment, player, seed
+        self._environment, self._player, self._rule, self._seed = environment, player, rule, seed
         self._greedy, self._frame = greedy, frame
         self.returns = np.zeros(environment.num_envs)
         self.lengths = np.zeros(environment.num_envs, np.int64)
@@ -152,7 +155,8 @@ class _Round:
         environment, running = self._environment, self._running
         count = int(np.count_nonzero(running))
         action = environment.spec.action
-        sampler = make_sampler(action, environment.num_envs, _NOISE_ROWS, np.random.default_rng(self._seed))
+        seat = Seat(environment.num_envs, _NOISE_ROWS)
+        sampler = self._rule.bind(seat, np.random.default_rng(self._seed))
         actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
         observations = environment.reset(self._seed)
         first: Bools | None = np.ones(environment.num_envs, np.bool_)
@@ -165,7 +169,7 @@ class _Round:
                 sampler.greedy(params, actions)
             else:
                 if step % _NOISE_ROWS == 0:
-                    sampler.begin()
+                    sampler.begin(TRAINED)
                 sampler.sample(params, step % _NOISE_ROWS, actions)
             env_actions = cast(Actions, sampler.to_env(actions))
             observations, rewards, terminated, truncated = environment.step(env_actions)
@@ -228,7 +232,7 @@ def collect_inputs(
     progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
-        for step, inputs in enumerate(_sampled_inputs(environment, player, seed, steps)):
+        for step, inputs in enumerate(_sampled_inputs(environment, player, run.rule, seed, steps)):
             if step in wanted:
                 for name, array in inputs.items():
                     kept.setdefault(name, []).append(np.array(array))
@@ -240,11 +244,11 @@ def collect_inputs(
 
 
 def _sampled_inputs(
-    environment: VectorEnvironment, player: Player, seed: int, steps: int
+    environment: VectorEnvironment, player: Player, rule: ActionRule, seed: int, steps: int
 ) -> Iterator[dict[str, Array]]:
     """The policy's inputs step by step, over episode ends, with the recurrent state zeroed where an episode begins."""
     spec, envs = environment.spec, environment.num_envs
-    sampler = make_sampler(spec.action, envs, _NOISE_ROWS, np.random.default_rng((seed, _COLLECTION)))
+    sampler = rule.bind(Seat(envs, _NOISE_ROWS), np.random.default_rng((seed, _COLLECTION)))
     actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
     observations = environment.reset()
     first, over = np.ones(envs, np.bool_), np.zeros(envs, np.bool_)
@@ -252,7 +256,7 @@ def _sampled_inputs(
         params = player.params(observations, first if first.any() else None)
         yield player.inputs()
         if step % _NOISE_ROWS == 0:
-            sampler.begin()
+            sampler.begin(TRAINED)
         sampler.sample(params, step % _NOISE_ROWS, actions)
         observations, _, terminated, truncated = environment.step(cast(Actions, sampler.to_env(actions)))
         done = terminated | truncated

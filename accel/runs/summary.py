@@ -106,6 +106,7 @@ class Summary:
     env: str
     scheme: str
     actor_runtime: str
+    algorithm: str
     corrector: str
     actors: _Count
     device: str

@@ -72,7 +72,7 @@ class AfterTraining:
     @property
     def title(self) -> str:
         """See ``driver.Experiment.title``."""
-        return f"{self._run.config.env}, {self._run.config.network}, run {self._run.path.name}"
+        return f"{self._run.config.environment.env}, {self._run.config.policy.network}, run {self._run.path.name}"
 
     @property
     def bench(self) -> Workbench:
@@ -83,7 +83,7 @@ class AfterTraining:
 
     @property
     def _batch(self) -> int:
-        return self._options.batch or self._run.config.envs_per_actor
+        return self._options.batch or self._run.config.acting.envs_per_actor
 
     def subject(self) -> Json:
         """See ``driver.Experiment.subject``."""
@@ -260,7 +260,7 @@ class Workbench:
     def __init__(self, run: TrainedRun, options: CandidateOptions, seed: int) -> None:
         """Plays to collect real observations. Raises what ``collect_inputs`` raises."""
         self._run, self._options, self._seed = run, options, seed
-        self._batch = options.batch or run.config.envs_per_actor
+        self._batch = options.batch or run.config.acting.envs_per_actor
         self.caveat: str | None = None
         self.fp32 = run.compress("fp32")
         self._calibration = collect_inputs(run, options.rows, seed, policy=self.fp32)
@@ -273,9 +273,7 @@ class Workbench:
     def screen(self, artifact: CompressedPolicy) -> dict[str, float]:
         """``kl``; ``policy_us`` and ``fp32_us``, medians measured in turns; ``bytes``; ``agreement`` of discrete
         actions."""
-        found = compare_with_fp32(
-            artifact, self.fp32, self._inputs, self._run.spec.action, batch=self._batch, env_us=0.0
-        )
+        found = compare_with_fp32(artifact, self.fp32, self._inputs, self._run.algorithm, batch=self._batch, env_us=0.0)
         measured = {
             "kl": found.kl, "policy_us": found.policy_us, "fp32_us": found.fp32_us, "bytes": float(found.bytes),
         }  # fmt: skip

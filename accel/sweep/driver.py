@@ -208,7 +208,7 @@ def sweep_training(file: Path, search: SearchOptions | None = None, *, command: 
     loaded = load_sweep_file(file)
     search = (search or SearchOptions()).over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
     directory = search.directory(file.stem)
-    interval = max(loaded.base.total_env_steps // REPORTS, 1)
+    interval = max(loaded.base.run.total_env_steps // REPORTS, 1)
     options = search.study_options(IN_TRAINING, directory, 20, ("return",), interval)
     return run_sweep(InTraining(loaded, options, directory), options, directory, command)
 

@@ -33,9 +33,9 @@ class InTraining:
     def __init__(self, file: SweepFile, options: StudyOptions, directory: Path) -> None:
         """Raises ConfigError: a pruner without intermediate values, a time without a threshold, bytes without ONNX."""
         wanted = {q.name for q in options.objectives} | {c.metric for c in options.constraints}
-        if "training_s" in wanted and file.base.stop_at_return is None:
+        if "training_s" in wanted and file.base.run.stop_at_return is None:
             raise ConfigError("training_s is the time until stop_at_return: set stop_at_return in [train]")
-        if "bytes" in wanted and file.base.actor_runtime == "torch" and "actor_runtime" not in file.space:
+        if "bytes" in wanted and file.base.acting.actor_runtime == "torch" and "actor_runtime" not in file.space:
             raise ConfigError("[train] has actor_runtime = 'torch', which publishes no ONNX policy: leave bytes out")
         self._wanted = wanted
         objective = options.objectives[0].name
@@ -53,7 +53,7 @@ class InTraining:
     @property
     def title(self) -> str:
         """See ``driver.Experiment.title``."""
-        return f"{self._file.base.env}, {self._file.base.network}"
+        return f"{self._file.base.environment.env}, {self._file.base.policy.network}"
 
     @property
     def references(self) -> Values:
@@ -113,7 +113,7 @@ class InTraining:
                 f"run {run.path.name} has no {', '.join(sorted(missing))}, as its actors ran torch: leave torch out of "
                 "the space, or bytes out of objectives and constraints"
             )
-        return Measurement(measured, self._references, self._unreached(config.stop_at_return, measured))
+        return Measurement(measured, self._references, self._unreached(config.run.stop_at_return, measured))
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``driver.Experiment.label``."""
@@ -131,16 +131,18 @@ class InTraining:
     def how_measured(self) -> str:
         """See ``driver.Experiment.how_measured``."""
         base, space = self._file.base, self._file.space
-        ends = [] if base.stop_at_return is None else [f"a return of {base.stop_at_return:g}"]
-        ends.append(f"{base.total_env_steps:,} environment steps")
-        ends += [] if base.max_seconds is None else [f"{base.max_seconds:g} s"]
-        seed = "the seed is searched" if "seed" in space else f"one seed ({base.seed})"
+        ends = [] if base.run.stop_at_return is None else [f"a return of {base.run.stop_at_return:g}"]
+        ends.append(f"{base.run.total_env_steps:,} environment steps")
+        ends += [] if base.run.max_seconds is None else [f"{base.run.max_seconds:g} s"]
+        seed = "the seed is searched" if "seed" in space else f"one seed ({base.run.seed})"
         text = (
-            f"One run per trial, {seed}; return: mean of the last {base.stop_window} training episodes; runs stop at "
-            f"{' or '.join(ends)}, whichever comes first. Base configuration: preset {self._file.preset or 'none'}, "
-            f"corrector {base.corrector}, compressor {base.compressor}; searched: {', '.join(space)}."
+            f"One run per trial, {seed}; return: mean of the last {base.run.stop_window} training episodes; "
+            f"runs stop at {' or '.join(ends)}, whichever comes first. Base configuration: "
+            f"preset {self._file.preset or 'none'}, "
+            f"algorithm {base.algorithm.algorithm}, compressor {base.compression.compressor}; "
+            f"searched: {', '.join(space)}."
         )
-        if base.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
+        if base.run.stop_at_return is not None and any(q.name == "return" for q in self._options.objectives):
             text += " Runs stop at a given return, so returns beyond it are not comparable: compare times."
         return text
 

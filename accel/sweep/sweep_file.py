@@ -91,7 +91,7 @@ def _table(tables: Mapping[str, object], name: str, path: Path) -> dict[str, obj
 
 
 def _distribution(name: str, description: object, base: TrainConfig, path: Path) -> BaseDistribution:
-    fields = [field for field in TrainConfig.model_fields if field not in _OWN_FIELDS]
+    fields = [field for field in base.options() if field not in _OWN_FIELDS]
     where = f"{path}: [space.{name}]"
     if name not in fields:
         raise ConfigError(f"{where}: there is no such field{did_you_mean(name, fields)}")

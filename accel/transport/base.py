@@ -86,8 +86,8 @@ class ActorTransport(Protocol):
     stopping: bool
 
     def welcome(self, timeout_s: float) -> Json:
-        """The configuration from the learner, waited for. Raises TransportError: none in time, the learner is gone, it
-        speaks other formats; Aborted: it gave up."""
+        """The learner's next message of the handshake, waited for; each is received once, in order. Raises
+        TransportError: none in time, the learner is gone, it speaks other formats; Aborted: it gave up."""
         ...
 
     def hello(self, message: Json) -> None:
@@ -146,7 +146,7 @@ class LearnerTransport(Protocol):
         ...
 
     def welcome(self, message: Json) -> None:
-        """Sends every actor its configuration."""
+        """Sends every actor a message of the handshake: its configuration, then what follows from its answer."""
         ...
 
     def messages(self) -> list[tuple[int, Json]]:

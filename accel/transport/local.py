@@ -47,7 +47,7 @@ class _Hub:
     inbox: list[tuple[int, Json]] = field(default_factory=list)
     alive: set[int] = field(default_factory=set)
     pool: UnrollPool | None = None
-    welcome: bytes | None = None
+    welcomes: list[bytes] = field(default_factory=list)
     stopping: bool = False
     abort_text: str | None = None
 
@@ -84,16 +84,18 @@ class LocalActor:
         self._unroll_bytes: int | None = None
         self._buffers = hub.options.in_flight + 1
         self._lent: dict[int, Bytes] = {}
+        self._welcomed = 0
 
     def welcome(self, timeout_s: float) -> Json:
-        """The configuration from the learner."""
+        """The learner's next message; see ``ActorTransport.welcome``."""
         hub = self._hub
         with hub.changed:
-            arrived = hub.wait(lambda: hub.welcome is not None or hub.stopping, timeout_s, "welcome()")
+            arrived = hub.wait(lambda: len(hub.welcomes) > self._welcomed or hub.stopping, timeout_s, "welcome()")
             self._raise_if_over()
-            if not arrived or hub.welcome is None:
+            if not arrived:
                 raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-            return decode_message(hub.welcome)[1]
+            self._welcomed += 1
+            return decode_message(hub.welcomes[self._welcomed - 1])[1]
 
     def hello(self, message: Json) -> None:
         """Answers the welcome."""
@@ -203,9 +205,9 @@ class LocalLearner:
         return frozenset()
 
     def welcome(self, message: Json) -> None:
-        """Sends every actor its configuration."""
+        """Sends every actor a message; see ``LearnerTransport.welcome``."""
         with self._hub.changed:
-            self._hub.welcome = encode_message("welcome", message)
+            self._hub.welcomes.append(encode_message("welcome", message))
             self._hub.changed.notify_all()
 
     def messages(self) -> list[tuple[int, Json]]:

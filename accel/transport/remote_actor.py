@@ -53,7 +53,7 @@ class RemoteActor:
         self._reports: deque[Request] = deque()
         self._scratch: Bytes = np.empty(0, np.uint8)
         self._receipt: tuple[int, Request, Bytes] | None = None
-        self._welcome: Json | None = None
+        self._welcomes: deque[Json] = deque()
         self._update: PolicyUpdate | None = None
         self._abort_text: str | None = None
         self._learner_gone = False
@@ -62,22 +62,23 @@ class RemoteActor:
         atexit.register(self.close)
 
     def welcome(self, timeout_s: float) -> Json:
-        """The configuration from the learner; see ``ActorTransport.welcome``."""
+        """The learner's next message; see ``ActorTransport.welcome``."""
         backoff = Backoff(timeout_s)
         while True:
             self._progress()
             self._raise_if_over()
-            if self._welcome is not None:
+            if self._welcomes:
                 break
             if not backoff.pause():
                 raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
-        theirs = self._welcome.get("formats")
+        welcome = self._welcomes.popleft()
+        theirs = welcome.get("formats")
         try:
             check_formats(theirs if isinstance(theirs, dict) else {}, self._formats)
         except TransportError as error:
             self.hello({"error": str(error)})
             raise
-        message = self._welcome.get("message")
+        message = welcome.get("message")
         return message if isinstance(message, dict) else {}
 
     def hello(self, message: Json) -> None:
@@ -244,7 +245,7 @@ class RemoteActor:
 
     def _obey(self, kind: str, body: Json) -> None:
         if kind == "welcome":
-            self._welcome = body
+            self._welcomes.append(body)
         elif kind in ("stop", "abort"):
             self.stopping = True
             if kind == "abort":

@@ -69,7 +69,7 @@ class RemoteLearner:
         return frozenset(self._dead)
 
     def welcome(self, message: Json) -> None:
-        """Sends every actor its configuration, with the formats that this learner speaks."""
+        """Sends every actor a message, with the formats that this learner speaks; see ``LearnerTransport.welcome``."""
         encoded = encode_message("welcome", {"formats": self._formats, "message": message})
         for actor in sorted(self._alive):
             self._outbox.post(actor, encoded)

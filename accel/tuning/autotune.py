@@ -276,12 +276,12 @@ def make_steering(
         return FixedSteering()
     return TunedSteering(
         choice.levels,
-        config.envs_per_actor,
+        config.acting.envs_per_actor,
         publisher,
         transport,
         sampler,
         log,
-        alone=config.actors == 0,
+        alone=config.acting.actors == 0,
         options=options,
         clock=clock,
     )

@@ -34,11 +34,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accel.algorithms.distributions import make_distribution
+from accel.acting.rules import make_rule
+from accel.algorithms.base import Algorithm
 from accel.config import TrainConfig
-from accel.experience.batch import Batch
+from accel.experience.batch import Batch, Batcher
 from accel.experience.unroll import Unroll
-from accel.networks import PolicyNetwork
 from accel.tuning.mismatch_alarms import MismatchAlarms
 from accel.tuning.mismatch_copies import PolicyCopies
 from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
@@ -59,7 +59,8 @@ class MismatchSampler:
 
     Args:
         config: the run's, for its discount, λ and clips.
-        network: what the learner trains.
+        algorithm: what the learner trains, and the distribution that its outputs make.
+        rule: the actors', whose ε an unroll records. batcher: makes tensors of an unroll.
         schemes: names of the unrolls' scheme ids.
         time_share: of the learner's time that may be used.
         clock: seconds, monotonic.
@@ -68,19 +69,22 @@ class MismatchSampler:
     def __init__(
         self,
         config: TrainConfig,
-        network: PolicyNetwork,
+        algorithm: Algorithm,
         schemes: Sequence[str],
+        batcher: Batcher,
         *,
         time_share: float = TIME_SHARE,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
         self._config = config
-        self._network = network
-        self._action = network.spec.action
+        self._algorithm = algorithm
+        self._batcher = batcher
+        self._action = algorithm.network.spec.action
+        self._rule = make_rule(algorithm.rule, self._action)
         self._schemes = tuple(schemes)
         self._time_share = time_share
-        self._copies = PolicyCopies(network, COPIES)
+        self._copies = PolicyCopies(algorithm.network, COPIES)
         self._started = self._clock()
         self._spent_s = 0.0
         self._allowance_s = 0.0
@@ -107,26 +111,15 @@ class MismatchSampler:
         self._copies.keep(version)
         self._pay(started, self._copy_costs_s)
 
-    def sample(self, unrolls: Sequence[Unroll], batch: Batch) -> None:
-        """Measure what a batch offers: call it before the update, while π_θ is still what the batch is corrected by.
-
-        Args:
-            unrolls: those that the batch was joined from, in order.
-            batch: on the learner's device.
-        """
-        if not self._copies.versions:
-            return
-        start = 0
-        for unroll in unrolls:
-            envs = unroll["valid"].shape[1]
-            version = unroll.oldest_version
-            self._lag = max(self._version - version, self._lag - 1)
-            # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
-            if version in self._copies.versions and int(unroll["policy_version"].max()) == version:
-                ids = unroll["scheme_id"][0]
-                for scheme_id in np.unique(ids):
-                    self._offer(version, int(scheme_id), start + np.flatnonzero(ids == scheme_id), batch)
-            start += envs
+    def observe(self, unroll: Unroll) -> None:
+        """Measure what an unroll offers: call it when it arrives, before anything is learned from it."""
+        version = unroll.oldest_version
+        self._lag = max(self._version - version, self._lag - 1)
+        # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
+        if version in self._copies.versions and int(unroll["policy_version"].max()) == version:
+            ids = unroll["scheme_id"][0]
+            for scheme_id in np.unique(ids):
+                self._offer(version, int(scheme_id), np.flatnonzero(ids == scheme_id), unroll)
 
     def recent(self, scheme: str) -> tuple[FactoredMismatch, ...]:
         """The last samples of one scheme, oldest first, at most ``RECENT_SAMPLES`` since ``forget``."""
@@ -167,7 +160,7 @@ class MismatchSampler:
         metrics["mismatch_alarms"] = str(self._alarms)
         return metrics
 
-    def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], batch: Batch) -> None:
+    def _offer(self, version: int, scheme_id: int, columns: npt.NDArray[np.integer], unroll: Unroll) -> None:
         taken = self._copies.sampled(version)
         if (
             scheme_id in taken
@@ -177,11 +170,11 @@ class MismatchSampler:
         ):
             return
         started = self._clock()
-        rows = max(batch.valid.shape[0], 1)
-        wanted = max(MAX_ROWS // rows, 1)
+        wanted = max(MAX_ROWS // len(unroll["rewards"]), 1)
         if len(columns) > wanted:
             columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
         taken.add(scheme_id)
+        batch = self._batcher.build([unroll])
         sample = self._measure(version, torch.from_numpy(columns).to(batch.valid.device), batch)
         self._pay(started, self._sample_costs_s)
         if sample is None:
@@ -210,23 +203,33 @@ class MismatchSampler:
         behaviour_log_prob = batch.behaviour_log_prob.index_select(1, columns)
         target = self._copies.act(None, observations, first, states)
         of_version = self._copies.act(version, observations, first, states)
-        log_probs = [make_distribution(self._action, params).log_prob(actions) for params in (target, of_version)]
+        exploration = None if batch.exploration is None else batch.exploration.index_select(1, columns)
+        distributions = [self._algorithm.distribution(outputs, exploration) for outputs in (target, of_version)]
+        log_probs = [distribution.log_prob(actions) for distribution in distributions]
         log_rhos, compression = (_array(log_prob - behaviour_log_prob) for log_prob in log_probs)
         ends = (batch.terminated | batch.truncated).index_select(1, columns)
-        config = self._config
+        options, trace = self._config.algorithm, self._config.algorithm.trace
+        target_params, version_params, behaviour_params = (
+            self._params(outputs, exploration) for outputs in (target, of_version, behaviour)
+        )
         return factor_mismatch(
             self._action,
-            _array(target),
-            _array(of_version),
-            _array(behaviour),
+            target_params,
+            version_params,
+            behaviour_params,
             log_rhos,
             compression,
             valid=valid.cpu().numpy(),
             ends=ends.cpu().numpy(),
-            horizon=effective_horizon(config.discount, config.lambda_, length),
-            clip_rho=config.clip_rho,
-            clip_c=config.clip_c,
+            horizon=effective_horizon(options.discount, trace.lambda_, length),
+            clip_rho=trace.clip_rho,
+            clip_c=trace.clip_c,
         )
+
+    def _params(self, outputs: Tensor, exploration: Tensor | None) -> npt.NDArray[np.floating]:
+        """What the outputs mean as parameters of the action space's distribution."""
+        epsilon = None if exploration is None else exploration.cpu().numpy()
+        return self._rule.action_params(outputs.float().cpu().numpy(), epsilon)
 
     def _affords(self, cost_s: float) -> bool:
         """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""

@@ -60,59 +60,52 @@ def rank(variant: str, job: str) -> int:
 
 def change(variant: str) -> None:
     """Put the ablated parts where the learner's process looks for them."""
-    from accel.algorithms import learner
-    from accel.learning import loop as training
+    from accel.algorithms.corrections import CORRECTIONS
+    from accel.learning import session
 
     if variant == "importance-weights":
-        learner.nstep = weighted_nstep
+        CORRECTIONS["none"] = weighted(CORRECTIONS["none"])
     else:
-        learner.Learner, training.Trainer = full_precision(learner.Learner, training.Trainer)
+        session.Loop = full_precision(session.Loop)
 
 
-def weighted_nstep(log_rhos, *arguments, **options):  # type: ignore[no-untyped-def]
-    """``nstep`` whose policy-gradient advantages carry the importance weight, clipped at 1."""
-    from correctors import nstep
+def weighted(correction: type) -> type:
+    """A correction whose policy-gradient advantages carry the importance weight, clipped at 1."""
 
-    plain = nstep(log_rhos, *arguments, **options)
-    return plain._replace(pg_advantages=plain.pg_advantages * log_rhos.clamp(max=0.0).exp())
+    class Weighted(correction):  # type: ignore[misc]
+        def __call__(self, experience):  # type: ignore[no-untyped-def]
+            return dataclasses.replace(super().__call__(experience), weights=experience.log_rhos.clamp(max=0.0).exp())
+
+    return Weighted
 
 
-def full_precision(learner: type, trainer: type) -> tuple[type, type]:
-    """Learner and trainer that replace μ's log-probs by those of π_v."""
+def full_precision(loop: type) -> type:
+    """A loop that replaces μ's log-probs by those of π_v, as if the actors had acted in full precision."""
     import torch
 
-    from accel.algorithms.distributions import make_distribution
     from accel.tuning.mismatch_copies import PolicyCopies
 
-    class WrongLearner(learner):  # type: ignore[misc]
-        """Corrects as if the actors had acted in full precision."""
-
-        versions: torch.Tensor
-        copies: PolicyCopies
-
-        def update(self, batch, rewards, valid_steps, mark):  # type: ignore[no-untyped-def]
-            wrong = batch.behaviour_log_prob.clone()
-            for version in set(self.versions.unique().tolist()) & set(self.copies.versions):
-                params = self.copies.act(version, batch.observations[:-1], batch.first[:-1], batch.states)
-                log_prob = make_distribution(self.spec.action, params).log_prob(batch.actions)
-                wrong = torch.where(self.versions == version, log_prob, wrong)
-            return super().update(dataclasses.replace(batch, behaviour_log_prob=wrong), rewards, valid_steps, mark)
-
-    class WrongTrainer(trainer):  # type: ignore[misc]
+    class WrongLoop(loop):  # type: ignore[misc]
         """Keeps every version's full-precision policy for as long as its unrolls are taken."""
 
-        def _update(self, arrivals, unrolls):  # type: ignore[no-untyped-def]
-            versions = np.concatenate([unroll["policy_version"] for unroll in unrolls], axis=1)
-            self.learner.versions = torch.from_numpy(versions).to(self.learner.device)
-            return super()._update(arrivals, unrolls)
-
         def publish(self) -> None:
-            if not hasattr(self.learner, "copies"):
-                self.learner.copies = PolicyCopies(self.learner.network, self.config.max_policy_lag + 2)
-            self.learner.copies.keep(self.learner.version)
+            if not hasattr(self, "copies"):
+                self.copies = PolicyCopies(self.algorithm.network, self.config.schedule.max_policy_lag + 2)
+            self.copies.keep(self.counters.updates)
             super().publish()
 
-    return WrongLearner, WrongTrainer
+        def _learn(self, sample):  # type: ignore[no-untyped-def]
+            batch, wrong = sample.batch, sample.batch.behaviour_log_prob.clone()
+            stored = np.concatenate([experience.unroll["policy_version"] for experience in sample.key], axis=1)
+            versions = torch.from_numpy(stored).to(wrong.device)
+            for version in set(versions.unique().tolist()) & set(self.copies.versions):
+                params = self.copies.act(version, batch.observations[:-1], batch.first[:-1], batch.states)
+                log_prob = self.algorithm.distribution(params, None).log_prob(batch.actions)
+                wrong = torch.where(versions == version, log_prob, wrong)
+            corrected = dataclasses.replace(batch, behaviour_log_prob=wrong)
+            return super()._learn(dataclasses.replace(sample, batch=corrected))
+
+    return WrongLoop
 
 
 if __name__ == "__main__":

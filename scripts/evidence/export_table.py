@@ -104,7 +104,9 @@ def main() -> int:
         path = rows_dir / row_name(run, scheme, format)
         if is_there(path, run):
             continue
-        slowest_s = max((row["seconds"] for row in read_rows(rows_dir) if row["env"] == run.config.env), default=0.0)
+        slowest_s = max(
+            (row["seconds"] for row in read_rows(rows_dir) if row["env"] == run.config.environment.env), default=0.0
+        )
         remaining_s = deadline - time.monotonic()
         if remaining_s < LEAST_BUDGET_S or (measured and remaining_s < slowest_s):
             left += 1
@@ -154,7 +156,7 @@ def in_order(options: argparse.Namespace) -> Any:  # noqa: ANN401
 
 def row_name(run: TrainedRun, scheme: str, format: str) -> str:
     """The file of a row: environment, run, scheme and format."""
-    text = "-".join((run.config.env, run.path.resolve().name, scheme, format))
+    text = "-".join((run.config.environment.env, run.path.resolve().name, scheme, format))
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") + ".json"
 
 
@@ -171,8 +173,8 @@ def check_names(runs: list[TrainedRun], options: argparse.Namespace, rows_dir: P
 def identity(run: TrainedRun) -> Row:
     """What tells one policy from another."""
     config = run.config
-    facts = {"run": run.path.resolve().name, "env": config.env, "network": config.network}
-    return {**facts, "seed": config.seed, "env_steps": run.env_steps, "policy_version": run.version}
+    facts = {"run": run.path.resolve().name, "env": config.environment.env, "network": config.policy.network}
+    return {**facts, "seed": config.run.seed, "env_steps": run.env_steps, "policy_version": run.version}
 
 
 def is_there(path: Path, run: TrainedRun) -> bool:

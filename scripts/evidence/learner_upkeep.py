@@ -17,10 +17,12 @@ import time
 import numpy as np
 import torch
 
-from accel.algorithms.learner import Learner
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.experience.batch import Batch
+from accel.experience.batch import Batcher
+from accel.experience.stores.base import Sample
+from accel.experience.unroll import Unroll, UnrollLayout
 from accel.publishing.publisher import Publisher
 
 SCHEMES = ("fp32", "int8", "distill(64x2)", "lowrank(0.25)+int8", "prune(0.5)+int8")
@@ -49,21 +51,26 @@ def main() -> None:
 def measure(network: str, scheme: str, updates: int) -> dict[str, float | None]:
     """Milliseconds of whole rounds, and of the upkeep and the publication in them."""
     config = TrainConfig.create(
-        network=network, compressor=scheme, actors=1, calibration_size=512, device="cpu", max_publish_kl=None
-    )
+        network=network, compressor=scheme, actors=1, envs_per_actor=ENVS, unroll_length=LENGTH, calibration_size=512,
+        device="cpu", max_publish_kl=None,
+    )  # fmt: skip
     action = ActionSpec("gaussian", (ACTIONS,), low=(-1.0,) * ACTIONS, high=(1.0,) * ACTIONS)
     spec = EnvSpec((INPUTS,), "float32", action)
-    learner = Learner(config, spec, torch.device("cpu"))
-    publisher = Publisher(config, learner.network)
-    batches = [_batch(spec, seed) for seed in range(8)]
+    algorithm = make_algorithm(config, spec, torch.device("cpu"))
+    publisher = Publisher(config, algorithm.network)
+    _, layout = agree(config, algorithm)
+    batcher = Batcher(spec, torch.device("cpu"))
+    unrolls = [_unroll(layout, seed) for seed in range(8)]
+    batches = [batcher.build([unroll]) for unroll in unrolls]
     rounds, observes, payloads = (np.empty(updates) for _ in range(3))
     published_at: int | None = None
     cpu_s = time.process_time()
     for update in range(updates):
         batch, started = batches[update % 8], time.perf_counter()
-        learner.update(batch, batch.rewards, LENGTH * ENVS, lambda phase: None)
+        algorithm.update(Sample(LENGTH * ENVS, batch, batch.rewards), 0.0, lambda phase: None)
         updated = time.perf_counter()
-        publisher.observe(batch)
+        publisher.observe(unrolls[update % 8], layout)
+        publisher.after_update()
         observed = time.perf_counter()
         publisher.payloads()
         ended = time.perf_counter()
@@ -79,16 +86,14 @@ def measure(network: str, scheme: str, updates: int) -> dict[str, float | None]:
     return found | {name: value for name, value in publisher.metrics().items() if not name.startswith("payload")}
 
 
-def _batch(spec: EnvSpec, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    flags, first = torch.zeros(LENGTH, ENVS, dtype=torch.bool), torch.zeros(LENGTH + 1, ENVS, dtype=torch.bool)
-    actions = torch.randn(LENGTH, ENVS, ACTIONS, generator=generator)
-    params = torch.zeros(LENGTH, ENVS, spec.action.param_size)
-    log_prob = -0.5 * (actions.square() + math.log(2.0 * math.pi)).sum(-1)
-    return Batch(
-        torch.randn(LENGTH + 1, ENVS, INPUTS, generator=generator), None, first, ~flags, actions,
-        torch.randn(LENGTH, ENVS, generator=generator), flags, flags, log_prob, params, (),
-    )  # fmt: skip
+def _unroll(layout: UnrollLayout, seed: int) -> Unroll:
+    rng = np.random.default_rng(seed)
+    unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
+    unroll["valid"][...] = True
+    for name in ("observations", "actions", "rewards"):
+        unroll[name][...] = rng.standard_normal(unroll[name].shape)
+    unroll["behaviour_log_prob"][...] = -0.5 * (unroll["actions"] ** 2 + math.log(2.0 * math.pi)).sum(-1)
+    return unroll
 
 
 def _compute() -> None:

@@ -48,7 +48,11 @@ def study(path: Path, scheme: str, episodes: int | None = None, actions: str | N
     """
     run = load_run(path)
     place = path.resolve()
-    row: Row = {"run": f"{place.parent.name}/{place.name}", "env": run.config.env, "network": run.config.network}
+    row: Row = {
+        "run": f"{place.parent.name}/{place.name}",
+        "env": run.config.environment.env,
+        "network": run.config.policy.network,
+    }
     row |= {"scheme": scheme, "env_steps": run.env_steps, "trained_with": run.scheme}
     row |= provenance()
     try:

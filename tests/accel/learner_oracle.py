@@ -38,6 +38,11 @@ def make_config(**changes: object) -> TrainConfig:
     return TrainConfig.create(**(plain | changes))
 
 
+def corrector_of(config: TrainConfig) -> str:
+    """The corrector's name."""
+    return str(config.options()["corrector"])
+
+
 def make_batch(spec: EnvSpec, network: PolicyNetwork, seed: int = 0) -> tuple[Batch, Tensor]:
     """A random batch with endings of each kind in the middle, junk in its invalid rows; and its rewards."""
     generator = torch.Generator().manual_seed(seed)
@@ -125,27 +130,32 @@ class Oracle:
         old_log_prob = [
             [self._log_prob(old_params[t, b], batch.actions[t, b]).item() for b in range(ENVS)] for t in range(LENGTH)
         ]
-        targets, advantages = self._targets(batch, rewards, old_log_prob, old_params, old_critic)
+        targets, advantages, weights = self._targets(batch, rewards, old_log_prob, old_params, old_critic)
         steps = [(t, b) for t in range(LENGTH) for b in range(ENVS) if batch.valid[t, b]]
-        if config.normalise_advantages:
-            values = [advantages[t][b] for t, b in steps]
-            mean = sum(values) / len(values)
-            deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values) + 1e-8)
+        if config.algorithm.normalise_advantages:
+            # Centred under the weights that they are going to be multiplied by, and only then multiplied.
+            total = sum(weights[t][b] for t, b in steps)
+            mean = sum(weights[t][b] * advantages[t][b] for t, b in steps) / total
+            squares = sum((weights[t][b] * (advantages[t][b] - mean)) ** 2 for t, b in steps)
+            deviation = math.sqrt(squares / len(steps) + 1e-8)
             advantages = [[(a - mean) / deviation for a in row] for row in advantages]
+        advantages = [
+            [w * a for w, a in zip(ws, row, strict=True)] for ws, row in zip(weights, advantages, strict=True)
+        ]
         policy = value = entropy = torch.zeros((), dtype=torch.float64)
         for t, b in steps:
             a = advantages[t][b]
-            if config.objective == "actor-critic":
+            if config.algorithm.algorithm == "impala":
                 policy = policy - log_prob[t][b] * a
             else:
                 ratio = torch.exp(log_prob[t][b] - old_log_prob[t][b])
-                limits = (1 - config.clip_ratio, 1 + config.clip_ratio)
+                limits = (1 - config.algorithm.clip_ratio, 1 + config.algorithm.clip_ratio)
                 policy = policy - torch.minimum(ratio * a, ratio.clamp(*limits) * a)
-            prediction = critic[t, b, batch.actions[t, b]] if config.corrector == "retrace" else critic[t, b, 0]
+            prediction = critic[t, b, batch.actions[t, b]] if corrector_of(config) == "retrace" else critic[t, b, 0]
             value = value + 0.5 * (prediction - targets[t][b]) ** 2
             entropy = entropy + self._entropy(params[t, b])
         count = self.batch_rows or len(steps)
-        return (policy + config.value_cost * value - config.entropy_cost * entropy) / count
+        return (policy + config.algorithm.value_cost * value - config.algorithm.entropy_cost * entropy) / count
 
     def _outputs(self, network: PolicyNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
         """Distribution parameters [T+1, B, P] and what the critic says [T+1, B, 1 or n], one row after the other."""
@@ -154,34 +164,35 @@ class Oracle:
         for t in range(LENGTH + 1):
             features = network.torso(batch.observations[t].double())
             critic_features = network.value_torso(batch.observations[t].double()) if network.value_torso else features
-            if network.core is not None:
+            if network.state_shapes:
                 state = tuple(torch.where(batch.first[t, :, None], 0.0, s) for s in state)
-                state = network.core.step(features, state)
-                features = critic_features = state[0]
+                features, state = network.core.step(features, state)
+                critic_features = features
             rows.append((network.policy_head(features), network.critic_head(critic_features)))
         return torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
 
     def _targets(
         self, batch: Batch, rewards: Tensor, log_prob: list[list[float]], params: Tensor, critic: Tensor
-    ) -> tuple[list[list[float]], list[list[float]]]:
-        """The critic's targets and the policy's advantages, [T][B]; see ``correctors`` for the formulas."""
-        config, action_values = self.config, self.config.corrector == "retrace"
+    ) -> tuple[list[list[float]], list[list[float]], list[list[float]]]:
+        """The critic's targets, advantages and their importance weights, [T][B]; see ``correctors``."""
+        config, action_values = self.config, corrector_of(self.config) == "retrace"
         probabilities = torch.softmax(params, -1)
         state_values = (probabilities * critic).sum(-1) if action_values else critic[..., 0]
         final = self._final_values(batch)
         targets = [[0.0] * ENVS for _ in range(LENGTH)]
         advantages = [[0.0] * ENVS for _ in range(LENGTH)]
+        weights = [[0.0] * ENVS for _ in range(LENGTH)]
         for b in range(ENVS):
             value = [state_values[t, b].item() for t in range(LENGTH + 1)]
             rho, c, gamma, following, cut = [], [], [], [], []
             for t in range(LENGTH):
                 weight = math.exp(log_prob[t][b] - batch.behaviour_log_prob[t, b].item())
-                weight = 1.0 if config.corrector == "none" else weight
+                weight = 1.0 if corrector_of(config) == "none" else weight
                 on = bool(batch.valid[t, b])
                 rho.append(weight if on else 0.0)
-                clip = None if config.corrector == "none" else config.clip_c
-                c.append(config.lambda_ * min(weight, clip or math.inf) if on else 0.0)
-                gamma.append(0.0 if batch.terminated[t, b] else config.discount)
+                clip = None if corrector_of(config) == "none" else config.algorithm.clip_c
+                c.append(config.algorithm.lambda_ * min(weight, clip or math.inf) if on else 0.0)
+                gamma.append(0.0 if batch.terminated[t, b] else config.algorithm.discount)
                 is_cut = final is not None and bool(batch.truncated[t, b])
                 cut.append(is_cut)
                 following.append(final[t, b].item() if final is not None and is_cut else value[t + 1])
@@ -189,17 +200,18 @@ class Oracle:
             if action_values:
                 target = _retrace(rewards[:, b].tolist(), gamma, c, cut, following, taken)
             else:
-                clip_rho = None if config.corrector == "none" else config.clip_rho
+                clip_rho = None if corrector_of(config) == "none" else config.algorithm.clip_rho
                 target = _vtrace(rewards[:, b].tolist(), gamma, rho, c, cut, following, value, clip_rho)
-            clip_pg = None if config.corrector == "none" else config.clip_pg_rho
+            clip_pg = None if corrector_of(config) == "none" else config.algorithm.clip_pg_rho
             for t in range(LENGTH):
                 if action_values:
                     advantage = target[t] - value[t]
                 else:
                     later = following[t] if cut[t] or t + 1 == LENGTH else target[t + 1]
                     advantage = rewards[t, b].item() + gamma[t] * later - value[t]
-                targets[t][b], advantages[t][b] = target[t], min(rho[t], clip_pg or math.inf) * advantage
-        return targets, advantages
+                targets[t][b], advantages[t][b] = target[t], advantage
+                weights[t][b] = min(rho[t], clip_pg or math.inf)
+        return targets, advantages, weights
 
     def _final_values(self, batch: Batch) -> Tensor | None:
         if batch.final_observations is None:
@@ -209,7 +221,7 @@ class Oracle:
             x = batch.final_observations.double().flatten(0, 1)
             features = network.torso(x)
             critic = network.critic_head(network.value_torso(x) if network.value_torso else features)
-            if self.config.corrector == "retrace":
+            if corrector_of(self.config) == "retrace":
                 critic = (torch.softmax(network.policy_head(features), -1) * critic).sum(-1, keepdim=True)
             return critic.view(LENGTH, ENVS)
 

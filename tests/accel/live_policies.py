@@ -10,7 +10,8 @@ from accel.acting.rules import Sampler, make_sampler
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch
-from accel.networks import PolicyNetwork, build_network_from_config
+from accel.experience.unroll import UnrollLayout
+from accel.networks import PolicyNetwork, build_from_config
 from accel.publishing.publisher import Publisher
 from accel.transport.base import PolicyUpdate
 
@@ -42,7 +43,7 @@ def make_network(config: TrainConfig, seed: int = 0) -> PolicyNetwork:
     """With weights that tell observations apart: a new policy head is all but uniform."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = build_network_from_config(config.to_json(), spec_for(config.network))
+        network = build_from_config(config.policy, spec_for(config.policy.network))
     with torch.no_grad():
         for name, parameter in network.policy_head.named_parameters():
             if name.endswith("weight"):
@@ -74,16 +75,33 @@ def rows_of(batch: Batch) -> dict[str, np.ndarray]:
     return {"observations": batch.observations[:-1].flatten(0, 1).numpy()}
 
 
+def layout_of(network: PolicyNetwork, length: int = LENGTH, envs: int = ENVS) -> UnrollLayout:
+    """Of unrolls that a network's actors send."""
+    return UnrollLayout(network.spec, length, envs, network.state_shapes)
+
+
+def observe(publisher: Publisher, network: PolicyNetwork, batch: Batch) -> None:
+    """One learner update on a batch that arrived as one unroll."""
+    layout = layout_of(network, *batch.valid.shape)
+    unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
+    unroll["observations"][...] = batch.observations.numpy()
+    unroll["first"][...] = batch.first.numpy()
+    for stored, state in zip(unroll.states, batch.states, strict=True):
+        stored[...] = state.numpy()
+    publisher.observe(unroll, layout)
+    publisher.after_update()
+
+
 def calibrate(publisher: Publisher, network: PolicyNetwork, updates: int = 2) -> None:
     """As many learner updates, each with a publication."""
     for update in range(updates):
         publisher.payloads()
-        publisher.observe(make_batch(network, seed=update))
+        observe(publisher, network, make_batch(network, seed=update))
 
 
-def session_policy(spec: EnvSpec, network: PolicyNetwork, envs: int = ENVS) -> SessionPolicy:
+def session_policy(network: PolicyNetwork, envs: int = ENVS) -> SessionPolicy:
     """The actor's side."""
-    return SessionPolicy(spec, envs, begun_sampler(spec, envs), network.state_shapes)
+    return SessionPolicy(layout_of(network, envs=envs), begun_sampler(network.spec, envs))
 
 
 def begun_sampler(spec: EnvSpec, envs: int = ENVS) -> Sampler:

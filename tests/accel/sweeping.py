@@ -15,8 +15,8 @@ import torch
 
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
-from accel.learning.checkpoint import CheckpointState
-from accel.networks import build_network_from_config
+from accel.networks import build_from_config
+from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from accel.sweep.objectives import AFTER_TRAINING
 from accel.sweep.storage import connected, default_url
@@ -26,11 +26,11 @@ from accel.sweep.study import StudyOptions
 def make_run(root: Path, name: str = "run", checkpoint: bool = True) -> Path:
     """A CartPole run whose policy pushes the cart the way the pole falls, spread over two hidden layers."""
     config = TrainConfig(env="CartPole-v1", network="mlp:32x2", actors=0, total_env_steps=2000, log_interval_s=0.05)
-    environment = make_vector_env(config.env, 1, seed=0)
+    environment = make_vector_env(config.environment.env, 1, seed=0)
     spec = environment.spec
     environment.close()
     torch.manual_seed(5)
-    network = build_network_from_config(config.to_json(), spec)
+    network = build_from_config(config.policy, spec)
     with torch.no_grad():
         first, second = network.torso.layers[0], network.torso.layers[1]
         first.weight.copy_(0.3 * torch.randn(32, 4) + torch.tensor([0.0, 0.1, 1.0, 0.5]))

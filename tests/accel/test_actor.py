@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from accel.acting.actor import Actor
-from accel.experience.unroll import UnrollLayout
-from accel.learning.crew import welcome
-from accel.networks import build_network_from_config
+import torch
+
+from accel.acting.actor import join
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.config.actor import ActorConfig
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
 from tests.accel.live_policies import config_for
@@ -19,12 +20,13 @@ def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> 
     config = config_for("mlp:16x1", "fp32", env="CartPole-v1", actors=0, envs_per_actor=4, unroll_length=8)
     transport = LocalTransport(1, threaded=True)
     learner = transport.learner
-    learner.welcome(welcome(config, 0))
-    end = transport.actor(0)
-    actor = Actor(end.welcome(0.0), end)
+    learner.welcome(ActorConfig.of(config).to_json())
+    actor = join(transport.actor(0), 0.0)
     try:
-        publisher = Publisher(config, build_network_from_config(config.to_json(), actor.spec))
-        layout = UnrollLayout(actor.spec, 8, 4, ())
+        algorithm = make_algorithm(config, actor.spec, torch.device("cpu"))
+        publisher = Publisher(config, algorithm.network)
+        agreement, layout = agree(config, algorithm)
+        learner.welcome(agreement.to_json())
         learner.configure(layout.nbytes)
         payloads = dict(publisher.payloads())
         learner.publish(1, payloads)
@@ -38,7 +40,7 @@ def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> 
 
         thread = threading.Thread(target=act, daemon=True)
         thread.start()
-        hub, before = learner._hub, config.unrolls_in_flight + 1
+        hub, before = learner._hub, config.acting.unrolls_in_flight + 1
         with hub.changed:  # until it waits for a buffer
             assert hub.changed.wait_for(lambda: hub.under_way[0] == before, LIMIT_S)
         learner.publish(2, payloads)

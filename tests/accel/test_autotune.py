@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.actor import Actor
+from accel.acting.actor import join
 from accel.acting.shared import parse_assignment
-from accel.algorithms.learner import Learner
+from accel.algorithms.catalogue import agree, make_algorithm
 from accel.cli.job import check_config
 from accel.cli.launch import train
 from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
-from accel.experience.unroll import UnrollLayout
-from accel.learning.crew import welcome
 from accel.publishing.publisher import Publisher
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
@@ -53,22 +52,24 @@ class Rig:
         self.config = check_config(
             TrainConfig.create(compressor=compressor, actors=actors, envs_per_actor=envs, **values)
         )
-        choice = parse_choice(self.config.compressor, self.config.network)
+        choice = parse_choice(self.config.compression.compressor, self.config.policy.network)
         transport = LocalTransport(actors)
         self.transport = transport.learner
-        self.transport.welcome(welcome(self.config, 0))
+        schemes = tuple(dict.fromkeys(("fp32", *choice.levels)))
+        told = ActorConfig.of(self.config, schemes=schemes, shares_levels=choice.kind == "auto")
+        self.transport.welcome(told.to_json())
         self.ends = [transport.actor(index) for index in range(actors)]
-        self.actors = [Actor(end.welcome(0.0), end) for end in self.ends]
+        self.actors = [join(end, 0.0) for end in self.ends]
         spec = self.actors[0].spec
-        self.learner = Learner(self.config, spec, torch.device("cpu"))
-        self.layout = UnrollLayout(spec, 8, envs, self.learner.network.state_shapes)
-        self.publisher = Publisher(self.config, self.learner.network, levels=choice.levels)
+        self.algorithm = make_algorithm(self.config, spec, torch.device("cpu"))
+        agreement, self.layout = agree(self.config, self.algorithm)
+        self.transport.welcome(agreement.to_json())
+        self.publisher = Publisher(self.config, self.algorithm.network, levels=choice.levels)
         self.now_s = 0.0
-        schemes, clock = self.publisher.schemes, self.clock
-        self.sampler = MismatchSampler(self.config, self.learner.network, schemes, clock=clock)
+        batcher, clock = Batcher(spec, torch.device("cpu")), self.clock
+        self.sampler = MismatchSampler(self.config, self.algorithm, self.publisher.schemes, batcher, clock=clock)
         options, parts = TunerOptions(patience=math.inf), (self.publisher, self.transport, self.sampler)
         self.steering = make_steering(choice, self.config, *parts, path, options=options, clock=clock)
-        self.batcher = Batcher(spec, self.learner.device)
         self.version = 0
         self.schemes: list[set[str]] = []
         self.transport.configure(self.layout.nbytes)
@@ -107,9 +108,9 @@ class Rig:
             unroll = self.layout.view(arrival.buffer)
             acted |= {self.publisher.schemes[i] for i in np.unique(unroll["scheme_id"])}
             self.steering.admit(arrival.actor, unroll)
-            batch = self.batcher.build([unroll])
-            self.sampler.sample([unroll], batch)
-            self.publisher.observe(batch)
+            self.sampler.observe(unroll)
+            self.publisher.observe(unroll, self.layout)
+            self.publisher.after_update()
             self.rest()
             self.transport.release(arrival)
         self.schemes.append(acted)
@@ -179,7 +180,7 @@ def test_annealing_follows_its_schedule_and_logs_it(make_rig: Callable[..., Rig]
 
 def test_annealing_goes_on_at_the_level_of_the_steps_learned_from(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("anneal(fp32@0;int8@3000;fp32@8000)")
-    choice = parse_choice(rig.config.compressor, rig.config.network)
+    choice = parse_choice(rig.config.compression.compressor, rig.config.policy.network)
     steering = make_steering(choice, rig.config, rig.publisher, rig.transport, rig.sampler, tmp_path, 5000)
     rig.publisher.payloads()
     assert rig.publisher.replaced == {"int8"}, "it is to be published, and fp32 stands in until it is calibrated"
@@ -235,9 +236,9 @@ def test_a_level_that_fails_its_first_checks_is_surveyed_again_later(make_rig: C
     rig = make_rig(f"auto(fp32;int8;{pruned})", max_publish_kl=2e-3, check_interval_updates=4, seed=0)
     steering, generator = rig.steering, torch.Generator().manual_seed(0)
     assert isinstance(steering, TunedSteering)
-    head = rig.learner.network.policy_head
+    head = rig.algorithm.network.policy_head
     with torch.no_grad():  # a policy so bent and decided that no pruned one comes near
-        for name, parameter in rig.learner.network.torso.named_parameters():
+        for name, parameter in rig.algorithm.network.torso.named_parameters():
             if "weight" in name:
                 parameter.mul_(5.0)
             else:
@@ -293,7 +294,7 @@ def test_auto_needs_two_environments() -> None:
     with pytest.raises(ConfigError, match="two environments"):
         check_config(TrainConfig.create(compressor="auto", actors=1, envs_per_actor=1))
     checked = check_config(TrainConfig.create(compressor="auto", actors=2, envs_per_actor=1))
-    assert checked.compressor == "auto(fp32;int8)"
+    assert checked.compression.compressor == "auto(fp32;int8)"
 
 
 def _level_after(decisions: list[Decision], env_steps: float = math.inf) -> str:

@@ -24,9 +24,9 @@ LEARNERS = [
     ({"network": "mlp:8x1+lstm:4"}, VECTOR),
     ({"network": "mlp:8x1", "corrector": "retrace"}, VECTOR),
     ({"network": "mlp:8x1", "normalise_observations": True, "compressor": "qat"}, VECTOR),
-    ({"network": "mlp:8x1", "objective": "clipped-surrogate", "passes": 2, "minibatches": 3, "target_kl": 0.01},
+    ({"network": "mlp:8x1", "algorithm": "ppo", "passes": 2, "minibatches": 3, "target_kl": 0.01},
      EnvSpec((5,), "float32", GAUSSIAN, "same_step")),
-    ({"network": "nature-cnn:0.25", "objective": "clipped-surrogate", "minibatches": 2},
+    ({"network": "nature-cnn:0.25", "algorithm": "ppo", "minibatches": 2},
      EnvSpec((4, 36, 36), "uint8", CATEGORICAL, "next_step", 4, "zero")),
 ]  # fmt: skip
 
@@ -58,9 +58,7 @@ def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str,
 
 
 def test_trainings_of_one_network_are_told_apart() -> None:
-    base = TrainConfig.create(
-        network="mlp:8x1", objective="clipped-surrogate", unroll_length=6, device="cpu", learner_threads=2
-    )
+    base = TrainConfig.create(network="mlp:8x1", algorithm="ppo", unroll_length=6, device="cpu", learner_threads=2)
     configs = [base.replace(passes=passes) for passes in (1, 3)]
     rows = bench_learner(configs, VECTOR, precisions=["none"], seconds=0.05, repeats=3)
     assert [(row["passes"], row["speedup_none"], row["torch_threads"]) for row in rows] == [(1, 1.0, 2), (3, 1.0, 2)]
@@ -71,21 +69,21 @@ def test_trainings_of_one_network_are_told_apart() -> None:
 
 def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> None:
     config = TrainConfig.create(
-        network="mlp:8x1", unroll_length=6, envs_per_actor=3, objective="clipped-surrogate", passes=3, minibatches=2
+        network="mlp:8x1", unroll_length=6, envs_per_actor=3, algorithm="ppo", passes=3, minibatches=2
     )
     cell = bench._Cell(config, VECTOR, torch.device("cpu"))
-    before = [parameter.clone() for parameter in cell._learner.parameters]
+    before = [parameter.clone() for parameter in cell._algorithm.parameters]
     steps = 0
 
     def count(*_: object) -> None:
         nonlocal steps
         steps += 1
 
-    cell._learner.optimizer.register_step_post_hook(count)
+    cell._algorithm.optimizer.register_step_post_hook(count)
     times = cell.take()
     assert steps == 6 and min(times) > 0
-    assert cell._learner.env_steps == cell._valid_steps <= 18
-    for old, new in zip(before, cell._learner.parameters, strict=True):
+    assert 0 < cell._valid_steps <= 18
+    for old, new in zip(before, cell._algorithm.parameters, strict=True):
         assert torch.allclose(old, new, atol=1e-5) and not torch.equal(old, new)
 
 
@@ -108,7 +106,7 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
 def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
     def row(precision: str, us: float) -> Row:
         low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
-        training = {"T": 1, "B": 1, "objective": "actor-critic", "passes": 1, "minibatches": 1}
+        training = {"T": 1, "B": 1, "algorithm": "impala", "passes": 1, "minibatches": 1}
         return {"network": "n", "precision": precision, "us_per_env_step": us, **low, **training}
 
     (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])

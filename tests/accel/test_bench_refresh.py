@@ -80,7 +80,7 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     plan = subject.bind(scheme)
     costs = measure_upkeep(subject, scheme, plan)
     assert set(costs) == UPKEEP[scheme]
-    config = subject.run.config
+    config = subject.run.config.compression
     intervals = {
         "check": config.check_interval_updates, "calibration": config.calibration_interval_updates,
         "drift": config.drift_interval_updates, "selection": config.reselect_interval_updates,

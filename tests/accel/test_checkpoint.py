@@ -19,19 +19,18 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from accel.algorithms.optimizers import load_optimizer, pack_optimizer
 from accel.errors import CheckpointError
-from accel.learning.checkpoint import (
+from accel.runs.checkpoint import (
     CheckpointState,
     CheckpointStore,
     load_checkpoint,
     load_generators,
-    load_optimizer,
     pack_generators,
-    pack_optimizer,
     save_checkpoint,
 )
-from accel.learning.state_tree import flatten, unflatten
 from accel.runs.directory import RunDirectory
+from accel.runs.state_tree import flatten, unflatten
 
 
 def state(env_steps: int = 100, size: int = 4, **counters: Any) -> CheckpointState:
@@ -194,7 +193,7 @@ def test_training_goes_on_bit_for_bit_from_any_update(tmp_path: Path, name: str)
     its_generator = torch.Generator()
     loaded = load_checkpoint(path)
     resumed.load_state_dict(loaded.tensors)
-    load_optimizer(its_optimizer, loaded.optimizer)
+    load_optimizer(its_optimizer, loaded.algorithm)
     load_generators(loaded.counters["rng"], batches=its_generator)  # type: ignore[arg-type]
     for _ in range(3):
         update(resumed, its_optimizer, its_generator)
@@ -365,7 +364,7 @@ SAVER = """
     import os, signal, sys
     from pathlib import Path
     import torch
-    from accel.learning.checkpoint import CheckpointState, CheckpointStore
+    from accel.runs.checkpoint import CheckpointState, CheckpointStore
 
     torch.set_num_threads(1)
     store = CheckpointStore(Path(sys.argv[1]), keep=2)

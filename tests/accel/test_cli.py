@@ -55,14 +55,19 @@ def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> N
     file.write_text("seed = 5\nlearning_rate = 0.25\nclip_rho = 'none'\n")
     job = parse(["--preset", "quickstart", "--config", str(file), "--seed", "6", "--clip-pg-rho=none"], ALONE)
     config = job.config
-    assert (config.seed, config.learning_rate, config.clip_rho, config.clip_pg_rho) == (6, 0.25, None, None)
-    assert config.stop_at_return == 475.0 and config.envs_per_actor == 64
+    assert (
+        config.run.seed,
+        config.optimiser.learning_rate,
+        config.algorithm.clip_rho,
+        config.algorithm.clip_pg_rho,
+    ) == (6, 0.25, None, None)
+    assert config.run.stop_at_return == 475.0 and config.acting.envs_per_actor == 64
     assert job.command[:3] == ("accel", "train", "--preset")
 
 
 def test_repeated_flags_add_up() -> None:
     config = parse(["--env-arg", "a=1", "--env-arg", "b=2", "--wrapper", "m:f"], ALONE).config
-    assert config.env_kwargs == {"a": 1, "b": 2} and config.wrapper == ("m:f",)
+    assert config.environment.kwargs == {"a": 1, "b": 2} and config.environment.wrapper == ("m:f",)
 
 
 def test_repeated_flags_take_the_place_of_a_file_s(tmp_path: Path) -> None:
@@ -71,23 +76,35 @@ def test_repeated_flags_take_the_place_of_a_file_s(tmp_path: Path) -> None:
     (run / "config.toml").write_text('wrapper = ["m:f", "m:g"]\nenv_arg = ["a=1", "b=2"]\n')
     for source in (["--config", str(run / "config.toml")], ["--resume", str(run)]):
         unchanged = parse(source, ALONE).config
-        assert unchanged.wrapper == ("m:f", "m:g") and unchanged.env_kwargs == {"a": 1, "b": 2}
+        assert unchanged.environment.wrapper == ("m:f", "m:g") and unchanged.environment.kwargs == {"a": 1, "b": 2}
         again = parse([*source, "--wrapper", "m:f", "--wrapper", "m:g", "--env-arg", "b=3"], ALONE).config
-        assert again.wrapper == ("m:f", "m:g") and again.env_arg == ("a=1", "b=3")
-        assert parse([*source, "--wrapper", "m:h"], ALONE).config.wrapper == ("m:h",)
+        assert again.environment.wrapper == ("m:f", "m:g") and again.environment.env_arg == ("a=1", "b=3")
+        assert parse([*source, "--wrapper", "m:h"], ALONE).config.environment.wrapper == ("m:h",)
+
+
+def test_another_algorithm_on_a_preset_takes_what_it_reads_of_it() -> None:
+    config = parse(["--preset", "lunarlander", "--algorithm", "dqn"], ALONE).config
+    assert (config.environment.env, config.algorithm.algorithm, config.store.store) == (
+        "LunarLander-v3",
+        "dqn",
+        "replay",
+    )
+    assert "passes" not in config.options() and config.optimiser.learning_rate == 5e-4
+    with pytest.raises(ConfigError, match="--passes: algorithm dqn does not read it"):
+        parse(["--preset", "lunarlander", "--algorithm", "dqn", "--passes", "3"], ALONE)
 
 
 def test_the_last_of_several_presets_counts() -> None:
     config = parse(["--preset", "quickstart", "--name", "x", "--preset=halfcheetah"], ALONE).config
-    assert (config.env, config.name) == ("HalfCheetah-v5", "x")
+    assert (config.environment.env, config.run.name) == ("HalfCheetah-v5", "x")
 
 
 def test_a_launched_job_has_as_many_actors_as_ranks_beside_the_learner() -> None:
     launched = LaunchInfo(0, 4, 0, "openmpi")
     config = parse([], launched).config
-    assert (config.actors, config.batch_unrolls) == (3, 3)
-    assert parse(["--actors", "2"], launched).config.actors == 2
-    assert parse(["--batch-unrolls", "1"], launched).config.batch_unrolls == 1
+    assert (config.acting.actors, config.store.batch_unrolls) == (3, 3)
+    assert parse(["--actors", "2"], launched).config.acting.actors == 2
+    assert parse(["--batch-unrolls", "1"], launched).config.store.batch_unrolls == 1
 
 
 def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
@@ -95,7 +112,7 @@ def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.toml").write_text("seed = 9\ndiscount = 0.5\nname = 'before-it-was-moved'\n")
     job = parse(["--resume", str(run), "--discount", "0.75"], ALONE)
-    assert (job.config.seed, job.config.discount, job.config.name, job.path) == (9, 0.75, "mine", run)
+    assert (job.config.run.seed, job.config.algorithm.discount, job.config.run.name, job.path) == (9, 0.75, "mine", run)
     (run / "config.toml").unlink()
     with pytest.raises(ConfigError, match=r"config\.toml: No such file"):
         parse(["--resume", str(run)], ALONE)
@@ -108,7 +125,7 @@ def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
         (["--total-env-steps", "many"], ["--total-env-steps", "INT"]),
         (["--corrector", "wat"], ["corrector", "vtrace", "retrace"]),
         (["--nonsense", "3"], ["--nonsense"]),
-        (["--passes", "2"], ["passes", "clipped-surrogate"]),
+        (["--passes", "2"], ["--passes", "algorithm impala does not read it", "algorithm ppo"]),
         (["--envs-per-actor", "2000000000"], ["envs_per_actor", "at most 65,536"]),
     ],
 )

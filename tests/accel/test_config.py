@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from accel.cli.job import Job, check_config, error_of_kind, process_started_at
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
+from accel.config.models import ALGORITHMS
 from accel.errors import ConfigError
 
 CHANGES = st.fixed_dictionaries(
@@ -46,12 +47,33 @@ def test_toml_and_json_restore_an_equal_config(changes: dict[str, object]) -> No
     assert Job.from_text(job.to_text()) == job
 
 
-def test_every_option_has_a_description_and_a_default() -> None:
-    for name, field in TrainConfig.model_fields.items():
-        assert field.description and len(field.description) > 3, name
-        assert not field.is_required(), name
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_option_has_a_description_and_a_default(algorithm: str) -> None:
+    config = TrainConfig.create(algorithm=algorithm)
+    for name, description in config.descriptions().items():
+        assert len(description) > 3, name
+    assert config.options() == TrainConfig.create(**config.options()).options()
     with pytest.raises(Exception, match="frozen"):
-        TrainConfig().seed = 3
+        config.run.seed = 3
+    with pytest.raises(Exception, match="frozen"):
+        config.run = config.run
+
+
+def test_an_algorithm_brings_its_store_its_schedule_and_its_defaults() -> None:
+    config = TrainConfig.create(algorithm="dqn", samples_per_insert=2.0)
+    assert (config.store.store, config.schedule.schedule) == ("replay", "samples-per-insert")
+    assert config.optimiser.learning_rate == 5e-4 != TrainConfig.create().optimiser.learning_rate
+    assert TrainConfig.create(algorithm="dqn", learning_rate=1e-2).optimiser.learning_rate == 1e-2
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert TrainConfig.create(algorithm="impact", store="fifo").store.store == "fifo"
+    assert TrainConfig.create(algorithm="package.module:factory", algorithm_arg=("a=1",)).algorithm.kwargs == {"a": 1}
+
+
+def test_another_algorithm_keeps_what_it_reads() -> None:
+    config = TrainConfig.create(algorithm="ppo", passes=4, learning_rate=3e-4, lambda_=0.9)
+    changed = config.replace(algorithm="impact")
+    assert (changed.store.store, changed.optimiser.learning_rate, changed.algorithm.lambda_) == ("circular", 3e-4, 0.9)
+    assert "passes" not in changed.options()
 
 
 def test_presets_are_valid() -> None:
@@ -79,9 +101,13 @@ def test_presets_are_valid() -> None:
         ({"corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
         ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
         ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
-        ({"passes": 2}, "passes > 1.*clipped-surrogate"),
-        ({"minibatches": 2}, "minibatches > 1.*clipped-surrogate"),
-        ({"corrector": "retrace", "objective": "clipped-surrogate"}, "retrace"),
+        ({"passes": 2}, "'passes' = 2: algorithm impala does not read it.*algorithm ppo"),
+        ({"algorithm": "dqn", "batch_unrolls": 2}, "store replay does not read it.*store fifo or store circular"),
+        ({"algorithm": "dqn", "store": "fifo"}, "algorithm 'dqn' cannot learn from store 'fifo': use replay"),
+        ({"algorithm": "dqnn"}, r"unknown algorithm 'dqnn' \(did you mean 'dqn'\?\).*module:factory"),
+        ({"store": "stack"}, "unknown store 'stack'; there are fifo"),
+        ({"algorithm": "a:b", "algorithm_arg": ("c",)}, "must have the form name=value"),
+        ({"corrector": "retrace", "algorithm": "ppo"}, "retrace"),
         ({"actor_runtime": "torch", "compressor": "int8"}, "compressor = 'fp32'"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
@@ -107,18 +133,22 @@ def test_each_wrong_option_has_a_line_of_its_own() -> None:
 
 def test_arguments_of_the_environment_are_read_as_python_values() -> None:
     config = TrainConfig.create(env_arg=("a=1", "b=-0.5", "c=TRUE", "d=text", "e='7'", "f=[1]", "g="))
-    assert config.env_kwargs == {"a": 1, "b": -0.5, "c": True, "d": "text", "e": "7", "f": "[1]", "g": ""}
+    assert config.environment.kwargs == {"a": 1, "b": -0.5, "c": True, "d": "text", "e": "7", "f": "[1]", "g": ""}
 
 
 def test_none_stands_for_off_in_toml() -> None:
     config = TrainConfig.create(clip_rho="none", clip_c="None", max_gradient_norm="none")
-    assert config.clip_rho is None and config.clip_c is None and config.max_gradient_norm is None
+    assert (
+        config.algorithm.clip_rho is None
+        and config.algorithm.clip_c is None
+        and config.optimiser.max_gradient_norm is None
+    )
 
 
 def test_a_batch_takes_one_unroll_of_each_actor_unless_told() -> None:
-    assert [TrainConfig.create(actors=n).batch_unrolls for n in (0, 1, 5)] == [1, 1, 5]
-    assert TrainConfig.create(actors=5, batch_unrolls=2).batch_unrolls == 2
-    assert TrainConfig.create(actors=2, unroll_length=3, envs_per_actor=4).batch_env_steps == 24
+    assert [TrainConfig.create(actors=n).store.batch_unrolls for n in (0, 1, 5)] == [1, 1, 5]
+    assert TrainConfig.create(actors=5, batch_unrolls=2).store.batch_unrolls == 2
+    assert TrainConfig.create(algorithm="impact", actors=3).store.batch_unrolls == 3
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
@@ -135,8 +165,8 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_texts_are_made_canonical_and_a_name_is_given() -> None:
     config = check_config(TrainConfig.create(compressor=" prune(0.5) + int8", env="CartPole-v1", seed=7))
-    assert config.compressor == "prune(0.5)+int8"
-    assert config.name and config.name.startswith("CartPole-v1-") and config.name.endswith("-s7")
+    assert config.compression.compressor == "prune(0.5)+int8"
+    assert config.run.name and config.run.name.startswith("CartPole-v1-") and config.run.name.endswith("-s7")
     assert check_config(config) == config
     for scheme, reason in (
         ("prune(1.5)", "share to remove, between 0 and 1"),

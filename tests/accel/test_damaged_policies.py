@@ -7,12 +7,12 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
-from accel.acting.actor import Actor
+from accel.acting.actor import join
 from accel.acting.policy import SessionPolicy
-from accel.experience.unroll import UnrollLayout
-from accel.learning.crew import welcome
-from accel.networks import build_network_from_config
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.config.actor import ActorConfig
 from accel.networks.policy import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
@@ -63,7 +63,7 @@ def _damaged(payload: bytes, rng: random.Random) -> bytes:
 
 def test_damaged_artifacts_are_refused_and_the_old_policy_acts_on(published: tuple[PolicyNetwork, bytes]) -> None:
     net, payload = published
-    policy = session_policy(net.spec, net)
+    policy = session_policy(net)
     policy.load(update_of(payload, version=3))
     observations = make_batch(net).observations[0].numpy()
     before = act_once(policy, net, observations)
@@ -83,7 +83,7 @@ def test_damaged_artifacts_are_refused_and_the_old_policy_acts_on(published: tup
 def test_resealed_damage_is_refused_or_acts(published: tuple[PolicyNetwork, bytes]) -> None:
     """Damage inside the model under checksums that are right again."""
     net, payload = published
-    policy = session_policy(net.spec, net)
+    policy = session_policy(net)
     policy.load(update_of(payload, version=3))
     artifact = CompressedPolicy.from_bytes(payload)
     observations = make_batch(net).observations[0].numpy()
@@ -110,7 +110,7 @@ def test_resealed_damage_is_refused_or_acts(published: tuple[PolicyNetwork, byte
 @pytest.mark.parametrize("network", ["mlp:32x2+lstm:16", "nature-cnn:0.25"])
 def test_a_sound_policy_for_something_else_is_refused(network: str, published: tuple[PolicyNetwork, bytes]) -> None:
     net, payload = published
-    policy = session_policy(net.spec, net)
+    policy = session_policy(net)
     policy.load(update_of(payload, version=3))
     config = config_for(network, "fp32")
     other = Publisher(config, make_network(config))
@@ -133,7 +133,7 @@ def test_a_recurrent_state_survives_a_refused_policy_and_a_new_one() -> None:
     publisher = Publisher(config, net)
     calibrate(publisher, net)
     payload = publisher.payloads()["int8"]
-    policy = session_policy(net.spec, net)
+    policy = session_policy(net)
     policy.load(update_of(payload))
     observations = make_batch(net).observations[0].numpy()
     for _ in range(3):
@@ -151,13 +151,13 @@ def test_an_actor_reports_a_damaged_policy_and_goes_on(published: tuple[PolicyNe
     config = config_for("mlp:16x1", "int8", env="CartPole-v1", actors=0, envs_per_actor=4, unroll_length=8)
     transport = LocalTransport(1)
     learner = transport.learner
-    learner.welcome(welcome(config, 0))
-    end = transport.actor(0)
-    actor = Actor(end.welcome(0.0), end)
+    learner.welcome(ActorConfig.of(config, schemes=("fp32", "int8")).to_json())
+    actor = join(transport.actor(0), 0.0)
     try:
-        net = build_network_from_config(config.to_json(), actor.spec)
-        publisher = Publisher(config, net)
-        layout = UnrollLayout(actor.spec, 8, 4, ())
+        algorithm = make_algorithm(config, actor.spec, torch.device("cpu"))
+        publisher = Publisher(config, algorithm.network)
+        agreement, layout = agree(config, algorithm)
+        learner.welcome(agreement.to_json())
         learner.configure(layout.nbytes)
         good = dict(publisher.payloads())
         learner.publish(1, good)

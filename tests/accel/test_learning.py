@@ -31,7 +31,7 @@ MEMORY: dict[str, object] = {
     "env": "tests.environments.learnable:Memory-v0", "network": "mlp:16x1+lstm:16", "envs_per_actor": 32,
     "unroll_length": 7, "learning_rate": 1e-2, "discount": 0.95, "entropy_cost": 0.005, "total_env_steps": 60_000,
 }  # fmt: skip
-SURROGATE = {"objective": "clipped-surrogate", "passes": 4, "minibatches": 4, "unroll_length": 32}
+SURROGATE = {"algorithm": "ppo", "passes": 4, "minibatches": 4, "unroll_length": 32}
 
 CASES: dict[str, tuple[dict[str, object], float]] = {
     "CartPole, V-trace, int8": (CARTPOLE, 300.0),
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     "several discrete actions": (TARGETS, 9.5),
     "box": (BOX, 8.5),
     "squashed box, surrogate": (
-        BOX | {"objective": "clipped-surrogate", "passes": 4, "minibatches": 2, "squash_actions": True}, 8.5,
+        BOX | {"algorithm": "ppo", "passes": 4, "minibatches": 2, "squash_actions": True}, 8.5,
     ),
     "normalised observations and rewards": (
         BOX | {"normalise_observations": True, "normalise_rewards": True, "optimizer": "rmsprop"}, 8.0,
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     "memory": (MEMORY, 0.95),
     "memory, int8, Retrace": (MEMORY | {"compressor": "int8", "corrector": "retrace"}, 0.95),
     "memory, surrogate": (
-        MEMORY | {"objective": "clipped-surrogate", "passes": 3, "minibatches": 2, "learning_rate": 5e-3}, 0.95,
+        MEMORY | {"algorithm": "ppo", "passes": 3, "minibatches": 2, "learning_rate": 5e-3}, 0.95,
     ),
 }  # fmt: skip
 

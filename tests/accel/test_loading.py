@@ -15,7 +15,7 @@ from tests.accel.trained_runs import ENV_STEPS, VERSION, make_network, make_run
 
 def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))
-    assert (run.env_steps, run.version, run.config.network) == (ENV_STEPS, VERSION, "mlp:16x2")
+    assert (run.env_steps, run.version, run.config.policy.network) == (ENV_STEPS, VERSION, "mlp:16x2")
     fresh = make_network(run.config, run.spec).acting_module()
     observations = torch.randn(5, 4)
     assert torch.equal(run.policy(observations)[0], fresh(observations)[0])

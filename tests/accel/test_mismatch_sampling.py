@@ -1,16 +1,19 @@
-"""Sampled mismatch against its definition, its memory and its budget of the learner's time."""
+"""Sampled mismatch against its definition, its memory and its budget of the algorithm's time."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
+from time import perf_counter
 
 import numpy as np
 import pytest
 import torch
 
+from accel.algorithms.base import Algorithm
+from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
-from accel.algorithms.learner import Learner
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batch, Batcher
@@ -37,10 +40,10 @@ def _config(**changes: object) -> TrainConfig:
 
 
 def _unroll(
-    learner: Learner, version: int, seed: int = 0, *, scheme_ids: tuple[int, ...] = (1,) * B, error: float = 0.05
+    algorithm: Algorithm, version: int, seed: int = 0, *, scheme_ids: tuple[int, ...] = (1,) * B, error: float = 0.05
 ) -> Unroll:
     """What an actor would send whose compressed policy is off by ``error``: real shapes, masks and recorded μ."""
-    network, spec = learner.network, learner.spec
+    network, spec = algorithm.network, algorithm.network.spec
     layout = UnrollLayout(spec, T, B, network.state_shapes)
     unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
     generator = torch.Generator().manual_seed(seed)
@@ -67,36 +70,35 @@ def _unroll(
     return unroll
 
 
-def _learn(learner: Learner, amount: float = 0.05) -> None:
+def _learn(algorithm: Algorithm, amount: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in learner.network.parameters():
+        for parameter in algorithm.network.parameters():
             parameter += amount * torch.randn(parameter.shape, generator=generator)
 
 
-def _batch(learner: Learner, *unrolls: Unroll) -> Batch:
-    return Batcher(learner.spec, learner.device).build(unrolls)
-
-
-def _sampler(config: TrainConfig, learner: Learner, share: float = 1e6) -> MismatchSampler:
-    return MismatchSampler(config, learner.network, SCHEMES, time_share=share)
+def _sampler(
+    config: TrainConfig, algorithm: Algorithm, share: float = 1e6, clock: Callable[[], float] = perf_counter
+) -> MismatchSampler:
+    batcher = Batcher(VECTOR, torch.device("cpu"))
+    return MismatchSampler(config, algorithm, SCHEMES, batcher, time_share=share, clock=clock)
 
 
 @pytest.mark.parametrize("network", ["mlp:16x2", "mlp:16x1+lstm:8"])
 def test_sample_is_its_definition(network: str) -> None:
     config = _config(clip_rho=1.2, lambda_=0.8).replace(network=network)
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
-    unroll = _unroll(learner, version=3)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
+    unroll = _unroll(algorithm, version=3)
     sampler.published(3)
     observations = torch.from_numpy(unroll["observations"][:T])
     first = torch.from_numpy(unroll["first"][:T])
     states = tuple(torch.from_numpy(state) for state in unroll.states)
     with torch.no_grad():
-        of_version = learner.network(observations, first, states).params
-        _learn(learner)
-        target = learner.network(observations, first, states).params
-    sampler.sample([unroll], _batch(learner, unroll))
+        of_version = algorithm.network(observations, first, states).params
+        _learn(algorithm)
+        target = algorithm.network(observations, first, states).params
+    sampler.observe(unroll)
     (sample,) = sampler.recent("int8")
     actions = torch.from_numpy(unroll["actions"])
     log_probs = [make_distribution(BOX, params).log_prob(actions).numpy() for params in (target, of_version)]
@@ -119,11 +121,11 @@ def test_sample_is_its_definition(network: str) -> None:
 
 def test_no_staleness_and_no_compression_are_none() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
-    unroll = _unroll(learner, version=0, error=0.0)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
+    unroll = _unroll(algorithm, version=0, error=0.0)
     sampler.published(0)
-    sampler.sample([unroll], _batch(learner, unroll))
+    sampler.observe(unroll)
     (sample,) = sampler.recent("int8")
     for factor in (sample.staleness, sample.compression, sample.total):
         assert factor.ess == pytest.approx(1.0, abs=1e-5)
@@ -133,12 +135,12 @@ def test_no_staleness_and_no_compression_are_none() -> None:
 
 def test_schemes_within_one_unroll_are_measured_apart() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
-    unroll = _unroll(learner, version=0, scheme_ids=(1, 0, 1, 0), error=0.0)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
+    unroll = _unroll(algorithm, version=0, scheme_ids=(1, 0, 1, 0), error=0.0)
     unroll["behaviour_params"][:, [0, 2]] += 0.3
     sampler.published(0)
-    sampler.sample([unroll], _batch(learner, unroll))
+    sampler.observe(unroll)
     assert sampler.recent("fp32")[0].compression.ess == pytest.approx(1.0, abs=1e-5)
     assert sampler.recent("int8")[0].compression.ess < 0.95
     metrics = sampler.metrics()
@@ -150,24 +152,26 @@ def test_schemes_within_one_unroll_are_measured_apart() -> None:
 
 def test_unrolls_of_other_versions_are_left_alone_and_each_scheme_is_measured_once_a_copy() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
     sampler.published(4)
-    other, mine = _unroll(learner, version=5), _unroll(learner, version=4)
-    sampler.sample([other], _batch(learner, other))
+    other, mine = _unroll(algorithm, version=5), _unroll(algorithm, version=4)
+    sampler.observe(other)
     assert sampler.count("int8") == 0
     for _ in range(3):
-        sampler.sample([other, mine], _batch(learner, other, mine))
+        sampler.observe(other)
+        sampler.observe(mine)
     assert sampler.count("int8") == 1
 
 
-def test_the_right_columns_of_a_joined_batch_are_measured() -> None:
+def test_of_unrolls_that_arrive_together_the_kept_version_s_is_measured() -> None:
     config = _config(batch_unrolls=2)
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
-    wrong, right = _unroll(learner, version=5, seed=1, error=3.0), _unroll(learner, version=4, error=0.0)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
+    wrong, right = _unroll(algorithm, version=5, seed=1, error=3.0), _unroll(algorithm, version=4, error=0.0)
     sampler.published(4)
-    sampler.sample([wrong, right], _batch(learner, wrong, right))
+    sampler.observe(wrong)
+    sampler.observe(right)
     assert sampler.recent("int8")[0].compression.ess == pytest.approx(1.0, abs=1e-5)
 
 
@@ -192,19 +196,16 @@ def test_memory_is_a_fixed_number_of_copies_of_what_was_then() -> None:
 def test_time_stays_within_its_share() -> None:
     """On a clock that moves by one millisecond at each look, so that a copy or a sample takes one."""
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    unroll = _unroll(learner, version=0)
-    batch = _batch(learner, unroll)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    unroll = _unroll(algorithm, version=0)
     shares, counts = [], []
     for share in (1e6, 0.02, 0.002):
         ticks = itertools.count()
-        sampler = MismatchSampler(
-            config, learner.network, SCHEMES, time_share=share, clock=lambda ticks=ticks: next(ticks) * 1e-3
-        )
+        sampler = _sampler(config, algorithm, share, clock=lambda ticks=ticks: next(ticks) * 1e-3)
         for version in range(2000):
             sampler.published(version)
             unroll["policy_version"][...] = unroll["header"][1] = version
-            sampler.sample([unroll], batch)
+            sampler.observe(unroll)
         shares.append(sampler.time_share)
         counts.append(sampler.count("int8"))
     assert shares[0] > 0.3 and counts[0] >= 1500
@@ -214,9 +215,8 @@ def test_time_stays_within_its_share() -> None:
 
 def test_a_process_that_is_stopped_meanwhile_goes_on_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    unroll = _unroll(learner, version=0)
-    batch = _batch(learner, unroll)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    unroll = _unroll(algorithm, version=0)
     now = 0.0
 
     def clock() -> float:
@@ -224,7 +224,7 @@ def test_a_process_that_is_stopped_meanwhile_goes_on_sampling(monkeypatch: pytes
         now += 1e-3
         return now
 
-    sampler = MismatchSampler(config, learner.network, SCHEMES, time_share=0.02, clock=clock)
+    sampler = _sampler(config, algorithm, 0.02, clock)
     measure, counts = sampler._measure, []
 
     def stopped(version: int, columns: torch.Tensor, batch: Batch) -> FactoredMismatch | None:
@@ -238,7 +238,7 @@ def test_a_process_that_is_stopped_meanwhile_goes_on_sampling(monkeypatch: pytes
     for version in range(3000):
         sampler.published(version)
         unroll["policy_version"][...] = unroll["header"][1] = version
-        sampler.sample([unroll], batch)
+        sampler.observe(unroll)
         counts.append(sampler.count("int8"))
     assert now > 100.0 and sampler.time_share > 0.5, "it is told all the same"
     assert counts[-1] - counts[1999] >= 0.8 * counts[999]
@@ -247,45 +247,44 @@ def test_a_process_that_is_stopped_meanwhile_goes_on_sampling(monkeypatch: pytes
 @pytest.mark.parametrize("lag", [3, 40])
 def test_copies_wait_for_their_unrolls_however_late_these_come(lag: int) -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
-    unroll = _unroll(learner, version=0)
-    batch = _batch(learner, unroll)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
+    unroll = _unroll(algorithm, version=0)
     for version in range(600):
         sampler.published(version)
         unroll["policy_version"][...] = unroll["header"][1] = max(version - lag, 0)
-        sampler.sample([unroll], batch)
+        sampler.observe(unroll)
     assert sampler.count("int8") >= 600 // (2 * lag + 2 * COPIES) * COPIES - 2 * COPIES
 
 
 def test_the_scheme_that_a_decision_waits_for_comes_first() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
     sampler.forget(preferred="int8")
     counts = []
     for version in range(0, 60, 10):
-        unroll = _unroll(learner, version, scheme_ids=(0, 0, 1, 1))
+        unroll = _unroll(algorithm, version, scheme_ids=(0, 0, 1, 1))
         sampler.published(version)
-        sampler.sample([unroll], _batch(learner, unroll))
+        sampler.observe(unroll)
         counts.append((sampler.count("fp32"), sampler.count("int8")))
     # fp32 comes first in every unroll, and yet waits until int8 has two samples for each of its own.
     assert counts == [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]
     sampler.forget()
     sampler.published(60)
-    unroll = _unroll(learner, 60, scheme_ids=(0, 0, 1, 1))
-    sampler.sample([unroll], _batch(learner, unroll))
+    unroll = _unroll(algorithm, 60, scheme_ids=(0, 0, 1, 1))
+    sampler.observe(unroll)
     assert (sampler.count("fp32"), sampler.count("int8")) == (1, 1)
 
 
 def test_metrics_cover_the_time_since_the_last_record() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
     assert set(sampler.metrics()) == {"mismatch_time_share", "mismatch_alarms"}
-    unroll = _unroll(learner, version=0)
+    unroll = _unroll(algorithm, version=0)
     sampler.published(0)
-    sampler.sample([unroll], _batch(learner, unroll))
+    sampler.observe(unroll)
     first = sampler.metrics()
     for name in ("staleness_kl", "compression_ess/int8", "total_retention", "compression_greedy_agreement/int8"):
         assert isinstance(first[name], float), name
@@ -297,15 +296,15 @@ def test_metrics_cover_the_time_since_the_last_record() -> None:
 
 def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCaptureFixture) -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
     texts = []
     with caplog.at_level(logging.INFO, "accel"):
         for turn, error in enumerate((3.0, 0.0, 3.0, *[0.0] * CALM_RECORDS, 3.0)):
             version = 10 * turn
-            unroll = _unroll(learner, version, error=error)
+            unroll = _unroll(algorithm, version, error=error)
             sampler.published(version)
-            sampler.sample([unroll], _batch(learner, unroll))
+            sampler.observe(unroll)
             texts.append(sampler.metrics()["mismatch_alarms"])
     assert "compression of int8: ess is" in str(texts[0]) and "compression of int8: ess is" in str(texts[1])
     assert "compression of int8: ess is" in str(texts[-3])
@@ -318,15 +317,15 @@ def test_alarms_are_told_once_and_recorded_while_they_last(caplog: pytest.LogCap
 
 def test_alarms_of_a_scheme_that_acts_no_more_end_when_others_are_measured() -> None:
     config = _config()
-    learner = Learner(config, VECTOR, torch.device("cpu"))
-    sampler = _sampler(config, learner)
+    algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
+    sampler = _sampler(config, algorithm)
     texts = []
     for turn in range(2 + CALM_RECORDS):
         acting = (1 if turn == 0 else 0,) * B
-        unroll = _unroll(learner, 10 * turn, scheme_ids=acting, error=3.0 if turn == 0 else 0.0)
+        unroll = _unroll(algorithm, 10 * turn, scheme_ids=acting, error=3.0 if turn == 0 else 0.0)
         sampler.published(10 * turn)
         if turn != 1:  # a record without a sample tells nothing
-            sampler.sample([unroll], _batch(learner, unroll))
+            sampler.observe(unroll)
         texts.append(str(sampler.metrics()["mismatch_alarms"]))
     assert all("compression of int8: ess is" in text for text in texts[:-1])
     assert texts[-1] == ""

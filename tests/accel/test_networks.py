@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel.config.models import NetworkConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.networks import PolicyNetwork, build_network, build_network_from_config
+from accel.networks import PolicyNetwork, build_from_config, build_network
 from accel.networks.dense import dense
 
 DISCRETE = ActionSpec("categorical", (6,))
@@ -216,16 +217,15 @@ def test_a_seed_decides_the_parameters_and_leaves_the_default_generator_alone() 
 
 @pytest.mark.parametrize(("text", "separate"), [("mlp:8x2", True), ("mlp:8x2+lstm:4", False)])
 def test_a_run_configuration_builds_its_network(text: str, separate: bool) -> None:
-    config: dict[str, object] = {
-        "network": text, "corrector": "vtrace", "activation": "relu", "separate_value_torso": None,
-        "normalise_observations": True, "initial_log_std": -1,
-    }  # fmt: skip
-    network = build_network_from_config(config, VECTOR)
+    config = NetworkConfig(network=text, activation="relu", normalise_observations=True, initial_log_std=-1)
+    network = build_from_config(config, VECTOR)
     assert (network.value_torso is not None) == separate
     assert network.normaliser is not None and network.critic == "value"
     assert network.policy_head.log_std[0].item() == -1.0
-    assert build_network_from_config({**config, "corrector": "retrace"}, CARTPOLE).critic == "action-value"
-    assert build_network_from_config({**config, "separate_value_torso": False}, CARTPOLE).value_torso is None
+    assert build_from_config(config, CARTPOLE, critic="action-value").critic == "action-value"
+    assert build_from_config(config, CARTPOLE, critic="none", outputs=3).critic_head is None
+    shared = config.model_copy(update={"separate_value_torso": False})
+    assert build_from_config(shared, CARTPOLE).value_torso is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs on a machine with a CUDA device")

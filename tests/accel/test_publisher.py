@@ -19,15 +19,15 @@ from compressors.checks.executed_kernels import float_kernels
 from compressors.checks.verify import relative_error
 from compressors.errors import ArtifactError
 from tests.accel.live_policies import (
-    ENVS,
     act_once,
     begun_sampler,
     calibrate,
     config_for,
+    layout_of,
     make_batch,
     make_network,
+    observe,
     session_policy,
-    spec_for,
     torch_params,
     update_of,
 )
@@ -55,7 +55,7 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
     config = config_for(network, scheme, max_publish_kl=None)
     net = make_network(config)
     publisher = Publisher(config, net)
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     observations = make_batch(net, seed=9).observations[0].numpy()
     (first,) = publisher.payloads().values()
     actor.load(update_of(first))
@@ -66,7 +66,7 @@ def test_actors_get_fp32_first_and_the_level_once_calibrated(network: str, schem
         for parameter in net.parameters():
             parameter.mul_(1.05)
     ((level, payload),) = publisher.payloads().items()
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     actor.load(update_of(payload))
     assert level == actor.scheme == publisher.scheme == scheme and actor.scheme in publisher.schemes
     wanted = torch_params(net, observations)
@@ -144,12 +144,12 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
     calm = publisher.metrics()
     assert calm["calibrations/int8"] == 1 and calm["drifted_activations/int8"] == 0
     for update in range(700):
-        publisher.observe(make_batch(net, seed=update, scale=30.0))
+        observe(publisher, net, make_batch(net, seed=update, scale=30.0))
         if publisher.metrics()["drifted_activations/int8"]:
             break
     assert publisher.metrics()["calibrations/int8"] == 2
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     actor.load(update_of(publisher.payloads()["int8"]))
     assert relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1
 
@@ -169,7 +169,7 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.flip(1))
     stale = _error(publisher.payloads()["prune(0.5)"], net)
     for update in range(8):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()["reselections/prune(0.5)"] == 1 and publisher.metrics()["reselect_ms/prune(0.5)"] > 0
     fresh = _error(publisher.payloads()["prune(0.5)"], net)
     assert fresh < 0.3 and stale > 1.0
@@ -188,10 +188,10 @@ def test_a_student_follows_the_policy() -> None:
     with torch.no_grad():
         net.policy_head.mean.weight.copy_(net.policy_head.mean.weight.roll(7, 1))
         net.normaliser.mean.add_(0.3)
-    publisher.observe(make_batch(net))
+    observe(publisher, net, make_batch(net))
     behind, distance = publisher.metrics()[f"distill_kl/{level}"], _error(publisher.payloads()[level], net)
     for update in range(150):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
     assert publisher.metrics()[f"distill_kl/{level}"] < 0.3 * behind
     payload = publisher.payloads()[level]
     assert (
@@ -235,11 +235,10 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     config = config_for("mlp:32x2", "fp32", actor_runtime="torch")
     net = make_network(config)
     publisher = Publisher(config, net)
-    publisher.observe(make_batch(net))
+    observe(publisher, net, make_batch(net))
     (payload,) = publisher.payloads().values()
     assert publisher.artifact(3) is None and publisher.metrics() == {}
-    spec = spec_for("mlp:32x2")
-    policy = TorchPolicy(config.to_json(), spec, ENVS, begun_sampler(spec))
+    policy = TorchPolicy(config.to_json(), layout_of(net), begun_sampler(net.spec))
     policy.load(update_of(payload, version=4, level="fp32"))
     observations = make_batch(net).observations[0].numpy()
     before = act_once(policy, net, observations)
@@ -266,7 +265,7 @@ def _shuffled(net: PolicyNetwork, observations: np.ndarray) -> np.ndarray:
 
 
 def _error(payload: bytes, net: PolicyNetwork) -> float:
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     actor.load(update_of(payload))
     observations = make_batch(net, seed=3).observations[0].numpy()
     return relative_error(act_once(actor, net, observations), torch_params(net, observations))

@@ -19,7 +19,7 @@ from compressors.artifact import CompressedPolicy
 from compressors.distill import Student
 from compressors.pipeline import PipelineUpdate
 from compressors.prune.structured import PrunedModule
-from tests.accel.live_policies import config_for, make_batch, make_network
+from tests.accel.live_policies import config_for, make_batch, make_network, observe
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5,magnitude)", "lowrank(0.25)+int8"
 NEVER = 100_000
@@ -65,7 +65,7 @@ def _update(publisher: Publisher, net: PolicyNetwork, updates: int = 1) -> None:
     for seed in range(updates):
         if seed:
             _finish_work(publisher)
-        publisher.observe(make_batch(net, seed=seed))
+        observe(publisher, net, make_batch(net, seed=seed))
 
 
 def _finish_work(publisher: Publisher) -> None:
@@ -187,7 +187,7 @@ def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED))
     publisher.set_levels([STUDENT, PRUNED, RANKED])
     for update in range(30):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         _finish_work(publisher)
     assert _published(publisher) == [STUDENT, PRUNED, RANKED]
     metrics = publisher.metrics()
@@ -207,13 +207,13 @@ def test_a_level_out_of_use_is_prepared_where_asked_for(prepare: bool, monkeypat
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED))
     publisher.set_levels([STUDENT, PRUNED])
     for update in range(3):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
     assert gate.reached.wait(LIMIT_S), "the student is trained first, and the selection of channels has to wait"
     publisher.set_levels(["fp32"], prepare=[STUDENT, PRUNED] if prepare else [])
     gate.open.set()
     for update in range(4):
         _finish_work(publisher)
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         assert _published(publisher) == ["fp32"]
     assert publisher.offers(STUDENT) and publisher.offers(PRUNED) is prepare
     publisher.close()
@@ -255,7 +255,7 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
         assert _published(publisher) == [RANKED]
         before = publisher.payloads()
         for update in range(12):
-            publisher.observe(make_batch(net, seed=update, scale=float("nan")))
+            observe(publisher, net, make_batch(net, seed=update, scale=float("nan")))
             _finish_work(publisher)
         warnings = [record.message for record in caplog.records if "keeps its ranges" in record.message]
         assert len(warnings) == 1 and "not finite" in warnings[0]

@@ -13,7 +13,7 @@ from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
-from tests.accel.live_policies import config_for, make_batch, make_network
+from tests.accel.live_policies import config_for, make_batch, make_network, observe
 
 CLOCKS = ("_ms", "_s", "_share", "per_s", "rate")
 
@@ -47,8 +47,6 @@ def test_runs_at_lossy_schemes_repeat_exactly(compressor: str, tmp_path: Path) -
 )
 @pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.5"])
 def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, compressor: str) -> None:
-    import dataclasses
-
     config = config_for(network, compressor, check_interval_updates=1)
     artifacts = {}
     for device in ("cpu", "cuda"):
@@ -56,8 +54,7 @@ def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, comp
         publisher = Publisher(config, net)
         for update in range(40):
             batch = make_batch(net, seed=update)
-            moved = {k: v.to(device) for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
-            publisher.observe(dataclasses.replace(batch, **moved))
+            observe(publisher, net, batch)
             assert publisher.payloads()
         assert publisher.scheme == compressor and publisher.metrics()[f"withheld/{compressor}"] == 0
         artifacts[device] = publisher.artifact(1)

@@ -10,7 +10,7 @@ import torch
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
-from tests.accel.live_policies import calibrate, config_for, make_batch, make_network
+from tests.accel.live_policies import calibrate, config_for, make_batch, make_network, observe
 
 LEVEL = "prune(0.95)"
 
@@ -19,7 +19,7 @@ def _publish(publisher: Publisher, net: PolicyNetwork, updates: int) -> list[str
     """What actors are offered after each of so many updates: schemes, or "" where nothing is."""
     offered = []
     for update in range(updates):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         payloads = publisher.payloads()
         offered.append("+".join(CompressedPolicy.from_bytes(p).scheme for p in payloads.values()))
     return offered

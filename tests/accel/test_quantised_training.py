@@ -23,6 +23,7 @@ from tests.accel.live_policies import (
     config_for,
     make_batch,
     make_network,
+    observe,
     session_policy,
     torch_params,
     update_of,
@@ -61,9 +62,9 @@ def test_the_learner_computes_what_actors_compute(network: str, scheme: str, act
         for parameter in net.parameters():
             parameter.mul_(1.03).add_(0.002)
     batch = make_batch(net, seed=4)
-    publisher.observe(make_batch(net, seed=2))
+    observe(publisher, net, make_batch(net, seed=2))
     observations = batch.observations[0].numpy()
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     actor.load(update_of(publisher.payloads()[scheme]))
     acted = act_once(actor, net, observations)
     with torch.no_grad():
@@ -114,7 +115,7 @@ def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> Non
 def test_the_difference_between_learner_and_actors_is_reported() -> None:
     net, publisher = _rounding_network("mlp:32x2", check_interval_updates=1)
     for update in range(3):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         publisher.payloads()
     metrics = publisher.metrics()
     assert 0.0 <= metrics["qat_differences/qat"] < 1e-3 and metrics["qat_greatest_difference/qat"] <= 1
@@ -132,7 +133,7 @@ def test_pruning_is_for_good(network: str) -> None:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.add_(0.02 * torch.randn(parameter.shape))
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         assert torch.equal((layer == 0).flatten(1).all(1), gone)
         assert publisher.payloads().keys() == {"prune(0.5)+qat"} == {publisher.scheme}
     metrics = publisher.metrics()
@@ -148,7 +149,7 @@ def test_a_schedule_rounds_while_it_is_at_qat() -> None:
     rounded, batch = [], make_batch(net, seed=9)
     for level in (*levels, "fp32"):
         publisher.set_levels([level])
-        publisher.observe(batch)
+        observe(publisher, net, batch)
         rounded.append(net.fake_quantisation is not None)
         params = torch.from_numpy(act(publisher, net, level, batch.observations[0].numpy()))
         with torch.no_grad():
@@ -160,7 +161,7 @@ def test_a_schedule_rounds_while_it_is_at_qat() -> None:
 
 def act(publisher: Publisher, net: PolicyNetwork, level: str, observations: np.ndarray) -> np.ndarray:
     """What an actor at the level answers."""
-    actor = session_policy(net.spec, net)
+    actor = session_policy(net)
     actor.load(update_of(publisher.payloads()[level]))
     return act_once(actor, net, observations)
 

@@ -136,7 +136,7 @@ def test_one_seed_of_another_budget_is_refused_or_marked(
 
 
 def test_what_runs_are_compared_by_are_their_options() -> None:
-    assert {*ENVIRONMENT, *ENVIRONMENT_OPTIONS, *BUDGET} <= set(accel.TrainConfig.model_fields)
+    assert {*ENVIRONMENT, *ENVIRONMENT_OPTIONS, *BUDGET} <= set(accel.TrainConfig().options())
 
 
 def test_a_run_without_records_is_left_out_and_told(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import accel
 from accel.config import TrainConfig
 from accel.config.files import load_toml
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import (
     CheckpointError,
     ConfigError,
@@ -26,8 +27,8 @@ from accel.errors import (
     RunDirectoryError,
     TransportError,
 )
-from accel.learning.checkpoint import CheckpointState, load_checkpoint
-from accel.learning.crew import wait_for_crew
+from accel.learning.handshake import wait_for_crew
+from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport import LocalTransport
@@ -68,9 +69,11 @@ SETTINGS = {
     "int8": {},
     "fp32, retrace": {"compressor": "fp32", "corrector": "retrace"},
     "lstm, surrogate, normaliser": {
-        "network": "mlp:16x1+lstm:8", "objective": "clipped-surrogate", "passes": 2, "minibatches": 2,
+        "network": "mlp:16x1+lstm:8", "algorithm": "ppo", "passes": 2, "minibatches": 2,
         "normalise_observations": True, "normalise_rewards": True,
     },
+    "impact": {"algorithm": "impact", "network": "mlp:16x1", "normalise_rewards": True},
+    "dqn": {"algorithm": "dqn", "learning_starts": 500, "batch_size": 32, "normalise_rewards": True},
 }  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
         )
         accel.train(config)
         found[name] = checkpoint(tmp_path / name)
-    for part in ("tensors", "optimizer", "counters"):
+    for part in ("tensors", "algorithm", "counters"):
         assert equal(getattr(found["a"], part), getattr(found["b"], part)), part
     assert not equal(found["a"].tensors, found["c"].tensors)
     if "compressor" not in options:
@@ -235,29 +238,20 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 TROUBLE = "tests.environments.troubled:"
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "tensor", "options"),
-    [
-        ("NanReward", "rewards", {}),
-        ("NanReward", "rewards", {"normalise_rewards": True, "objective": "clipped-surrogate", "passes": 2}),
-        ("NanObservation", "observations", {"compressor": "fp32"}),
-        ("NanObservation", "observations", {"normalise_observations": True}),
-    ],
-)
-def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(
-    wrapper: str, tensor: str, options: dict[str, object], tmp_path: Path
+@pytest.mark.parametrize("wrapper", ["NanReward", "NanObservation"])
+@pytest.mark.parametrize("options", [{}, {"normalise_rewards": True, "normalise_observations": True}])
+def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_keeps_giving_them(
+    wrapper: str, options: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configure(
         tmp_path, wrapper=(TROUBLE + wrapper,), total_env_steps=10**6, checkpoint_interval_s=1e-6, **options
     )
-    with pytest.raises(DivergenceError, match=r"diverged\.safetensors") as caught:
+    with pytest.raises(
+        EnvError, match=r"actor 0: environment \d gave a (reward|observation) that is not finite"
+    ) as found:
         accel.train(config)
-    assert caught.value.exit_code == 1
+    assert "learning rate" not in str(found.value) and "after 100 others" in str(found.value)
     run = tmp_path / "run"
-    batch = load_file(run / "diverged.safetensors")
-    assert batch[tensor].isnan().any() and {"valid", "actions", "behaviour_log_prob", "transformed_rewards"} <= set(
-        batch
-    )
     state = checkpoint(run)
     assert 0 < state.env_steps < 10**6
     assert all(value.isfinite().all() for value in state.tensors.values() if value.is_floating_point())
@@ -268,11 +262,25 @@ def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(
     assert again.env_steps >= state.env_steps + 500
 
 
+def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(tmp_path: Path) -> None:
+    """Steps so large that the loss overflows: the batch is kept, and so is the last sound state."""
+    config = configure(
+        tmp_path, total_env_steps=10**6, checkpoint_interval_s=1e-6, compressor="fp32", learning_rate=1e30,
+        max_gradient_norm=None, max_publish_kl=None,
+    )  # fmt: skip
+    with pytest.raises(DivergenceError, match=r"diverged\.safetensors.*learning_rate") as caught:
+        accel.train(config)
+    assert caught.value.exit_code == 1
+    batch = load_file(tmp_path / "run" / "diverged.safetensors")
+    assert {"observations", "valid", "actions", "behaviour_log_prob", "transformed_rewards"} <= set(batch)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> None:
     config = configure(tmp_path, publish_interval_updates=6, max_policy_lag=2, compressor="fp32")
     summary = accel.train(config)
     assert summary.env_steps >= 3000
-    counters: Any = checkpoint(tmp_path / "run").counters["trainer"]
+    counters: Any = checkpoint(tmp_path / "run").counters["loop"]
     assert summary.dropped_unrolls == counters["dropped_unrolls"] > 0 < counters["dropped_env_steps"]
     assert records(tmp_path / "run")[-1]["dropped_unrolls"] == summary.dropped_unrolls
     assert summary.lag["lag_max"] == 3 and summary.lag["lag_min"] == 0
@@ -280,7 +288,7 @@ def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> Non
 
 
 def test_unrolls_of_resets_alone_are_no_batch(tmp_path: Path) -> None:
-    options = {"unroll_length": 1, "envs_per_actor": 1, "objective": "clipped-surrogate", "total_env_steps": 60}
+    options = {"unroll_length": 1, "envs_per_actor": 1, "algorithm": "ppo", "total_env_steps": 60}
     summary = accel.train(configure(tmp_path, **options))
     assert summary.env_steps == summary.updates == 60 and summary.episodes >= 1
 
@@ -296,12 +304,13 @@ def test_limits_end_a_run(tmp_path: Path) -> None:
 
 def test_actors_that_disagree_or_stay_silent_are_named() -> None:
     transport = LocalTransport(2)
-    answer = {"spec": {}, "layout": "x", "cpu_features": [], "host": "here"}
+    spec = EnvSpec((3,), "float32", ActionSpec("categorical", (2,))).to_json()
+    answer = {"spec": spec, "cpu_features": [], "host": "here"}
     transport.actor(0).hello(answer)
     with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s"):
         wait_for_crew(transport.learner, 0.05, lambda: None)
     transport.actor(0).hello(answer)
-    transport.actor(1).hello(answer | {"layout": "y", "host": "there"})
+    transport.actor(1).hello(answer | {"spec": spec | {"observation_shape": [4]}, "host": "there"})
     with pytest.raises(TransportError, match="actor 1 on there has another environment or version"):
         wait_for_crew(transport.learner, 5, lambda: None)
     transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})

@@ -19,6 +19,7 @@ from accel.acting.shared import (
     time_levels,
 )
 from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.unroll import UnrollLayout
 from accel.networks import build_network
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
@@ -41,10 +42,10 @@ def _payload(network_text: str, scheme: str, seed: int = 0) -> bytes:
 
 
 def _policy(network_text: str, reports: list[dict[str, object]] | None = None) -> SharedPolicy:
-    shapes = build_network(network_text, SPEC).state_shapes
+    layout = UnrollLayout(SPEC, 4, ENVS, build_network(network_text, SPEC).state_shapes)
     sampler = make_sampler(SPEC.action, ENVS, 4, np.random.default_rng(0))
     sampler.begin()
-    return SharedPolicy(SPEC, ENVS, sampler, shapes, (reports if reports is not None else []).append)
+    return SharedPolicy(layout, sampler, (reports if reports is not None else []).append)
 
 
 def _act(policy: SharedPolicy | SessionPolicy, observations: np.ndarray, first: np.ndarray | None) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -26,8 +27,8 @@ from compressors.pipeline import make_compressor
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
 SUMMARY = Summary(
     path="results/x", reason="total_env_steps = 10 reached", env="CartPole-v1", scheme="int8",
-    actor_runtime="onnxruntime", corrector="vtrace", actors=2, device="cpu", seed=0, env_steps=123456, updates=77,
-    episodes=5, return_mean=12.25, training_s=2.0, wall_s=5.5, env_steps_per_s=61728.0,
+    actor_runtime="onnxruntime", algorithm="impala", corrector="vtrace", actors=2, device="cpu", seed=0,
+    env_steps=123456, updates=77, episodes=5, return_mean=12.25, training_s=2.0, wall_s=5.5, env_steps_per_s=61728.0,
     lag={"lag_min": 0, "lag_mean": 1.5, "lag_max": 4}, dropped_unrolls=3, dead_actors=1,
     learner_s={"forward": 1.0, "wait": 3.0, "batch": 0.0}, actor_s={"env": 1.0}, comparison=COMPARISON,
 )  # fmt: skip
@@ -133,24 +134,26 @@ def test_a_summary_of_other_values_is_named_with_the_field(place: str, value: ob
 def test_a_scheme_is_compared_on_the_inputs_it_is_given(action: ActionSpec) -> None:
     torch.manual_seed(0)
     spec = EnvSpec((5,), "float32", action)
-    network = build_network("mlp:16x1", spec)
+    config = TrainConfig.create(compressor="fp32", network="mlp:16x1")
+    algorithm = make_algorithm(config, spec, torch.device("cpu"))
+    network = algorithm.network
     with torch.no_grad():
         for parameter in network.policy_head.parameters():
             parameter.mul_(50.0)
-    publisher = Publisher(TrainConfig.create(compressor="fp32", network="mlp:16x1"), network)
+    publisher = Publisher(config, network)
     fp32 = publisher.full_precision(3)
     inputs = {"observations": np.random.default_rng(0).normal(size=(21, 5)).astype(np.float32)}
-    same = compare_with_fp32(fp32, fp32, inputs, action, batch=8, env_us=12.0)
+    same = compare_with_fp32(fp32, fp32, inputs, algorithm, batch=8, env_us=12.0)
     assert same.kl == pytest.approx(0, abs=1e-6) and same.agreement == (1.0 if action.kind == "categorical" else None)
     assert not same.weight_only
     module = network.acting_module()
     plan = make_compressor("fp16").bind(module, {"observations": torch.zeros(1, 5)}, output_names=module.output_names)
     half = plan.refresh(module, version=3)
-    assert compare_with_fp32(half, fp32, inputs, action, batch=8, env_us=12.0).weight_only
+    assert compare_with_fp32(half, fp32, inputs, algorithm, batch=8, env_us=12.0).weight_only
     assert min(same.fp32_us, same.policy_us) > 0 and same.bytes == same.fp32_bytes == len(fp32.to_bytes())
     other = build_network("mlp:16x1", spec)
-    changed = Publisher(TrainConfig.create(compressor="fp32", network="mlp:16x1"), other).full_precision(3)
-    result = compare_with_fp32(changed, fp32, inputs, action, batch=8, env_us=12.0)
+    changed = Publisher(config, other).full_precision(3)
+    result = compare_with_fp32(changed, fp32, inputs, algorithm, batch=8, env_us=12.0)
     with torch.no_grad():
         observations = torch.from_numpy(inputs["observations"])
         full, compressed = (make_distribution(action, n.acting_module()(observations)[0]) for n in (network, other))

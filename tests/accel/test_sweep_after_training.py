@@ -131,7 +131,7 @@ def test_sensitivities_cover_every_layer_and_option(swept: SweepResult) -> None:
 
 def test_configurations_are_taken_by_train_as_they_are(swept: SweepResult, tmp_path: Path) -> None:
     for row, file in zip(swept.front, swept.configurations, strict=True):
-        assert TrainConfig.create(**tomllib.loads(file.read_text())).compressor == row.label
+        assert TrainConfig.create(**tomllib.loads(file.read_text())).compression.compressor == row.label
     smallest = min(range(len(swept.front)), key=lambda index: swept.front[index].values["bytes"])
     command = [sys.executable, "-m", "accel", "train", "--config", str(swept.configurations[smallest])]
     done = subprocess.run(

@@ -80,8 +80,9 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) ->
     assert result.exports == () and "accel export" not in table
     for row, path in zip(result.front, result.configurations, strict=True):
         config = TrainConfig.create(**tomllib.loads(path.read_text()))
-        assert {name: getattr(config, name) for name in row.parameters} == row.parameters
-        assert (config.network, config.name) == ("mlp:16x1", None)
+        options = config.options()
+        assert {name: options[name] for name in row.parameters} == row.parameters
+        assert (config.policy.network, config.run.name) == ("mlp:16x1", None)
 
 
 def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:

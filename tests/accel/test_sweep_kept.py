@@ -38,7 +38,7 @@ def test_there_are_kept_configurations_of_runs_and_of_sweeps() -> None:
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: str(path.relative_to(PROJECT)))
 def test_a_kept_configuration_is_read(path: Path) -> None:
     config = check_config(TrainConfig.create(**load_toml(path)))
-    assert config.env == load_toml(path)["env"]
+    assert config.environment.env == load_toml(path)["env"]
 
 
 def test_an_option_that_is_no_more_is_refused() -> None:

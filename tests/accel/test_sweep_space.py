@@ -222,6 +222,6 @@ def test_a_file_s_space_sets_fields_of_valid_configurations(tmp_path: Path) -> N
     loaded = load_sweep_file(file)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
     configs = [loaded.configure(loaded.suggest(ask(study))) for _ in range(20)]
-    assert {config.unroll_length for config in configs} == {8, 16, 24, 32}
-    assert {config.compressor for config in configs} == {"fp32", "prune(0.5)+int8"}
-    assert all(1e-4 <= config.learning_rate <= 1e-2 and config.actors == 0 for config in configs)
+    assert {config.acting.unroll_length for config in configs} == {8, 16, 24, 32}
+    assert {config.compression.compressor for config in configs} == {"fp32", "prune(0.5)+int8"}
+    assert all(1e-4 <= config.optimiser.learning_rate <= 1e-2 and config.acting.actors == 0 for config in configs)

@@ -10,7 +10,8 @@ from accel.acting.rules import make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.networks import build_network_from_config
+from accel.experience.unroll import UnrollLayout
+from accel.networks import build_from_config
 from accel.transport.base import PolicyUpdate
 
 ENVS = 3
@@ -30,12 +31,12 @@ IMAGES = EnvSpec((4, 40, 40), "uint8", ActionSpec("categorical", (4,)))
 )
 def test_parameters_are_those_of_the_published_network(network: str, spec: EnvSpec) -> None:
     torch.set_num_threads(1)
-    config = TrainConfig.create(network=network, compressor="fp32", actor_runtime="torch").to_json()
-    published = build_network_from_config(config, spec)
+    config = TrainConfig.create(network=network, compressor="fp32", actor_runtime="torch")
+    published = build_from_config(config.policy, spec)
     rng = np.random.default_rng(0)
     sampler = make_sampler(spec.action, ENVS, 4, rng)
     sampler.begin()
-    policy = TorchPolicy(config, spec, ENVS, sampler)
+    policy = TorchPolicy(config.to_json(), UnrollLayout(spec, 4, ENVS, published.state_shapes), sampler)
     policy.load(PolicyUpdate(3, "fp32", serialise_module(published.acting_module())))
     assert (policy.version, policy.scheme) == (3, "fp32")
     state = published.initial_state(ENVS)

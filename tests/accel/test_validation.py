@@ -22,7 +22,7 @@ from compressors.artifact import CompressedPolicy
 from compressors.checks.probe import ArtifactProbe
 from compressors.errors import VerificationError
 from compressors.runtime import PolicySession
-from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, rows_of
+from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, observe, rows_of
 
 
 def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
@@ -74,7 +74,7 @@ def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
     assert len(warnings) == 1 and "is withheld, fp32 stands in" in warnings[0] and "over the bound" in warnings[0]
     with torch.no_grad():
         parameter.copy_(good)
-    publisher.observe(make_batch(net, seed=2))
+    observe(publisher, net, make_batch(net, seed=2))
     assert _offered(publisher) == compressor
     assert [r for r in caplog.records if r.message == f"{compressor} is published again"]
 
@@ -94,7 +94,7 @@ def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
     assert [r for r in caplog.records if "is withheld" in r.message and "not finite" in r.message]
     with torch.no_grad():
         weight.copy_(good)
-    publisher.observe(make_batch(net, seed=2))
+    observe(publisher, net, make_batch(net, seed=2))
     assert _offered(publisher) == "int8"
 
 
@@ -203,7 +203,7 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
     generator = torch.Generator().manual_seed(0)
     for level in ("int8", "prune(0.5)", "fp32", "int8"):
         publisher.set_levels([level])
-        publisher.observe(make_batch(net, seed=2))
+        observe(publisher, net, make_batch(net, seed=2))
         for _ in range(2):
             _jitter(net, generator)
             assert _offered(publisher) == level
@@ -288,7 +288,7 @@ def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
     _scale(net.policy_head.mean.weight, 2.0)
     ages = []
     for update in range(6):
-        publisher.observe(make_batch(net, seed=update))
+        observe(publisher, net, make_batch(net, seed=update))
         assert _offered(publisher) == "int8"
         metrics = publisher.metrics()
         ages.append(metrics["publish_kl_age_updates/int8"])
@@ -343,12 +343,12 @@ def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -
     config = config_for("mlp:64x2", "int8-dynamic", envs_per_actor=envs, max_publish_kl=None, activation="relu")
     publisher, recent = (
         Publisher(config, net := make_network(config)),
-        RecentInputs(config.calibration_size, 16, seed=0),
+        RecentInputs(config.compression.calibration_size, 16, seed=0),
     )
     batches = [make_batch(net, seed=seed) for seed in range(2)]
     for batch in batches:
         batch.observations[:, 0] *= 100.0
-        publisher.observe(batch)
+        observe(publisher, net, batch)
         recent.observe(rows_of(batch))
     assert _offered(publisher) == "int8-dynamic"
     artifact = publisher.artifact(1)
@@ -362,7 +362,7 @@ def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -
     assert quick == (envs == 1)
     bounded = Publisher(config.replace(max_publish_kl=bound), net)
     for batch in batches:
-        bounded.observe(batch)
+        observe(bounded, net, batch)
     assert _offered(bounded) == ("int8-dynamic" if envs == 1 else "fp32")
 
 

@@ -10,8 +10,8 @@ import torch
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.spaces import EnvSpec
-from accel.learning.checkpoint import CheckpointState
-from accel.networks import PolicyNetwork, build_network_from_config
+from accel.networks import PolicyNetwork, build_from_config
+from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 
 torch.set_num_threads(1)
@@ -22,7 +22,7 @@ ENV_STEPS, VERSION = 1234, 7
 def make_network(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
     """A network whose policy head is large enough that actions depend on observations."""
     torch.manual_seed(5)
-    network = build_network_from_config(config.to_json(), spec)
+    network = build_from_config(config.policy, spec)
     with torch.no_grad():
         for parameter in network.policy_head.parameters():
             if parameter.dim() > 1:
@@ -38,7 +38,11 @@ def make_run(
     """A run directory with a checkpoint; ``counters`` replace those that training writes, None leaves one out."""
     config = TrainConfig.create(results_dir=directory, name="run", **options)
     environment = make_vector_env(
-        config.env, 1, env_args=config.env_kwargs, wrappers=config.wrapper, squash_actions=config.squash_actions
+        config.environment.env,
+        1,
+        env_args=config.environment.kwargs,
+        wrappers=config.environment.wrapper,
+        squash_actions=config.environment.squash_actions,
     )
     spec = environment.spec
     environment.close()

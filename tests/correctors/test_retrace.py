@@ -75,7 +75,9 @@ def differs(left: torch.Tensor, right: torch.Tensor) -> bool:
 def test_is_the_papers_sum(clip_c: float | None, clip_pg_rho: float | None, lambda_: float) -> None:
     unroll = an_unroll(9, 4, seed=1)
     options = {"clip_c": clip_c, "clip_pg_rho": clip_pg_rho, "lambda_": lambda_}
-    torch.testing.assert_close(tuple(retrace(**unroll, **options)), oracle(unroll, **options), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        tuple(retrace(**unroll, **options))[:2], oracle(unroll, **options), rtol=1e-10, atol=1e-10
+    )
 
 
 @given(
@@ -92,10 +94,10 @@ def test_is_the_papers_sum_for_any_unroll(
     unroll = an_unroll(length, batch, seed, spread=spread)
     options = dict(zip(("clip_c", "clip_pg_rho"), clips, strict=True)) | {"lambda_": lambda_}
     expected = oracle(unroll, **options)
-    torch.testing.assert_close(tuple(retrace(**unroll, **options)), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(tuple(retrace(**unroll, **options))[:2], expected, rtol=1e-9, atol=1e-9)
     single = {name: t.float() if t.is_floating_point() else t for name, t in unroll.items()}
     if None not in clips:
-        narrow = tuple(x.double() for x in retrace(**single, **options))
+        narrow = tuple(x.double() for x in retrace(**single, **options)[:2])
         torch.testing.assert_close(narrow, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -113,7 +115,7 @@ def test_each_clip_acts_on_its_own_term(option: str, mistaken: float | None) -> 
     right, wrong = oracle(unroll, **options), oracle(unroll, **options | {option: mistaken})
     assert differs(right[1], wrong[1])
     assert torch.equal(right[0], wrong[0]) == (option == "clip_pg_rho")
-    torch.testing.assert_close(tuple(retrace(**unroll, **options)), right)
+    torch.testing.assert_close(tuple(retrace(**unroll, **options))[:2], right)
 
 
 def test_the_first_actions_weight_stays_out_of_the_target() -> None:

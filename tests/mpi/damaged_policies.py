@@ -42,10 +42,12 @@ def main(case: str) -> int:
     info = detect_launch()
     if info.rank != 0:
         return act(info)
+    import torch
+
+    from accel.algorithms.catalogue import agree, make_algorithm
     from accel.cli.launch import FORMATS
-    from accel.experience.unroll import UnrollLayout
-    from accel.learning.crew import wait_for_crew, welcome
-    from accel.networks import build_network_from_config
+    from accel.config.actor import ActorConfig
+    from accel.learning.handshake import wait_for_crew
     from accel.publishing.publisher import Publisher
     from compressors.artifact import FORMAT_VERSION, MAGIC
 
@@ -53,11 +55,13 @@ def main(case: str) -> int:
         join_world(info), Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS
     )
     assert isinstance(transport, RemoteLearner)
-    transport.welcome(welcome(CONFIG, 0))
+    transport.welcome(ActorConfig.of(CONFIG).to_json())
     crew = wait_for_crew(transport, 60, lambda: None)
-    layout = UnrollLayout(crew.spec, 8, 4, ())
+    algorithm = make_algorithm(CONFIG, crew.spec, torch.device("cpu"))
+    agreement, layout = agree(CONFIG, algorithm)
+    transport.welcome(agreement.to_json())
     transport.configure(layout.nbytes)
-    good = Publisher(CONFIG, build_network_from_config(CONFIG.to_json(), crew.spec)).payloads()["fp32"]
+    good = Publisher(CONFIG, algorithm.network).payloads()["fp32"]
     flipped = bytearray(good)
     flipped[len(good) // 2] ^= 4
     foreign = bytearray(good)

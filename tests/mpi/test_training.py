@@ -14,7 +14,7 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.config.files import load_toml
-from accel.learning.checkpoint import CheckpointState
+from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from compressors.artifact import CompressedPolicy
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from accel.algorithms.minibatches import Minibatch, Targets, split_environments, split_steps
+from accel.algorithms.actor_critic import Targets
+from accel.algorithms.ppo import Minibatch, split_environments, split_steps
 from accel.experience.batch import Batch
 
 LENGTH, ENVS = 5, 6

@@ -1,4 +1,4 @@
-"""The learner's half of the handshake: what actors are told, and what they answered."""
+"""The learner's half of the handshake: what the actors answered, all alike. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accel.cli.job import error_of_kind
-from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import LaunchError, TransportError
 from accel.json_object import Json
 from accel.transport.base import LearnerTransport
-from accel.tuning.choice import FULL_PRECISION, parse_choice
 
 POLL_S = 0.002
 
@@ -30,27 +28,14 @@ class Crew:
     """What the actors answered, all alike.
 
     Attributes:
-        spec: the environment's layout. layout: digest of the unrolls' layout.
+        spec: the environment's layout.
         cpu_features: what every actor's CPU offers.
         hosts: where actors run, by actor.
     """
 
     spec: EnvSpec
-    layout: str
     cpu_features: frozenset[str]
     hosts: tuple[str, ...]
-
-
-def welcome(config: TrainConfig, restart: int) -> Json:
-    """What every actor is told: the configuration, every scheme that may act and whether several do at once, and how
-    often the run was started."""
-    choice = parse_choice(config.compressor, config.network)
-    return config.to_json() | {
-        "env_kwargs": config.env_kwargs,
-        "schemes": list(dict.fromkeys((FULL_PRECISION, *choice.levels))),
-        "shares_levels": choice.kind == "auto",
-        "restart": restart,
-    }
 
 
 def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:
@@ -80,7 +65,7 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
             time.sleep(POLL_S)
     first = answers[0]
     for actor, answer in answers.items():
-        if (answer["spec"], answer["layout"]) != (first["spec"], first["layout"]):
+        if answer["spec"] != first["spec"]:
             raise TransportError(
                 f"actor {actor} on {answer['host']} has another environment or version than actor 0 on "
                 f"{first['host']}: install the same packages on every node"
@@ -88,7 +73,6 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
     features = [frozenset(str(f) for f in answer["cpu_features"]) for answer in answers.values()]  # type: ignore[attr-defined]
     return Crew(
         spec=EnvSpec.from_json(first["spec"]),  # type: ignore[arg-type]
-        layout=str(first["layout"]),
         cpu_features=frozenset.intersection(*features),
         hosts=tuple(str(answers[actor]["host"]) for actor in sorted(answers)),
     )

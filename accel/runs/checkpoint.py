@@ -17,7 +17,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from accel.errors import CheckpointError
-from accel.learning.state_tree import Json, Tree, flatten, unflatten
+from accel.runs.state_tree import Json, Tree, flatten, unflatten
 from accel.system.atomic import remove_partial_files, write_atomically
 
 FORMAT = "accel-checkpoint"
@@ -31,12 +31,12 @@ class CheckpointState:
 
     Attributes:
         tensors: parameters and buffers by name, as in a ``state_dict``; on the CPU after loading.
-        optimizer: what ``pack_optimizer`` gives.
+        algorithm: what the algorithm's ``save`` gives: optimisers, generators, counters.
         counters: nested counters and generator states; ``counters["env_steps"]`` names the file.
     """
 
     tensors: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tree]
+    algorithm: Mapping[str, Tree]
     counters: Mapping[str, Tree]
 
     @property
@@ -104,7 +104,7 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
     tensors: dict[str, Tensor] = {}
     document = {
         "tensors": flatten(dict(state.tensors), tensors, "model"),
-        "optimizer": flatten(state.optimizer, tensors, "optimizer"),
+        "algorithm": flatten(state.algorithm, tensors, "algorithm"),
         "counters": flatten(state.counters, tensors, "counters"),
     }
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
@@ -132,41 +132,6 @@ def load_checkpoint(path: Path) -> CheckpointState:
     if metadata.get("sha256") != _checksum(text, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
     return _parse(path, text, tensors)
-
-
-def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
-    """Everything in any torch optimizer: its state, step counters included, and its hyper-parameters."""
-    return {"kind": type(optimizer).__name__, **cast(dict[str, Tree], optimizer.state_dict())}
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree]) -> None:
-    """Put a packed state into an optimizer of the same kind over parameters of the same shapes, on any device.
-
-    Raises: CheckpointError, with the optimizer as it was.
-    """
-    kind = type(optimizer).__name__
-    if packed.get("kind") != kind:
-        raise CheckpointError(
-            f"the checkpoint holds an optimizer {packed.get('kind')}, not {kind}: resume as it was run"
-        )
-    groups, states = packed.get("param_groups"), packed.get("state")
-    if not isinstance(groups, list) or not isinstance(states, Mapping):
-        raise CheckpointError(f"the checkpoint's {kind} state is incomplete: resume from an earlier checkpoint")
-    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, state in cast(Mapping[int, Mapping[str, Tree]], states).items():
-        shape = parameters[index].shape if index < len(parameters) else None
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.ndim and value.shape != shape:
-                raise CheckpointError(
-                    f"the checkpoint's {kind} holds {name} of shape {tuple(value.shape)} for parameter {index}, "
-                    f"whose shape is {tuple(shape) if shape is not None else 'unknown'}: it belongs to another network"
-                )
-    try:
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint's {kind} does not fit ({error}): it belongs to another network"
-        ) from error
 
 
 def pack_generators(**generators: np.random.Generator | torch.Generator) -> dict[str, Tree]:
@@ -222,7 +187,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def _parse(path: Path, text: str, tensors: Mapping[str, Tensor]) -> CheckpointState:
     try:
         document: dict[str, Json] = json.loads(text)
-        parts = {name: unflatten(document[name], tensors) for name in ("tensors", "optimizer", "counters")}
+        parts = {name: unflatten(document[name], tensors) for name in ("tensors", "algorithm", "counters")}
         if not all(isinstance(part, Mapping) for part in parts.values()):
             raise TypeError("a part is no mapping")
         if not all(isinstance(tensor, Tensor) for tensor in cast(Mapping[str, Tree], parts["tensors"]).values()):

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel.acting.joining import LocalActor
+from accel.acting.actor import InlineActor
 from accel.cli.job import Job, check_config
 from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
 from accel.errors import CheckpointError
-from accel.learning.assembly import Assembly
-from accel.learning.checkpoint import CheckpointState
-from accel.learning.crew import wait_for_crew, welcome
-from accel.learning.state_tree import Tree, flatten
+from accel.learning.handshake import wait_for_crew
+from accel.learning.session import Session
+from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
+from accel.runs.state_tree import Tree, flatten
 from accel.transport import LocalTransport, TransportOptions
 
 Stop = Callable[[], str | None]
@@ -26,31 +27,31 @@ def never() -> str | None:
     return None
 
 
-def assemble(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> Assembly:
+def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> Session:
     """As ``run_session`` does it, without the run."""
     job = Job(check_config(config))
-    transport = LocalTransport(1, options=TransportOptions(in_flight=1, max_held=job.config.batch_unrolls + 1))
-    local = LocalActor(transport.actor(0))
-    transport.learner.welcome(welcome(job.config, run.next_restart()))
+    transport = LocalTransport(1, options=TransportOptions(in_flight=1, max_held=job.config.store.held_unrolls + 1))
+    local = InlineActor(transport.actor(0))
+    told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
+    transport.learner.welcome(told.to_json())
     local.join()
     crew = wait_for_crew(transport.learner, 5.0, never)
-    return Assembly(job, run, crew, transport.learner, stop, (0,), 0, local.actor)
+    session = Session(job, run, crew, transport.learner, stop, (0,), 0, local.actor)
+    transport.learner.welcome(session.agreement.to_json())
+    return session
 
 
-def everything(assembly: Assembly) -> tuple[object, dict[str, torch.Tensor]]:
+def everything(session: Session) -> tuple[object, dict[str, torch.Tensor]]:
     """All state that training goes on from, read from the objects themselves."""
-    assert assembly.actor is not None
-    learner, tensors = assembly.learner, dict[str, torch.Tensor]()
+    assert session.actor is not None
+    algorithm, tensors = session.algorithm, dict[str, torch.Tensor]()
     state: dict[str, Tree] = {
-        "network": dict(learner.network.state_dict()),
-        "optimizer": learner.optimizer.state_dict(),
-        "env_steps": learner.env_steps,
-        "version": learner.version,
-        "counters": assembly.trainer.counters.to_json(),
-        "rewards": assembly.trainer.rewards.state(),  # type: ignore[dict-item]
-        "generator": learner.generator.get_state(),
+        "networks": dict(algorithm.networks.state_dict()),
+        "algorithm": algorithm.save(),
+        "counters": session.loop.counters.to_json(),
+        "rewards": session.loop.rewards.state(),  # type: ignore[dict-item]
         "torch": torch.get_rng_state(),
-        "actor": assembly.actor.generator_state(),  # type: ignore[dict-item]
+        "actor": session.actor.generator_state(),  # type: ignore[dict-item]
     }
     return flatten(state, tensors, "state"), tensors
 
@@ -63,8 +64,12 @@ RUNS = {
     "int8, vtrace": {"compressor": "int8", "calibration_size": 128},
     "retrace, rmsprop, running rewards": {"corrector": "retrace", "optimizer": "rmsprop", "normalise_rewards": True},
     "surrogate, lstm, normaliser, linear rate": {
-        "network": "mlp:16x1+lstm:8", "objective": "clipped-surrogate", "passes": 2, "minibatches": 2,
+        "network": "mlp:16x1+lstm:8", "algorithm": "ppo", "passes": 2, "minibatches": 2,
         "normalise_observations": True, "learning_rate_schedule": "linear", "batch_unrolls": 2,
+    },
+    "impact": {
+        "algorithm": "impact", "buffer_batches": 2, "batch_uses": 2, "target_interval_updates": 3,
+        "normalise_observations": True,
     },
 }  # fmt: skip
 
@@ -77,12 +82,12 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
     }  # fmt: skip
     config = TrainConfig.create(**(values | options))
     with RunDirectory.create(tmp_path, "run") as run:
-        twin = assemble(config.replace(seed=1), run)
+        twin = open_session(config.replace(seed=1), run)
         compared = 0
 
         def stop() -> str | None:
             nonlocal compared
-            if original.learner.version == compared:
+            if original.loop.counters.updates == compared:
                 return None
             compared += 1
             torch.manual_seed(100 + compared)
@@ -95,13 +100,13 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
             assert same(everything(original), before), "saving changed something"
             return "enough" if compared == 6 else None
 
-        original = assemble(config, run, stop)
+        original = open_session(config, run, stop)
         original.transport.configure(original.layout.nbytes)
-        original.trainer.publish()
+        original.loop.publish()
         assert original.actor is not None and twin.actor is not None
         original.actor.start()
-        assert original.trainer.run() == "enough"
-        assert compared == 6 and original.learner.env_steps > 0
+        assert original.loop.run() == "enough"
+        assert compared == 6 and original.loop.counters.env_steps > 0
         original.actor.close()
         twin.actor.close()
 
@@ -109,19 +114,19 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
 def test_a_checkpoint_of_another_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     config = TrainConfig.create(actors=0, envs_per_actor=2, network="mlp:8x1", compressor="fp32", learner_threads=1)
     with RunDirectory.create(tmp_path, "run") as run:
-        assembly = assemble(config, run)
+        session = open_session(config, run)
         with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
-            assembly.restore()
-        assembly.learner.version = 1
-        assembly.save()
+            session.restore()
+        session.loop.counters.updates = 1
+        session.save()
         for changes, message in (
             ({"network": "mlp:9x1"}, "of another network .*--network"),
             ({"env": "Acrobot-v1"}, "other spaces .*--env"),
             ({"optimizer": "rmsprop"}, "an optimizer .*Adam, not .*RMSprop"),
         ):
             with pytest.raises(CheckpointError, match=message):
-                assemble(config.replace(**changes), run).restore()
+                open_session(config.replace(**changes), run).restore()
         lacking = CheckpointState({}, {}, {"env_steps": 5})
         run.save_checkpoint(lacking)
         with pytest.raises(CheckpointError, match=r"lacks what training needs.*spec"):
-            assembly.restore()
+            session.restore()

@@ -1,0 +1,174 @@
+"""Collecting unrolls: step T times with a policy and fill every field. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.acting.policy import ActingPolicy
+from accel.acting.rules import ActionArray, FloatArray, Sampler
+from accel.envs import VectorEnvironment
+from accel.envs.base import Actions
+from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+
+ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "overhead"))
+
+
+class UnrollCollector:
+    """Steps environments with a policy and fills unrolls; keeps what one unroll hands to the next."""
+
+    def __init__(
+        self, environment: VectorEnvironment, policy: ActingPolicy, sampler: Sampler, layout: UnrollLayout
+    ) -> None:
+        self._environment = environment
+        self._policy = policy
+        self._layout = layout
+        self._sampler = sampler
+        self._same_step = layout.spec.autoreset == "same_step"
+        self._stack = layout.spec.frame_stack
+        envs = layout.envs
+        self._first = np.ones(envs, np.bool_)
+        self._valid = np.ones(envs, np.bool_)
+        self._return = np.zeros(envs, np.float64)
+        self._length = np.zeros(envs, np.int64)
+        self._observations = environment.reset()
+        self.unrolls = 0
+
+    def collect(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16], env_steps: int = 0) -> None:
+        """Fill every field of one unroll by stepping T times; ``scheme_id`` is one for all environments, or [B].
+
+        ``env_steps``: of the whole run so far, as far as this actor knows.
+
+        Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and overhead
+        are written.
+        """
+        start = perf_counter()
+        arrays = unroll.arrays
+        policy, environment, sampler = self._policy, self._environment, self._sampler
+        act, step = policy.act, environment.step
+        to_env = cast(Callable[[ActionArray], Actions], sampler.to_env)
+        for target, state in zip(unroll.states, policy.states(), strict=True):
+            target[...] = state
+        recurrent = bool(unroll.states)
+        sampler.begin(env_steps)
+        observations = self._observations
+        write = (
+            self._frame_writer(unroll, observations) if self._stack > 1 else list(arrays["observations"]).__getitem__
+        )
+        newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
+        first, valid = self._first, self._valid
+        env_s = policy_s = 0.0
+        rows = zip(
+            list(arrays["actions"]), list(arrays["behaviour_params"]), list(arrays["rewards"]),
+            list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
+        )  # fmt: skip
+        for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
+            write(t)[...] = observations if newest is None else observations[:, newest]
+            before_policy = perf_counter()
+            act(observations, first if recurrent and first.any() else None, t, actions, params)
+            env_actions = to_env(actions)
+            before_env = perf_counter()
+            observations, rewards[...], terminated[...], truncated[...] = step(env_actions)
+            after_env = perf_counter()
+            policy_s += before_env - before_policy
+            env_s += after_env - before_env
+            if self._same_step:
+                arrays["final_observations"][t] = environment.final_observations
+            if recurrent:
+                done = terminated | truncated
+                first, valid = (done, valid) if self._same_step else (~valid, ~done)
+        write(self._layout.unroll_length)[...] = observations if newest is None else observations[:, newest]
+        self._observations = observations
+        self._finish(unroll, scheme_id)
+        timings = arrays["timings_s"]
+        timings[ENV], timings[POLICY] = env_s, policy_s
+        timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
+
+    def _frame_writer(
+        self, unroll: Unroll, observations: npt.NDArray[np.generic]
+    ) -> Callable[[int], npt.NDArray[np.generic]]:
+        """Store the older frames of row 0's stack; return where each row's newest frame goes."""
+        frames = unroll["frames"]
+        older = self._stack - 1
+        channels = self._layout.frame_shape[0]
+        for k in range(older):
+            frames[k] = observations[:, k * channels : (k + 1) * channels]
+        return list(frames[older:]).__getitem__
+
+    def _finish(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16]) -> None:
+        """Everything that can be computed for the whole unroll at once."""
+        arrays = unroll.arrays
+        done = np.logical_or(arrays["terminated"], arrays["truncated"])
+        first, valid = arrays["first"], arrays["valid"]
+        first[0], valid[0] = self._first, self._valid
+        if self._same_step:
+            valid[1:] = True
+            first[1:] = done
+        else:
+            np.logical_not(done, out=valid[1:])
+            np.logical_not(valid[:-1], out=first[1:])
+        self._first, self._valid = first[-1].copy(), valid[-1].copy()
+        params, actions = cast(FloatArray, arrays["behaviour_params"]), cast(ActionArray, arrays["actions"])
+        arrays["behaviour_log_prob"][...] = self._sampler.log_prob(params, actions)
+        if self._sampler.exploration is not None:
+            arrays["exploration"][...] = self._sampler.exploration
+        arrays["policy_version"][...] = self._policy.version
+        arrays["scheme_id"][...] = scheme_id
+        self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
+        header = arrays["header"]
+        header[0], header[1], header[2], header[3] = (
+            self.unrolls,
+            self._policy.version,
+            int(np.count_nonzero(valid[:-1])),
+            0,
+        )
+        self.unrolls += 1
+
+    def _record_episodes(
+        self,
+        rewards: npt.NDArray[np.generic],
+        done: npt.NDArray[np.bool_],
+        valid: npt.NDArray[np.generic],
+        returns: npt.NDArray[np.generic],
+        lengths: npt.NDArray[np.generic],
+    ) -> None:
+        """Undiscounted raw return and length of each episode that ends here, at its last row; zero elsewhere."""
+        reward_sums = np.cumsum(np.where(valid, rewards, 0), axis=0, dtype=np.float64)
+        step_sums = np.cumsum(valid, axis=0)
+        envs, rows = np.nonzero(done.T)
+        returns[...] = 0.0
+        lengths[...] = 0
+        if envs.size:
+            new_env = np.empty(envs.size, np.bool_)
+            new_env[0] = True
+            np.not_equal(envs[1:], envs[:-1], out=new_env[1:])
+            last = np.append(new_env[1:], True)
+            ended = envs[last]
+            step_at = step_sums[rows, envs]
+            step_before = np.where(new_env, -self._length[envs], np.roll(step_at, 1))
+            lengths[rows, envs] = step_at - step_before
+            self._length[ended] = -step_at[last]
+        self._length += step_sums[-1]
+        if not (np.isfinite(reward_sums[-1]).all() and np.isfinite(self._return).all()):
+            self._record_infinite_returns(np.where(valid, rewards, 0), done, returns)
+            return
+        if envs.size:
+            reward_at = reward_sums[rows, envs]
+            reward_before = np.where(new_env, -self._return[envs], np.roll(reward_at, 1))
+            returns[rows, envs] = reward_at - reward_before
+            self._return[ended] = -reward_at[last]
+        self._return += reward_sums[-1]
+
+    def _record_infinite_returns(
+        self, rewards: npt.NDArray[np.generic], done: npt.NDArray[np.bool_], returns: npt.NDArray[np.generic]
+    ) -> None:
+        """Returns summed step by step: differences of sums would carry an infinite reward into every later episode."""
+        for row, ends in enumerate(done):
+            with np.errstate(invalid="ignore"):
+                self._return += rewards[row]
+            returns[row, ends] = self._return[ends]
+            self._return[ends] = 0.0

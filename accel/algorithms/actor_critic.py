@@ -1,0 +1,221 @@
+"""What actor-critics share: the forward pass, corrected targets, the three terms of the loss, their statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from accel.algorithms import losses
+from accel.algorithms.base import GradientAlgorithm, Update
+from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
+from accel.algorithms.distributions import ActionDistribution
+from accel.algorithms.exchange import GradientExchange
+from accel.config import TrainConfig
+from accel.config.models import ActorCriticConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import ConfigError
+from accel.experience.batch import Batch
+from accel.experience.stores.base import Sample
+from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the correction hands to the loss; nothing carries a gradient. All of one shape, [T, B] for a batch.
+
+    Attributes:
+        values: the critic's targets. advantages: of the policy gradient, times the importance weight where asked for.
+        proximal_log_prob: log-probabilities under the policy that the batch was corrected with.
+        log_rhos: log π − log μ at that moment. predictions: the critic's values then.
+    """
+
+    values: Tensor
+    advantages: Tensor
+    proximal_log_prob: Tensor
+    log_rhos: Tensor
+    predictions: Tensor
+
+
+class ActorCritic(GradientAlgorithm):
+    """A base: network with policy and critic, and a correction.
+
+    Args:
+        config, spec, device, exchange: as for ``GradientAlgorithm``.
+        options: the algorithm's own. correction: makes the targets, and says which critic it needs.
+    Raises:
+        ConfigError: the network does not suit the environment or the correction.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        device: torch.device,
+        options: ActorCriticConfig,
+        correction: Correction,
+        *,
+        network: PolicyNetwork | None = None,
+        networks: torch.nn.Module | None = None,
+        exchange: GradientExchange | None = None,
+    ) -> None:
+        network = network or seeded_network(config, spec, correction)
+        super().__init__(config, spec, device, network, networks, exchange)
+        self.options = options
+        self.correction = correction
+        if network.state_shapes and spec.autoreset == "same_step":
+            raise ConfigError(
+                f"network '{config.policy.network}' is recurrent, and {config.environment.env} resets within a step, "
+                "where the value of an episode's final observation would need a recurrent state that is gone: use a "
+                "network without +lstm"
+            )
+
+    def forward(self, batch: Batch) -> NetworkOutput:
+        """All T+1 rows of a batch."""
+        with self.autocast():
+            output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
+        return output
+
+    def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
+        """[T, B] every valid row's share of a mean over the batch, of all learners together."""
+        return batch.valid / max(self.exchange.count(valid_steps), 1.0)
+
+    def targets(
+        self,
+        batch: Batch,
+        rewards: Tensor,
+        output: NetworkOutput,
+        log_prob: Tensor,
+        weights: Tensor,
+        *,
+        weigh: bool = True,
+    ) -> Targets:
+        """Corrected targets.
+
+        Args:
+            batch: the experience. rewards: [T, B]. weights: of ``mean_weights``.
+            output: the critic's network on the batch. log_prob: [T, B] of its actions under the policy to correct to.
+            weigh: whether advantages are multiplied by the clipped importance weight.
+        """
+        log_rhos = log_prob.detach() - batch.behaviour_log_prob
+        cut = cut_values = None
+        if batch.final_observations is not None:
+            cut, cut_values = batch.truncated, self._final_values(batch)
+        values = state_values(output).detach()
+        predictions = self.predictions(output, batch).detach()
+        corrected: Corrected = self.correction(
+            OffPolicyBatch(
+                log_rhos=log_rhos,
+                rewards=rewards,
+                discounts=torch.where(batch.terminated, 0.0, self.options.discount),
+                values=values[:-1],
+                bootstrap_value=values[-1],
+                predictions=predictions,
+                valid=batch.valid,
+                cut=cut,
+                cut_values=cut_values,
+            )
+        )
+        if not weigh:
+            corrected = replace(corrected, weights=torch.ones_like(corrected.weights))
+        advantages = centre_and_weight(corrected, weights, normalise=self.options.normalise_advantages)
+        return Targets(corrected.targets, advantages, log_prob.detach(), log_rhos, predictions)
+
+    def predictions(self, output: NetworkOutput, batch: Batch) -> Tensor:
+        """[T, B] what the critic predicted, with its gradient."""
+        if output.action_values is None:
+            return state_values(output)[:-1]
+        return output.action_values[:-1].float().gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+
+    def total_loss(
+        self,
+        policy: Tensor,
+        distribution: ActionDistribution,
+        predictions: Tensor,
+        targets: Targets,
+        weights: Tensor,
+    ) -> losses.LossTerms:
+        """policy + value_cost · value − entropy_cost · entropy."""
+        value = losses.squared_error(predictions, targets.values, weights)
+        entropy = losses.masked_mean(distribution.entropy(), weights)
+        total = policy + self.options.value_cost * value - self.options.entropy_cost * entropy
+        return losses.LossTerms(total, policy.detach(), value.detach(), entropy.detach())
+
+    def _final_values(self, batch: Batch) -> Tensor:
+        """[T, B] values of the final observations where an episode was truncated, zero elsewhere."""
+        values = torch.zeros(batch.truncated.shape, device=self.device)
+        rows = torch.nonzero(batch.truncated.reshape(-1)).squeeze(1)
+        if len(rows) and batch.final_observations is not None:
+            chosen = batch.final_observations.flatten(0, 1)[rows].unsqueeze(0)
+            output = self.network(chosen, torch.zeros(1, len(rows), dtype=torch.bool, device=self.device), ())
+            values.view(-1)[rows] = state_values(output)[0]
+        return values
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The last update's tensors, on the device; ``read`` turns them into host values when they are wanted."""
+
+    terms: losses.LossTerms
+    gradient_norm: Tensor
+    targets: Targets
+    weights: Tensor
+    kl_from_batch: Tensor
+    learning_rate: float
+    clip_rho: float | None
+
+    def update(self) -> Update:
+        """As an algorithm returns it."""
+        return Update(self.read)
+
+    def read(self) -> dict[str, float]:
+        """Means over valid steps by metric name; synchronises a CUDA device.
+
+        Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
+        share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ).
+        """
+        weights, targets = self.weights, self.targets
+        rho = torch.exp(targets.log_rhos)
+        mean_rho = losses.masked_mean(rho, weights)
+        clipped = losses.masked_mean((rho > (self.clip_rho or float("inf")) * 1.0001).float(), weights)
+        error = targets.values - targets.predictions
+        spread = targets.values - losses.masked_mean(targets.values, weights)
+        variance = losses.masked_mean(spread.square(), weights).clamp_min(1e-8)
+        unexplained = losses.masked_mean(error.square(), weights) / variance
+        return {
+            "loss": float(self.terms.total.detach()),
+            "policy_loss": float(self.terms.policy),
+            "value_loss": float(self.terms.value),
+            "entropy": float(self.terms.entropy),
+            "gradient_norm": float(self.gradient_norm),
+            "rho_mean": float(mean_rho),
+            "rho_clipped": float(clipped),
+            "behaviour_kl": float(-losses.masked_mean(targets.log_rhos, weights)),
+            "kl_from_batch": float(self.kl_from_batch),
+            "explained_variance": float(1.0 - unexplained),
+            "learning_rate": self.learning_rate,
+        }
+
+
+def unrolls_of(sample: Sample) -> tuple[Batch, Tensor]:
+    """The batch of a store of unrolls. Raises ConfigError where it keeps transitions."""
+    if sample.batch is None or sample.rewards is None:
+        raise ConfigError("this algorithm learns from whole unrolls: use --store fifo or circular")
+    return sample.batch, sample.rewards
+
+
+def seeded_network(config: TrainConfig, spec: EnvSpec, correction: Correction) -> PolicyNetwork:
+    """The run's network with the correction's critic, initialised from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        return build_from_config(config.policy, spec, critic=correction.critic)
+
+
+def state_values(output: NetworkOutput) -> Tensor:
+    """[T, B] state values; with an action-value critic their expectation under the policy, V = E_π Q."""
+    if output.values is not None:
+        return output.values.float()
+    if output.action_values is None:
+        raise ConfigError("the network has neither state values nor action values: give it a critic head")
+    return (torch.softmax(output.params.float(), -1) * output.action_values.float()).sum(-1)

@@ -1,0 +1,149 @@
+"""Off-policy corrections as objects: from a batch under two policies to targets; ``correctors`` holds the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from accel.config.models import ActorCriticConfig
+from accel.networks.policy import Critic
+from correctors import nstep, retrace, vtrace
+
+
+@dataclass(frozen=True)
+class OffPolicyBatch:
+    """What a correction needs; floats of one dtype, no gradient. Shapes are [T, B] where not said otherwise.
+
+    Attributes:
+        log_rhos: log π(a) − log μ(a). rewards: transformed. discounts: zero where the episode terminated.
+        values: V(x_t). bootstrap_value: [B] V(x_T). predictions: the critic's V, or Q of the action.
+        valid: rows that count.
+        cut, cut_values: truncated rows and their final observation's value, where the environment resets within a
+            step; None otherwise.
+    """
+
+    log_rhos: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    values: Tensor
+    bootstrap_value: Tensor
+    predictions: Tensor
+    valid: Tensor
+    cut: Tensor | None = None
+    cut_values: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Targets [T, B] without gradient.
+
+    Attributes:
+        targets: of the critic.
+        advantages: of the policy gradient, before any importance weight.
+        weights: clipped importance weights of the policy gradient.
+    """
+
+    targets: Tensor
+    advantages: Tensor
+    weights: Tensor
+
+
+class Correction(Protocol):
+    """Off-policy targets for an actor-critic.
+
+    Attributes:
+        critic: the kind of critic that it is for.
+    """
+
+    critic: Critic
+
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """The targets."""
+        ...
+
+
+class VTrace:
+    """``correctors.vtrace`` with a run's clips and λ."""
+
+    critic: Critic = "value"
+
+    def __init__(self, options: ActorCriticConfig) -> None:
+        self._options = options
+
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """V-trace targets."""
+        options, e = self._options, experience
+        returns = vtrace(
+            e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, clip_rho=options.clip_rho,
+            clip_c=options.clip_c, clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid,
+            cut=e.cut, cut_values=e.cut_values,
+        )  # fmt: skip
+        return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
+
+
+class Retrace:
+    """``correctors.retrace`` with a run's clips and λ."""
+
+    critic: Critic = "action-value"
+
+    def __init__(self, options: ActorCriticConfig) -> None:
+        self._options = options
+
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """Retrace targets."""
+        options, e = self._options, experience
+        returns = retrace(
+            e.log_rhos, e.rewards, e.discounts, e.predictions, e.values, e.bootstrap_value, clip_c=options.clip_c,
+            clip_pg_rho=options.clip_pg_rho, lambda_=options.lambda_, valid=e.valid, cut=e.cut, cut_values=e.cut_values,
+        )  # fmt: skip
+        return Corrected(returns.q_targets, returns.advantages, returns.pg_rhos)
+
+
+class NStep:
+    """``correctors.nstep``: the identity, which believes every step to be on-policy."""
+
+    critic: Critic = "value"
+
+    def __init__(self, options: ActorCriticConfig) -> None:
+        self._options = options
+
+    def __call__(self, experience: OffPolicyBatch) -> Corrected:
+        """λ-returns."""
+        e = experience
+        returns = nstep(
+            e.log_rhos, e.rewards, e.discounts, e.values, e.bootstrap_value, lambda_=self._options.lambda_,
+            valid=e.valid, cut=e.cut, cut_values=e.cut_values,
+        )  # fmt: skip
+        return Corrected(returns.vs, returns.advantages, returns.pg_rhos)
+
+
+CORRECTIONS: dict[str, type[VTrace] | type[Retrace] | type[NStep]] = {
+    "vtrace": VTrace,
+    "retrace": Retrace,
+    "none": NStep,
+}
+
+
+def centre_and_weight(corrected: Corrected, weights: Tensor, *, normalise: bool) -> Tensor:
+    """Factors of ∇ log π: advantages centred under the weights that they are going to carry, weighted, then scaled.
+
+        Ã = ρ̂ (A − m) / s,   m = Σ w ρ̂ A / Σ w ρ̂,   s² = Σ w (ρ̂ (A − m))² / Σ w
+
+    Centred after the weight instead, the mean of ρ̂ A would be subtracted from rows whose ρ̂ differ, which turns the
+    gradient: Σ w ρ̂ ∇ log π is about zero, Σ w ∇ log π is not.
+
+    Args:
+        corrected: advantages and weights [T, B].
+        weights: w [T, B], valid rows' share of the mean; zero rows count for nothing.
+        normalise: whether to centre and scale at all.
+    """
+    if not normalise:
+        return corrected.advantages * corrected.weights
+    shares = weights * corrected.weights
+    mean = (shares * corrected.advantages).sum() / shares.sum().clamp_min(1e-8)
+    weighted = corrected.weights * (corrected.advantages - mean)
+    variance = (weights * weighted.square()).sum() / weights.sum().clamp_min(1e-8)
+    return weighted * torch.rsqrt(variance + 1e-8)

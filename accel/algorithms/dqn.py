@@ -1,0 +1,143 @@
+"""DQN: double, duelling, n-step Q-learning from replay; actors are ε-greedy.
+
+    y = R_t + γ^m Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)),   loss: Huber(Q(o_t, a_t) − y)
+
+The duelling head gives n advantages and the state's value, Q = V + A − mean A. Actors run it as it is: the greatest
+advantage is the greatest Q-value, so a compressed policy carries no arithmetic behind its head.
+
+Source: Mnih et al. 2015 (DQN); van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016, arXiv:1511.06581,
+eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step). Deviations: both streams of the duelling head are one
+linear layer on the shared torso; n-step returns are not corrected for the policy that acted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accel.acting.rules import RuleSpec
+from accel.algorithms.base import GradientAlgorithm, Phase, Update
+from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
+from accel.config import TrainConfig
+from accel.config.models import DqnConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError, ConfigError
+from accel.experience.stores.base import Sample, Transitions
+from accel.networks import PolicyNetwork, build_from_config
+from accel.runs.state_tree import Tree
+
+
+class Dqn(GradientAlgorithm):
+    """Args: as for ``GradientAlgorithm``; the options say which parts of DQN are on."""
+
+    explores = True
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: DqnConfig) -> None:
+        if spec.action.kind != "categorical":
+            raise ConfigError(
+                f"dqn needs one discrete action, {config.environment.env} has {spec.action.kind} actions: "
+                "use --algorithm ppo"
+            )
+        self.actions = spec.action.sizes[0]
+        outputs = self.actions + options.duelling
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.run.seed)
+            network = build_from_config(config.policy, spec, critic="none", outputs=outputs)
+        if network.state_shapes:
+            raise ConfigError(
+                f"dqn learns from single steps, network '{config.policy.network}' is recurrent: leave +lstm out"
+            )
+        self.target = copy.deepcopy(network).requires_grad_(False)
+        networks = nn.ModuleDict({"online": network, "target": self.target})
+        super().__init__(config, spec, device, network, networks)
+        self.options = options
+        self.output_size = outputs
+        self.rule = RuleSpec(
+            "epsilon-greedy",
+            {
+                "duelling": options.duelling,
+                "initial_epsilon": options.initial_epsilon,
+                "final_epsilon": options.final_epsilon,
+                "exploration_env_steps": options.exploration_env_steps,
+            },
+        )
+        self._updates = 0
+
+    def q_values(self, outputs: Tensor) -> Tensor:
+        """[..., P] to Q [..., n]."""
+        if not self.options.duelling:
+            return outputs
+        advantages, value = outputs[..., :-1], outputs[..., -1:]
+        return value + advantages - advantages.mean(-1, keepdim=True)
+
+    def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
+        """The ε-greedy policy; without ε, of the final one, as publication checks compare policies."""
+        if exploration is None:
+            exploration = torch.full(outputs.shape[:-1], self.options.final_epsilon, device=outputs.device)
+        return epsilon_greedy(outputs[..., : self.actions].float(), exploration)
+
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        if sample.transitions is None:
+            raise ConfigError("dqn learns from transitions: use --store replay")
+        steps, options = sample.transitions, self.options
+        rate = self.set_learning_rate(progress)
+        if self._updates % options.target_interval_updates == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        self._updates += 1
+        targets = self._targets(steps)
+        mark("correct")
+        with self.autocast():
+            q = self._q(self.network, steps.observations)
+        taken = q.gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
+        errors = taken - targets
+        mark("forward")
+        huber = F.smooth_l1_loss(taken, targets, reduction="none")
+        loss = huber.mean() if sample.weights is None else (huber * sample.weights).mean()
+        norm = self.step(loss)
+        mark("backward")
+        errors = errors.detach()
+
+        def read() -> dict[str, float]:
+            variance = targets.var(correction=0).clamp_min(1e-8)
+            return {
+                "loss": float(loss.detach()),
+                "value_loss": float(loss.detach()),
+                "q_mean": float(taken.detach().mean()),
+                "td_error": float(errors.abs().mean()),
+                "explained_variance": float(1.0 - errors.square().mean() / variance),
+                "gradient_norm": float(norm),
+                "learning_rate": rate,
+            }
+
+        return Update(read, errors.abs())
+
+    @torch.no_grad()
+    def _targets(self, steps: Transitions) -> Tensor:
+        """[N] y."""
+        with self.autocast():
+            following = self._q(self.target, steps.next_observations)
+            chooser = self._q(self.network, steps.next_observations) if self.options.double else following
+        best = chooser.argmax(-1, keepdim=True)
+        return steps.returns + steps.discounts * following.gather(-1, best).squeeze(-1)
+
+    def _q(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
+        """[N, *obs] to Q [N, n]."""
+        first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
+        return self.q_values(network(observations.unsqueeze(0), first).params[0].float())
+
+    def save(self) -> dict[str, Tree]:
+        """The base's, and how many updates there were."""
+        return super().save() | {"updates": self._updates}
+
+    def load(self, state: Mapping[str, Tree]) -> None:
+        """Inverse of ``save``. Raises CheckpointError."""
+        super().load(state)
+        updates = state.get("updates")
+        if not isinstance(updates, int):
+            raise CheckpointError("the checkpoint lacks DQN's number of updates: it is of another algorithm")
+        self._updates = updates

@@ -1,0 +1,97 @@
+"""IMPACT: a clipped surrogate around a target network, on batches that a circular buffer hands out several times.
+
+    −E[min(r A, clip(r, 1−ε, 1+ε) A)],   r = min(π_worker/π_target, ρ) · π_θ/π_worker = π_θ / max(π_target, β π_worker)
+
+with ρ = 1/β. V-trace's targets are for π_target; the target network is replaced by the trained one every
+``target_interval_updates`` updates. π_worker is the policy that acted, compressed and stale.
+
+Source: Luo et al. 2020, arXiv:1912.00167, eq. 3 to 5 and algorithm 1. Deviations: values are the trained critic's;
+the correction's clips are options; a batch is used whole at each of its K uses; advantages are normalised (an option).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from accel.algorithms import losses
+from accel.algorithms.actor_critic import ActorCritic, Statistics, seeded_network, unrolls_of
+from accel.algorithms.base import Phase, Update
+from accel.algorithms.corrections import VTrace
+from accel.config import TrainConfig
+from accel.config.models import ImpactConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError
+from accel.experience.stores.base import Sample
+from accel.runs.state_tree import Tree
+
+
+class Impact(ActorCritic):
+    """Args: as for ``ActorCritic``."""
+
+    options: ImpactConfig
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpactConfig) -> None:
+        correction = VTrace(options)
+        network = seeded_network(config, spec, correction)
+        self.target = copy.deepcopy(network).requires_grad_(False)
+        networks = nn.ModuleDict({"online": network, "target": self.target})
+        super().__init__(config, spec, device, options, correction, network=network, networks=networks)
+        self._updates = 0
+
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        batch, rewards = unrolls_of(sample)
+        options, rate = self.options, self.set_learning_rate(progress)
+        if self._updates % options.target_interval_updates == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        self._updates += 1
+        weights = self.mean_weights(batch, sample.valid_steps)
+        output = self.forward(batch)
+        distribution = self.distribution(output.params[:-1].float(), None)
+        log_prob = distribution.log_prob(batch.actions)
+        with torch.no_grad(), self.autocast():
+            of_target = self.target(batch.observations, batch.first, batch.states).params[:-1].float()
+            target_distribution = self.distribution(of_target, None)
+            target_log_prob = target_distribution.log_prob(batch.actions)
+        mark("forward")
+        with torch.no_grad():
+            # r holds the clipped ratio of target to worker: advantages are not weighted a second time.
+            targets = self.targets(batch, rewards, output, target_log_prob, weights, weigh=False)
+        mark("correct")
+        ratio = surrogate_log_ratio(log_prob, target_log_prob, batch.behaviour_log_prob, options.clip_target_worker)
+        policy = losses.clipped_surrogate(
+            ratio, torch.zeros_like(ratio), targets.advantages, weights, options.clip_ratio
+        )
+        terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
+        norm = self.step(terms.total)
+        mark("backward")
+        with torch.no_grad():
+            kl = losses.masked_mean(target_distribution.kl(distribution), weights)
+        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
+
+    def save(self) -> dict[str, Tree]:
+        """The base's, and how many updates there were."""
+        return super().save() | {"updates": self._updates}
+
+    def load(self, state: Mapping[str, Tree]) -> None:
+        """Inverse of ``save``. Raises CheckpointError."""
+        super().load(state)
+        updates = state.get("updates")
+        if not isinstance(updates, int):
+            raise CheckpointError("the checkpoint lacks IMPACT's number of updates: it is of another algorithm")
+        self._updates = updates
+
+
+def surrogate_log_ratio(
+    log_prob: Tensor, target_log_prob: Tensor, worker_log_prob: Tensor, clip_target_worker: float
+) -> Tensor:
+    """log r = log π_θ − log max(π_target, β π_worker), any shape, nats.
+
+    As published: r = min(π_worker/π_target, ρ) · π_θ/π_worker, ρ = 1/β.
+    """
+    limit = float(torch.log(torch.tensor(clip_target_worker)))
+    return torch.clamp(worker_log_prob - target_log_prob, max=limit) + log_prob - worker_log_prob

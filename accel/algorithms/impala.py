@@ -1,0 +1,47 @@
+"""IMPALA: one policy-gradient step on each batch, corrected for the policy that acted.
+
+    ∇θ: E[ρ̂_t Ã_t ∇ log π_θ(a_t|x_t)],   critic towards the corrected targets,   entropy bonus
+
+Source: Espeholt et al. 2018, arXiv:1802.01561, section 4.2. Deviations: advantages are normalised (an option), the
+critic's loss is halved, and Retrace or no correction may take V-trace's place.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from accel.algorithms import losses
+from accel.algorithms.actor_critic import ActorCritic, Statistics, unrolls_of
+from accel.algorithms.base import Phase, Update
+from accel.algorithms.corrections import CORRECTIONS
+from accel.config import TrainConfig
+from accel.config.models import ImpalaConfig
+from accel.envs.spaces import EnvSpec
+from accel.experience.stores.base import Sample
+
+
+class Impala(ActorCritic):
+    """Args: as for ``ActorCritic``; the options say which correction."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig) -> None:
+        super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
+
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        batch, rewards = unrolls_of(sample)
+        rate = self.set_learning_rate(progress)
+        weights = self.mean_weights(batch, sample.valid_steps)
+        output = self.forward(batch)
+        distribution = self.distribution(output.params[:-1].float(), None)
+        log_prob = distribution.log_prob(batch.actions)
+        mark("forward")
+        with torch.no_grad():
+            targets = self.targets(batch, rewards, output, log_prob, weights)
+        mark("correct")
+        policy = losses.policy_gradient(log_prob, targets.advantages, weights)
+        terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
+        norm = self.step(terms.total)
+        mark("backward")
+        return Statistics(
+            terms, norm, targets, weights, torch.zeros((), device=self.device), rate, self.options.clip_rho
+        ).update()

@@ -1,0 +1,1 @@
+"""Stores: when experience may be used, used again, or dropped. Imports torch."""

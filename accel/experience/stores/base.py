@@ -1,0 +1,106 @@
+"""What every store promises: the protocol, what it takes in and what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from accel.experience.batch import Batch
+from accel.experience.unroll import Unroll
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Experience:
+    """An unroll that has arrived, with valid steps in it.
+
+    Attributes:
+        actor: who sent it. unroll: views into the transport's buffer.
+        release: gives the buffer back; the store calls it exactly once, when it reads the unroll no more.
+    """
+
+    actor: int
+    unroll: Unroll
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """n-step transitions, [N] rows on the learner's device.
+
+    Attributes:
+        observations: [N, *obs]. actions: [N, *action].
+        returns: [N] Σ_{k<m} γ^k r_{t+k} of the m ≤ n rewards before the bootstrap, transformed.
+        discounts: [N] γ^m, zero where the episode terminated.
+        next_observations: [N, *obs], the bootstrap's.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    returns: Tensor
+    discounts: Tensor
+    next_observations: Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one update learns from: ``batch`` or ``transitions``, whichever the store keeps.
+
+    Attributes:
+        batch: whole unrolls, time-major. rewards: [T, B] of it after the run's transform.
+        transitions: single steps.
+        valid_steps: rows that count.
+        weights: [N] importance weights of prioritised samples; None: all alike.
+        uses: how often this very batch was handed out before.
+        key: the store's own, to be given back with ``feedback``.
+    """
+
+    valid_steps: int
+    batch: Batch | None = None
+    rewards: Tensor | None = None
+    transitions: Transitions | None = None
+    weights: Tensor | None = None
+    uses: int = 0
+    key: object = field(default=None, repr=False)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, for saving."""
+        if self.transitions is not None:
+            return {k: v for k, v in vars(self.transitions).items() if isinstance(v, torch.Tensor)}
+        found = {} if self.batch is None else self.batch.tensors()
+        return found if self.rewards is None else found | {"transformed_rewards": self.rewards}
+
+
+class Store(Protocol):
+    """Keeps experience. What is inserted is released exactly once; what is sampled is given back once."""
+
+    def insert(self, experience: Experience) -> None:
+        """Take in one unroll, in its actor's order."""
+        ...
+
+    @property
+    def available(self) -> int:
+        """How many samples could be taken now without anything more being inserted; endless ones count as one."""
+        ...
+
+    def sample(self) -> Sample | None:
+        """The next sample; None while there is not enough."""
+        ...
+
+    def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
+        """The update on a sample is done; ``priorities`` [N] where the algorithm gives some. Ends the sample."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write what a resumed run goes on with; nothing where experience is used once."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Inverse of ``save``; a directory without anything leaves the store empty."""
+        ...

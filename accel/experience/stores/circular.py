@@ -1,0 +1,91 @@
+"""A circular buffer of N batches, each used at most K times.
+
+Source: Luo et al. 2020, IMPACT, arXiv:1912.00167, section 3.2. Deviations: batches are taken in turns, the least used
+one first and the oldest of these, instead of at random; so K uses of N batches need no random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from accel.experience.batch import Batch, Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.fifo import make_sample
+
+
+@dataclass(eq=False)
+class _Slot:
+    sample: Sample
+    uses: int = 0
+
+
+class Circular:
+    """Copies each batch out of the transport's buffers as soon as it is whole.
+
+    Args:
+        batch_unrolls: unrolls of one batch. buffer_batches: N, where a new batch takes the oldest one's place.
+        batch_uses: K, after which a batch is dropped.
+        batcher: joins unrolls. rewards: transforms their rewards, once, when the batch is made.
+    """
+
+    def __init__(
+        self, batch_unrolls: int, buffer_batches: int, batch_uses: int, batcher: Batcher, rewards: RewardTransform
+    ) -> None:
+        self._batch_unrolls = batch_unrolls
+        self._capacity = buffer_batches
+        self._uses = batch_uses
+        self._batcher = batcher
+        self._rewards = rewards
+        self._waiting: list[Experience] = []
+        self._slots: list[_Slot] = []
+
+    def insert(self, experience: Experience) -> None:
+        """See ``Store.insert``; the last unroll of a batch makes it available."""
+        self._waiting.append(experience)
+        if len(self._waiting) < self._batch_unrolls:
+            return
+        shared = make_sample(self._waiting, self._batcher, self._rewards)
+        batch = shared.batch
+        if batch is not None and shared.rewards is not None:
+            copied = replace(shared, batch=_copy(batch), rewards=shared.rewards.clone(), key=None)
+            self._slots = (
+                [*self._slots[-(self._capacity - 1) :], _Slot(copied)] if self._capacity > 1 else [_Slot(copied)]
+            )
+        for waiting in self._waiting:
+            waiting.release()
+        self._waiting = []
+
+    @property
+    def available(self) -> int:
+        """Uses that are left of all batches."""
+        return sum(self._uses - slot.uses for slot in self._slots)
+
+    def sample(self) -> Sample | None:
+        """The oldest of the least used batches."""
+        if not self._slots:
+            return None
+        slot = min(self._slots, key=lambda slot: slot.uses)
+        return replace(slot.sample, uses=slot.uses, key=slot)
+
+    def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
+        """Count the use; a batch that was used K times goes."""
+        slot = sample.key
+        if isinstance(slot, _Slot):
+            slot.uses += 1
+            self._slots = [kept for kept in self._slots if kept.uses < self._uses]
+
+    def save(self, directory: Path) -> None:
+        """Nothing: the buffer is full again within N batches."""
+
+    def load(self, directory: Path) -> None:
+        """Nothing."""
+
+
+def _copy(batch: Batch) -> Batch:
+    """The same batch in memory of its own."""
+    tensors = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **tensors, states=tuple(state.clone() for state in batch.states))

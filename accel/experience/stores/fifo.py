@@ -1,0 +1,65 @@
+"""Each unroll once, in the order of arrival: the identity of stores."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from torch import Tensor
+
+from accel.experience.batch import Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample
+
+
+class Fifo:
+    """Joins ``batch_unrolls`` unrolls into a batch without copying where it can; buffers are released after the update.
+
+    Args:
+        batch_unrolls: unrolls of one batch.
+        batcher: joins them. rewards: transforms their rewards.
+    """
+
+    def __init__(self, batch_unrolls: int, batcher: Batcher, rewards: RewardTransform) -> None:
+        self._batch_unrolls = batch_unrolls
+        self._batcher = batcher
+        self._rewards = rewards
+        self._waiting: deque[Experience] = deque()
+
+    def insert(self, experience: Experience) -> None:
+        """See ``Store.insert``."""
+        self._waiting.append(experience)
+
+    @property
+    def available(self) -> int:
+        """Whole batches that wait."""
+        return len(self._waiting) // self._batch_unrolls
+
+    def sample(self) -> Sample | None:
+        """The oldest batch."""
+        if len(self._waiting) < self._batch_unrolls:
+            return None
+        taken = [self._waiting.popleft() for _ in range(self._batch_unrolls)]
+        return make_sample(taken, self._batcher, self._rewards)
+
+    def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
+        """Give the buffers of the sample's unrolls back."""
+        for experience in sample.key:  # type: ignore[attr-defined]
+            experience.release()
+
+    def save(self, directory: Path) -> None:
+        """Nothing: experience of before is too old to learn from."""
+
+    def load(self, directory: Path) -> None:
+        """Nothing."""
+
+
+def make_sample(taken: list[Experience], batcher: Batcher, rewards: RewardTransform) -> Sample:
+    """One batch of some unrolls; the key holds them."""
+    unrolls = [experience.unroll for experience in taken]
+    return Sample(
+        valid_steps=sum(unroll.valid_steps for unroll in unrolls),
+        batch=batcher.build(unrolls),
+        rewards=batcher.tensor([rewards.transform(unroll) for unroll in unrolls]),
+        key=taken,
+    )

@@ -1,0 +1,120 @@
+"""When the learner updates, when it takes in more, when it publishes: by counts alone, never by clocks.
+
+So a run in a single process is the same to the last bit, however fast the machine is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from accel.config import TrainConfig
+from accel.config.models import ReplayConfig, SamplesPerInsertConfig
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What schedules go by.
+
+    Attributes:
+        env_steps: valid steps inserted over the whole run. updates: made over the whole run.
+        available: samples that the store could give without another insertion.
+    """
+
+    env_steps: int
+    updates: int
+    available: int
+
+
+class Schedule(Protocol):
+    """Asked at every turn of the learner's loop."""
+
+    def due(self, counts: Counts) -> bool:
+        """Whether an update is due, as soon as there is a sample."""
+        ...
+
+    def accepts(self, counts: Counts) -> bool:
+        """Whether more unrolls may be taken in; where not, actors come to wait."""
+        ...
+
+    def publishes(self, counts: Counts) -> bool:
+        """Whether the policy is published after this update."""
+        ...
+
+
+class Asynchronous:
+    """The identity: an update for every sample that there is; nothing is taken in while one is due.
+
+    Args:
+        publish_interval_updates: updates between publications.
+    """
+
+    def __init__(self, publish_interval_updates: int) -> None:
+        self._interval = publish_interval_updates
+
+    def due(self, counts: Counts) -> bool:
+        """As long as there is a sample."""
+        return counts.available > 0
+
+    def accepts(self, counts: Counts) -> bool:
+        """As long as there is none."""
+        return counts.available == 0
+
+    def publishes(self, counts: Counts) -> bool:
+        """Every so many updates."""
+        return counts.updates % self._interval == 0
+
+
+class SamplesPerInsert:
+    """Keeps sampled items per inserted one at a ratio, within a tolerance; whichever side is ahead waits.
+
+    An update is due while  updates · batch_size < samples_per_insert · (env_steps − learning_starts), and unrolls are
+    taken in until the learner is ``tolerance`` environment steps behind. Source: the rate limiter of Cassirer et al.
+    2021, Reverb, arXiv:2102.04736, section 3.3; deviation: one tolerance, on the side of inserts.
+
+    Args:
+        publish_interval_updates: updates between publications.
+        samples_per_insert: the ratio. batch_size: items of one update.
+        learning_starts: inserts before the first update. tolerance: inserts that may be ahead.
+    """
+
+    def __init__(
+        self,
+        publish_interval_updates: int,
+        samples_per_insert: float,
+        batch_size: int,
+        learning_starts: int,
+        tolerance: int,
+    ) -> None:
+        self._interval = publish_interval_updates
+        self._updates_per_step = samples_per_insert / batch_size
+        self._starts = learning_starts
+        self._tolerance = tolerance
+
+    def due(self, counts: Counts) -> bool:
+        """While the learner is behind the ratio."""
+        return counts.available > 0 and counts.updates < self._updates_per_step * (counts.env_steps - self._starts)
+
+    def accepts(self, counts: Counts) -> bool:
+        """Until actors are ahead by the tolerance."""
+        ahead = counts.env_steps - self._starts - counts.updates / self._updates_per_step
+        return counts.available == 0 or ahead < self._tolerance
+
+    def publishes(self, counts: Counts) -> bool:
+        """Every so many updates."""
+        return counts.updates % self._interval == 0
+
+
+def make_schedule(config: TrainConfig) -> Schedule:
+    """The schedule of a run."""
+    options = config.schedule
+    if isinstance(options, SamplesPerInsertConfig):
+        batch_size = config.store.batch_size if isinstance(config.store, ReplayConfig) else 1
+        return SamplesPerInsert(
+            options.publish_interval_updates,
+            options.samples_per_insert,
+            batch_size,
+            options.learning_starts,
+            options.insert_tolerance,
+        )
+    return Asynchronous(options.publish_interval_updates)
