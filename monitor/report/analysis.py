@@ -1,4 +1,4 @@
-"""From runs to what a report says: thresholds, curves, speedups, verdicts, breakdowns. No files, no drawing."""
+"""From runs to a report's numbers: thresholds, curves, speedups, verdicts, bottlenecks. No files, no drawing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Choices:
     Attributes:
         threshold: return for "time to threshold"; None: the runs' own ``stop_at_return``, or else 90 % of the way from
             the first known return to the final return of the reference group.
-        margin: how much worse a final return still counts as the same, as a share of the baseline's gain, from its
-            first known return to its final return.
+        margin: acceptable loss of final return, as a share of the baseline's gain from its first known return to its
+            final return.
         margin_return: the same in units of return, instead of a share; None: the share.
-        group_by: the options by which runs are put together; empty: all but seed, name and results_dir.
-        force: compare what should not be compared, and mark it.
+        group_by: the options by which runs are grouped; empty: all but seed, name and results_dir.
+        force: compare runs that should not be compared, and mark them.
         confidence: of every interval. alpha: level of the non-inferiority test. Where several configurations are
             compared with one baseline, both hold for all of them together.
     """
@@ -100,7 +100,7 @@ class Comparison:
 
     Attributes:
         speedups: by quantity; to the threshold only where all seeds of both sides got there.
-        bounds: what can be said instead where they did not.
+        bounds: what replaces them where seeds failed.
         marks: why it should not have been compared.
     """
 
@@ -112,7 +112,7 @@ class Comparison:
 
     @property
     def main(self) -> Speedup | None:
-        """The speedup that the headline quotes: to the threshold where all seeds got there, else what there is."""
+        """The speedup of the headline: to the threshold where all seeds reached it, otherwise the first available."""
         order = ("time_to_threshold_s", "env_steps_per_s", "actor_us_per_step", "training_s")
         return next((self.speedups[name] for name in order if name in self.speedups), None)
 
@@ -153,7 +153,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     for run in runs:
         if not run.series.records:
             damaged = f" ({run.series.damaged} damaged lines)" if run.series.damaged else ""
-            raise RunReportError(f"{run.path} holds no metrics yet{damaged}: wait for its first record")
+            raise RunReportError(f"{run.path} has no metrics yet{damaged}: wait for its first record")
     groups = group_runs(runs, choices.group_by)
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))
@@ -189,12 +189,10 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
     if force:
         return
     found = [f"{g.label}: {reason}" for g in groups[1:] for reason in obstacles(groups[0], g)]
-    found += [f"{r.name} has not ended in order (no summary.json)" for r in groups[0].runs if r.summary is None]
+    found += [f"{r.name} has not finished (no summary.json)" for r in groups[0].runs if r.summary is None]
     if found:
         raise RunReportError(
-            "these runs cannot be compared:\n  "
-            + "\n  ".join(found)
-            + "\n--force compares them all the same, and marks them"
+            "these runs cannot be compared:\n  " + "\n  ".join(found) + "\n--force compares them anyway, and marks them"
         )
 
 
@@ -227,7 +225,7 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Target, ch
     found = {name: speedup(baseline, group, name, threshold, choices.confidence) for name in QUANTITIES}
     bounds = {name: speedup_bound(baseline, group, name, threshold) for name in CENSORED}
     if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
-        # A run that stops early for being good has not trained less well: its whole time says nothing by itself.
+        # A run that reaches its target stops early, so its training time says nothing by itself.
         found.pop("training_s")
         if _stopped_at(baseline, group) is None:
             found.pop("wall_s")

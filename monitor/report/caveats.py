@@ -1,4 +1,4 @@
-"""Which groups of runs may be compared, and what a reader must know about them before believing a number."""
+"""Which groups of runs may be compared, and caveats about their numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
 BUDGET = ("total_env_steps", "max_seconds", "stop_at_return", "stop_window")
 MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
 LIBRARIES = ("torch", "onnxruntime")
-"""Another version of these is another speed and may be another return."""
+"""Their versions change speed and may change returns."""
 ENVIRONMENT_OPTIONS = ("actors", "envs_per_actor")
-"""Options that change the work of an environment step; no scheme does."""
+"""Options that change the work of an environment step; compression does not."""
 UNEQUAL_LOAD = 0.1
-"""Environments whose costs per step differ by more than this share did not run under equal conditions: the machine was
-busy with something else, or a larger policy took its cache (at 2048x3 that alone is worth more)."""
+"""Relative difference in environment time per step above which runs count as made under unequal load. Other work on the
+machine causes it, or a larger policy that occupies its cache (at 2048x3 that alone exceeds it)."""
 _CAUSES = {"staleness": STALENESS_KL_ALARM, "compression": KL_ALARM}
 
 
 def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
-    """Why two groups must not be compared, in sentences; empty when they may."""
+    """Why two groups must not be compared, in sentences; empty when they may be."""
     found: list[str] = []
     for kind, keys in (("environment", ENVIRONMENT), ("budget", BUDGET)):
         for key in keys:
@@ -37,12 +37,12 @@ def obstacles(baseline: Group, group: Group) -> tuple[str, ...]:
         found.append(f"unknown machine: {_listed(unknown)} without a readable machine.json")
     else:
         found += _elsewhere(baseline, group)
-    found += [f"{run.name} has not ended in order (no summary.json)" for run in group.runs if run.summary is None]
+    found += [f"{run.name} has not finished (no summary.json)" for run in group.runs if run.summary is None]
     return tuple(found)
 
 
 def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    """What differs from the baseline without forbidding a comparison, in sentences: commits, the machine's load."""
+    """Differences from the baseline that do not forbid a comparison, in sentences: commits, load of the machine."""
     found = []
     ours = {_commit(run) for run in baseline.runs}
     for group in groups:
@@ -53,21 +53,20 @@ def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     before = environment_us(baseline.runs)
     if apart := [text for group in groups if (text := _unequal_load(baseline, before, group))]:
         found.append(
-            f"an environment step took {before:.3g} µs beside {baseline.label}, {', '.join(apart)}: the machine was "
-            "not equally busy, or the larger policy left the environment less cache and memory bandwidth; unless the "
-            "latter is known, do not believe differences in speed of that size"
+            f"unequal environment time per step: {before:.3g} µs with {baseline.label}, {', '.join(apart)}. Other work "
+            "on the machine, or a larger policy that occupies its cache, can cause speed differences of that size"
         )
     return tuple(found)
 
 
 def _unequal_load(baseline: Group, before: float, group: Group) -> str | None:
-    """How much longer or shorter a group's environment steps took than the baseline's, where that is too much."""
+    """The difference in environment time from the baseline as a clause; None where it is small."""
     after = environment_us(group.runs)
     same_work = all(_is_alike(baseline, group, key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
     if not same_work or not math.isfinite(before) or not math.isfinite(after):
         return None
     more = max(before, after) / min(before, after) - 1
-    return f"{after:.3g} beside {group.label} ({more:.0%} apart)" if more > UNEQUAL_LOAD else None
+    return f"{after:.3g} µs with {group.label} ({more:.0%} apart)" if more > UNEQUAL_LOAD else None
 
 
 def _is_alike(baseline: Group, group: Group, key: str) -> bool:
@@ -86,19 +85,19 @@ def _by_run(group: Group, key: str) -> str:
 
 
 def caveats(group: Group) -> tuple[str, ...]:
-    """What a reader must know about a group's runs."""
+    """Caveats about a group's runs, in sentences."""
     found = [f"{run.name}: {note}" for run in group.runs for note in run.notes]
     for run in group.runs:
         if run.series.damaged:
             found.append(f"{run.name}: {run.series.damaged} damaged or half-written metrics lines were skipped")
         if run.summary is None:
-            found.append(f"{run.name}: has not ended in order, so figures cover what it did so far")
+            found.append(f"{run.name}: has not finished, so its numbers are preliminary")
     if alarms := _alarms(group):
         found.append(alarms)
     if dirty := sum(bool(run.machine.get("dirty")) for run in group.runs):
-        found.append(f"{group.label}: {dirty} of {len(group.runs)} runs are of a checkout with uncommitted changes")
+        found.append(f"{group.label}: {dirty} of {len(group.runs)} runs were made with uncommitted changes")
     seeds = [run.seed for run in group.runs]
-    found += [f"{group.label}: seed {seed} occurs twice, so its runs are not independent" for seed in _repeated(seeds)]
+    found += [f"{group.label}: seed {seed} occurs twice; its runs are not independent" for seed in _repeated(seeds)]
     for what, values in (
         ("of different commits", {_commit(run) for run in group.runs}),
         (f"with different versions of {' or '.join(LIBRARIES)}", {_versions(run) for run in group.runs}),
@@ -110,7 +109,7 @@ def caveats(group: Group) -> tuple[str, ...]:
 
 
 def alarm_shares(group: Group, cause: str) -> dict[str, float]:
-    """Share of a group's records with samples of mismatch in which each quantity of a cause was beyond its level.
+    """Share of a group's records with samples of mismatch in which each quantity of a cause exceeded its alarm level.
 
     Args:
         cause: ``staleness`` or ``compression``.
@@ -129,13 +128,13 @@ def alarm_shares(group: Group, cause: str) -> dict[str, float]:
 
 
 def _alarms(group: Group) -> str:
-    """One line: how often mismatch was beyond its levels, by cause; empty when it never was."""
+    """One sentence: how often mismatch exceeded its alarm levels, by cause; empty where it never did."""
     parts = []
     for cause in _CAUSES:
         shares = {text: share for text, share in alarm_shares(group, cause).items() if share > 0}
         if shares:
             parts.append(f"{cause} ({', '.join(f'{text} in {max(s, 0.01):.0%}' for text, s in shares.items())})")
-    return f"{group.label}: mismatch was beyond alarm levels by {' and '.join(parts)} of records" if parts else ""
+    return f"{group.label}: mismatch exceeded its alarm levels by {' and '.join(parts)} of records" if parts else ""
 
 
 def _elsewhere(baseline: Group, group: Group) -> list[str]:
@@ -150,7 +149,7 @@ def _elsewhere(baseline: Group, group: Group) -> list[str]:
 
 
 def _machine(run: Run) -> str:
-    """What decides a machine's speed, as one text; the host's name does not."""
+    """The parts of a machine that determine its speed, as one text."""
     gpus = run.machine.get("gpus") or []
     names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
     parts = [str(run.machine.get(key, "unknown")) for key in MACHINE if key != "gpus"]

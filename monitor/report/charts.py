@@ -76,7 +76,7 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         caption = (
             f"Mean over seeds with a pointwise {analysis.choices.confidence:.0%} Student's t band"
             f"{'; thin lines are single seeds' if singly else ''}. A curve starts where half of the seeds have values; "
-            "one that has ended keeps its last."
+            "a run that has ended keeps its last value."
         )
         ends = "; ".join(
             f"{r.group.label} ends at {c.centre[-1]:.4g}" for r, c in zip(analysis.results, curves, strict=True) if c
@@ -166,7 +166,7 @@ def draw_curve(axes: Axes, curve: Curve, index: int, label: str, *, seeds: bool 
 
 
 def point_marker(y: Floats) -> str | None:
-    """A dot for what no line would show: a single value."""
+    """A dot for a single value, which no line shows."""
     return "o" if np.isfinite(y).sum() == 1 else None
 
 
@@ -332,12 +332,12 @@ def _mismatch_caption(factors: Set[str]) -> str:
         "staleness": "staleness π_θ/π_v",
         "compression": "compression π_v/μ",
         "total": "the total π_θ/μ",
-        "sampled": "the weights π_θ/μ of the actions that were taken, the only ones these runs recorded",
+        "sampled": "the weights π_θ/μ of sampled actions, the only ones these runs recorded",
     }
     shown = ", ".join(text for factor, text in meanings.items() if factor in factors)
     how = " In closed form from the recorded distributions, not from sampled weights." if factors != {"sampled"} else ""
     return (
-        "How far the policy that acted (μ) was from the one that learns (π_θ), π_v being the version that acted before "
+        "Distance between the policy that acted (μ) and the one that learns (π_θ), with π_v the acting version before "
         f"compression: {shown}.{how} On-policy, the effective sample size (ESS) is 1 and KL 0; a KL below "
         f"{KL_FLOOR:g} is drawn there."
     )
@@ -364,8 +364,8 @@ def decisions(analysis: Analysis) -> Drawing | None:
         step_axis(axes[-1])
         count = sum(len(run.decisions) for run in chosen)
         caption = (
-            f"{count} decisions; a line for each actor shows what acted, a dot a decision, also one that changed "
-            "nothing. The reasons are in the table."
+            f"{count} decisions; a line for each actor shows what acted, a dot a decision, including those without a "
+            "change. Reasons are in the table."
         )
         alt = "; ".join(
             f"{run.name}: {len(run.decisions)} decisions, last {acting(run.decisions[-1].after)}" for run in chosen

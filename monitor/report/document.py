@@ -1,4 +1,4 @@
-"""Writes a report: page, Markdown, JSON and figures into one new directory, all of it or nothing."""
+"""Writes a report, page, Markdown, JSON and figures, into one new directory atomically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """Where a report lies and what it says in one sentence."""
+    """The directory of a report, and its headline."""
 
     directory: Path
     headline: str
@@ -63,7 +63,7 @@ def check_target(out: Path, *, overwrite: bool) -> None:
 
 
 def draw(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Every figure there are numbers for, in the report's order: two beside each other are about equally tall."""
+    """Every figure with data, in the report's order."""
     drawn = (
         charts.learning_curve(analysis, "seconds"),
         charts.learning_curve(analysis, "steps"),
@@ -78,10 +78,10 @@ def draw(analysis: Analysis) -> tuple[Drawing, ...]:
 
 
 def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool = False) -> WrittenReport:
-    """Write everything beside ``out`` and move it there when it is whole.
+    """Write to a temporary directory beside ``out`` and rename it.
 
     Args:
-        out: the directory to make.
+        out: the directory to create.
         written: when and by what, for the page's footer.
         overwrite: replace a report that is there.
     Raises:

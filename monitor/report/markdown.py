@@ -1,4 +1,4 @@
-"""The report as Markdown: the same words and tables, with the figures as files beside it."""
+"""The report as Markdown: the same sentences and tables, with the figures as separate files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
     parts += [f"## {title}\n\n{table_text(table)}" for title, table in sections if table is not None]
     if commands := tables.commands(analysis):
         parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))
-    parts.append("## How the numbers came about\n\n" + "\n\n".join(map(escaped, wording.method(analysis))))
+    parts.append("## Method\n\n" + "\n\n".join(map(escaped, wording.method(analysis))))
     parts.append(escaped(written))
     return "\n\n".join(parts) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Text without line breaks and with nothing left that Markdown or HTML would act on."""
+    """Text without line breaks, and with the special characters of Markdown and HTML escaped."""
     return _SPECIAL.sub(r"\\\1", _one_line(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
 
 

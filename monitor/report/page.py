@@ -31,7 +31,7 @@ def render_page(analysis: Analysis, drawings: Sequence[Drawing], *, written: str
     """The page.
 
     Args:
-        analysis: what it says. drawings: its figures, in order.
+        analysis: its numbers. drawings: its figures, in order.
         written: when and by what, for the footer.
     """
     headline = wording.headline(analysis)
@@ -114,7 +114,7 @@ def _caveats(analysis: Analysis) -> Html:
     if not analysis.caveats:
         return Html()
     items = [element("li", text) for text in analysis.caveats]
-    return element("section", element("h3", "To know before reading on"), element("ul", *items), class_="caveats")
+    return element("section", element("h3", "Caveats"), element("ul", *items), class_="caveats")
 
 
 def _figures(drawings: Sequence[Drawing]) -> Html:
@@ -176,7 +176,7 @@ def _cell(column: str, text: str, kind: str) -> Html:
 
 
 def _method(analysis: Analysis) -> Html:
-    return join(element("h2", "How the numbers came about"), *(element("p", text) for text in wording.method(analysis)))
+    return join(element("h2", "Method"), *(element("p", text) for text in wording.method(analysis)))
 
 
 VOID = frozenset({"meta", "br", "hr"})

@@ -27,11 +27,11 @@ class Run:
         name, path: of its directory.
         config: every option of the run, as in ``config.toml``.
         machine: as in ``machine.json``; empty when that is missing.
-        summary: as in ``summary.json``; None for a run that has not ended in order.
+        summary: as in ``summary.json``; None for a run that has not finished.
         series: its metrics.
-        decisions: what the monitor decided, oldest first.
-        notes: what was wrong with its files.
-        starts: how often a process worked on it; more than 1 for a resumed run, whose summary times the last part only.
+        decisions: of the tuner, oldest first.
+        notes: problems with its files.
+        starts: processes that trained it; more than 1 for a resumed run, whose summary times only the last part.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Run:
     def crossing(self, threshold: float) -> tuple[float, float] | None:
         """Training seconds and environment steps when the mean return first reached ``threshold``.
 
-        Interpolated between records, but for a run that stopped there: its last record is the moment itself.
+        Interpolated between records, except for a run that stopped there: its last record is the crossing.
         """
         returns = self.returns
         known = np.flatnonzero(np.isfinite(returns))
@@ -159,7 +159,7 @@ class Group:
     """Runs of one configuration: its seeds.
 
     Attributes:
-        label: what sets it apart from the other groups, short.
+        label: a short name that distinguishes it from the other groups.
         runs: at least one, by seed.
         options: the options in which it differs from the other groups.
     """
@@ -174,7 +174,7 @@ class Group:
         return self.runs[0].config
 
     def values(self, key: str) -> tuple[object, ...]:
-        """What its runs have for an option, each value once; more than one where they were grouped by other options."""
+        """The values of an option in its runs, each once; several where runs are grouped by other options."""
         found: list[object] = []
         for run in self.runs:
             if (value := run.config.get(key)) not in found:
@@ -183,7 +183,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Put seeds of one configuration together, in order of appearance.
+    """Group the seeds of each configuration, in order of appearance.
 
     Args:
         keys: the options by which to group; empty: all but seed, name and results_dir.
@@ -227,7 +227,7 @@ def labels(configs: Sequence[Config], differing: Sequence[str]) -> list[str]:
     """A label for each configuration, all of them different.
 
     The scheme always, the runtime where it is torch, and of the other options those whose value is not the majority's.
-    What follows from another option is left out: unless given, a batch takes one unroll of each actor.
+    A value that follows from another option is omitted: the default batch takes one unroll of each actor.
 
     Args:
         configs: one for each group. differing: the options in which they differ.

@@ -76,10 +76,10 @@ def speedup_table(analysis: Analysis) -> Table | None:
                 rows.append((quantity.title, comparison.group.label, *row))
             if (bound := comparison.bounds.get(name)) is not None:
                 all_seeds = f"{len(comparison.group.runs)} / {len(analysis.baseline.runs)}"
-                note = f"nothing, but {bound.failed} failed {'seeds' if bound.failed > 1 else 'seed'} counted at budget"
+                note = f"{bound.failed} failed {'seeds' if bound.failed > 1 else 'seed'} counted at budget"
                 row = (f"{bound.side} {bound.ratio:.3g}×", "–", all_seeds, note)
                 rows.append((quantity.title, comparison.group.label, *row))
-    columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "left out")
+    columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "note")
     return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows))
 
 
@@ -89,7 +89,7 @@ def runs_table(analysis: Analysis) -> Table:
     for group in analysis.groups:
         for run in group.runs:
             crossing = run.crossing(analysis.threshold) if math.isfinite(analysis.threshold) else None
-            ending = "not ended" if run.summary is None else str(run.summary.get("reason", "ended"))
+            ending = "not finished" if run.summary is None else str(run.summary.get("reason", "finished"))
             rows.append(
                 (
                     run.name,
@@ -105,8 +105,8 @@ def runs_table(analysis: Analysis) -> Table:
             )
     counted = ("final return", "env steps", "training, s", "to threshold, s", "environment, µs/step")
     caption = (
-        "Every run. No scheme changes the environment's own work: where its time differs, the machine was busy with "
-        "something else, or a larger policy left the environment less cache and memory bandwidth."
+        "Every run. Compression does not change the environment's work: where its time differs, other work ran on the "
+        "machine, or a larger policy occupied its cache and memory bandwidth."
     )
     return Table(caption, ("run", "configuration", "seed", *counted, "ended"), tuple(rows))
 
@@ -127,18 +127,18 @@ def mismatch_table(analysis: Analysis) -> Table | None:
     if not rows:
         return None
     caption = (
-        "How far the policy that acted was from the one that learned: medians over the records of all seeds, infinite "
-        f"ones included, and in how many a quantity was {_ABOVE}. A mean over states of KL, χ² or a weight "
-        "is what its one worst state makes of it. χ² of two Gaussians is infinite in every state where π is more "
+        "Distance between the policy that acted and the one that learns: medians over the records of all seeds, "
+        f"including infinite ones, and the share of records above {_HUGE:g}. One state can dominate a mean "
+        "of KL, χ² or weights. χ² of two Gaussians is infinite in every state where π is more "
         "than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0. Greedy actions agree "
-        f"where the likeliest choices are the same; of Gaussians, where every mean is within {GREEDY_TOLERANCE:g} "
-        "standard deviations, those of the policy that is compared with: π_v for staleness, else μ."
+        f"if the most likely choices are equal; for Gaussians, if every mean is within {GREEDY_TOLERANCE:g} "
+        "standard deviations of the reference policy: π_v for staleness, otherwise μ."
     )
     return Table(caption, ("configuration", "factor", "scheme", *(_MISMATCH[name] for name in measured)), tuple(rows))
 
 
 def _typical(group: Group, name: str) -> str:
-    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often it was out of all bounds."""
+    """``0.0123; >1e6 in 12%``: the median over a group's records, and how often they exceeded 10⁶."""
     empty = np.array([])
     values = np.concatenate([run.series.columns.get(name, empty) for run in group.runs])
     known = values[~np.isnan(values)]
@@ -163,7 +163,7 @@ def options_table(analysis: Analysis) -> Table:
 
 
 def decisions_table(analysis: Analysis) -> Table | None:
-    """The last decisions with their reasons; None when nothing was decided."""
+    """The last decisions with their reasons; None where there was none."""
     made = [(run, decision) for group in analysis.groups for run in group.runs for decision in run.decisions]
     if not made:
         return None
@@ -179,13 +179,13 @@ def decisions_table(analysis: Analysis) -> Table | None:
         )
         for run, d in made[-MAX_DECISIONS:]
     )
-    hidden = f" The first {len(made) - MAX_DECISIONS} are left out here." if len(made) > MAX_DECISIONS else ""
+    hidden = f" The first {len(made) - MAX_DECISIONS} are omitted." if len(made) > MAX_DECISIONS else ""
     columns = ("run", "env steps", "actor", "from", "to", "kind", "reason")
     return Table(f"Decisions of the monitor.{hidden}", columns, rows)
 
 
 def machines_table(analysis: Analysis) -> Table:
-    """Where the runs were made, one row for each distinct machine, version and commit."""
+    """One row for each distinct machine, set of versions and commit."""
     seen: dict[tuple[str, ...], list[str]] = {}
     for group in analysis.groups:
         for run in group.runs:
@@ -195,7 +195,7 @@ def machines_table(analysis: Analysis) -> Table:
 
 
 def commands(analysis: Analysis) -> tuple[str, ...]:
-    """The command behind every run, as far as it is known."""
+    """The command of every run, where it is known."""
     found = []
     for group in analysis.groups:
         for run in group.runs:
@@ -252,7 +252,7 @@ _TITLES = {
     _RATE: ("greatest share of codes that differ",),
     _STEPS: ("by at most, steps",),
 }
-_CAPTION = "What the checks before publication found."
+_CAPTION = "Checks before publication."
 _MEANINGS = {
     _WITHHELD: "Withheld: publications, over all seeds, at which a scheme was unfit and another policy acted.",
     _INCONCLUSIVE: "Inconclusive checks: quick checks, over all seeds, that called for a full check.",

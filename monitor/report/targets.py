@@ -63,9 +63,9 @@ def common_target(groups: Sequence[Group]) -> float | None:
 
 
 def threshold_of(groups: Sequence[Group], asked: float | None) -> Target:
-    """The return for "time to threshold": as asked for, the runs' own target, or most of the first group's gain."""
+    """The return for "time to threshold": as chosen, the runs' own target, or most of the first group's gain."""
     if asked is not None:
-        return Target(asked, "as asked for")
+        return Target(asked, "as chosen")
     if (target := common_target(groups)) is not None:
         return Target(target, "the return at which the runs stop")
     gain, label = gain_of(groups[0]), groups[0].label
@@ -78,9 +78,9 @@ def threshold_of(groups: Sequence[Group], asked: float | None) -> Target:
 
 
 def margin_of(baseline: Group, share: float, asked: float | None) -> Target:
-    """The loss of return that is still acceptable: as asked for, or a share of the baseline's gain."""
+    """The loss of return that is still acceptable: as chosen, or a share of the baseline's gain."""
     if asked is not None:
-        return Target(asked, "as asked for")
+        return Target(asked, "as chosen")
     gain = gain_of(baseline)
     if math.isnan(gain.size):
         return Target(math.nan, "the baseline finished no episode")
@@ -94,6 +94,6 @@ def margin_of(baseline: Group, share: float, asked: float | None) -> Target:
 
 def _no_gain(gain: Gain, label: str) -> str:
     return (
-        f"{label} learned nothing: from its first known return to its final return it gained {gain.size:.4g}, its "
-        f"seeds' standard deviation is {gain.spread:.4g}"
+        f"{label} learned nothing: its gain from first to final return is {gain.size:.4g}, the standard deviation of "
+        f"its seeds {gain.spread:.4g}"
     )

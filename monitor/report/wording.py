@@ -16,7 +16,7 @@ _RANK = {"gain": 2, "no_loss": 2, "too_few_seeds": 1}
 
 
 def headline(analysis: Analysis) -> str:
-    """The report in one sentence: the best comparison, or what the runs reached."""
+    """The report in one sentence: the best comparison, or the returns that were reached."""
     if analysis.comparisons and analysis.baseline is not None:
         best = max(analysis.comparisons, key=_merit)
         return f"{_capitalised(_sentence(best, analysis), best, analysis)} ({analysis.environment})"
@@ -130,7 +130,7 @@ def _sentences(comparison: Comparison, analysis: Analysis) -> list[str]:
 
 
 def _capitalised(sentence: str, comparison: Comparison, analysis: Analysis) -> str:
-    """With a capital, unless a configuration's name comes first."""
+    """With a capital letter, unless a configuration's name comes first."""
     named = sentence.startswith((comparison.group.label, analysis.groups[0].label))
     return sentence if named else f"{sentence[:1].upper()}{sentence[1:]}"
 
@@ -193,7 +193,7 @@ def _result(group: Group, analysis: Analysis) -> GroupResult:
 
 
 def _has_target(analysis: Analysis) -> bool:
-    """Whether the threshold is a return that somebody wanted, not a share of what was gained."""
+    """Whether the threshold was set by the user or the runs, not derived from the gain."""
     wanted = [analysis.choices.threshold, *(v for group in analysis.groups for v in group.values("stop_at_return"))]
     return analysis.threshold in wanted
 
@@ -244,7 +244,7 @@ def _outcome(result: GroupResult, threshold: float) -> str:
 
 
 def _merit(comparison: Comparison) -> tuple[bool, int, float, float]:
-    """By what is certain: comparable, the return, the lower end of the speedup."""
+    """Sort key of a comparison: comparable, return, lower bound of the speedup, estimate."""
     main = comparison.main
     estimate = 0.0 if main is None else main.ratio.estimate
     low = main.ratio.low if main is not None and main.has_interval else 0.0

@@ -74,7 +74,7 @@ def test_damage_is_told_not_fatal(runs: Path, tmp_path: Path) -> None:
         "1 damaged or half-written",
         "1 damaged lines of decisions",
         "machine.json cannot be read",
-        "not ended",
+        "not finished",
     ):
         assert text in page
 
@@ -149,7 +149,7 @@ def test_a_run_without_records_is_left_out_and_told(
     written = accel.report([runs / "int8"], out=out)
     page = written.page.read_text()
     assert page.count("left out: ") == 3
-    assert "new holds no metrics yet" in page and "spoilt/config.toml cannot be read" in page
+    assert "new has no metrics yet" in page and "spoilt/config.toml cannot be read" in page
     value = json.loads((out / "report.json").read_text())
     assert [run["name"] for group in value["groups"] for run in group["runs"]] == ["int8-0", "int8-1"]
     accel.compare(runs / "fp32", [runs / "int8"], out=tmp_path / "compared")

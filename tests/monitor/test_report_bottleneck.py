@@ -88,7 +88,7 @@ def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:
     def told(*others: Run) -> str:
         return "; ".join(analyse([*ours, *others], Choices(), ours[0]).caveats)
 
-    both = "the machine was not equally busy, or the larger policy left the environment less cache"
+    both = "unequal environment time per step"
     assert both in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
     assert "15% apart" in told(*(run(s, {"env": 2.3}, learner_s) for s in range(2)))
     assert both in told(run(0, {"env": 1.6}, learner_s))
@@ -105,6 +105,6 @@ def test_several_variants_share_one_caveat_on_environment_time() -> None:
     ]
     (caveat,) = analyse(runs, Choices(), runs[0]).caveats
     assert caveat.startswith(
-        "an environment step took 1 µs beside fp32, 1.15 beside int8 (15% apart), 1.5 beside qat (50% apart), 0.8 "
-        "beside fp16 (25% apart): the machine was not equally busy, or "
+        "unequal environment time per step: 1 µs with fp32, 1.15 µs with int8 (15% apart), "
+        "1.5 µs with qat (50% apart), 0.8 µs with fp16 (25% apart). "
     )

@@ -70,7 +70,7 @@ def test_long_and_equal_labels_stay_apart() -> None:
         (run("b", env="F"), "another environment: env is 'F', the baseline's is 'E'"),
         (run("b", total_env_steps=200), "another budget: total_env_steps"),
         (run("b", cpu="B"), "another machine: B"),
-        (run("b", compressor="fp32", ended=False), "has not ended in order"),
+        (run("b", compressor="fp32", ended=False), "has not finished"),
         (run("b", compressor="fp32", machine={}), "unknown machine: b without a readable machine.json"),
         (
             run("b", compressor="fp32", machine={"cpu": "A", "usable_cores": 2, "versions": {"onnxruntime": "1.30"}}),
@@ -153,7 +153,7 @@ def test_alarms_are_one_line_for_a_configuration_split_by_cause() -> None:
 
     (group,) = group_runs([with_kl("a", 0, 0.6, 0.2), with_kl("b", 1, 0.4, 0.2)])
     assert caveats(group) == (
-        "int8: mismatch was beyond alarm levels by staleness (KL above 0.5 in 17%) and compression (KL above 0.1 in "
+        "int8: mismatch exceeded its alarm levels by staleness (KL above 0.5 in 17%) and compression (KL above 0.1 in "
         "33%) of records",
     )
     (calm,) = group_runs([with_kl("a", 0, 0.4, 0.05)])
@@ -164,14 +164,14 @@ def test_readers_are_told() -> None:
     (group,) = group_runs([run("a", seed=1, damaged=3), run("b", seed=1, cpu="B", ended=False)])
     told = "; ".join(caveats(group))
     assert "a: 3 damaged" in told
-    assert "b: has not ended" in told
+    assert "b: has not finished" in told
     assert "seed 1 occurs twice" in told
     assert "different machines" in told
 
 
 def test_a_run_without_records_or_a_single_configuration_is_refused() -> None:
     empty = Run("a", "/a", BASE, {}, None, Series({}, 0, 2))
-    with pytest.raises(RunReportError, match=r"/a holds no metrics yet \(2 damaged"):
+    with pytest.raises(RunReportError, match=r"/a has no metrics yet \(2 damaged"):
         analyse([empty], Choices())
     first = run("a", seed=0)
     with pytest.raises(RunReportError, match="every run has the baseline's configuration"):
