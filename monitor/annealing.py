@@ -1,4 +1,4 @@
-"""Annealing: compression levels that follow each other at given environment steps."""
+"""Annealing: a schedule of compression levels over environment steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class AnnealingSchedule:
 
     Attributes:
         levels: in order of time.
-        env_steps: valid steps learned from at which each begins; the first is 0, and they rise.
+        env_steps: valid steps learned from at which each begins; the first is 0, and they increase.
     Raises:
-        TunerError: no level, another number of steps than of levels, a first step that is not 0, or steps that do not
-            rise.
+        TunerError: no level, unequal numbers of levels and steps, a first step that is not 0, or steps that do not
+            increase.
     """
 
     levels: tuple[str, ...]
@@ -39,7 +39,7 @@ class AnnealingSchedule:
         return self.levels[self._index(env_steps)]
 
     def began_at(self, env_steps: int) -> int:
-        """The step at which the level that holds after so many steps began; a level may come more than once."""
+        """The step at which the level that holds after so many steps began; a level may occur more than once."""
         return self.env_steps[self._index(env_steps)]
 
     def _index(self, env_steps: int) -> int:

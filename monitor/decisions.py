@@ -1,17 +1,17 @@
-"""The decision log: every choice of a compression level with its reasons and figures, one JSON object a line.
+"""The decision log: every choice of a compression level with its reason and numbers, one JSON object a line.
 
 ``decisions.jsonl`` in the run's directory; each line holds
 
     unix_time_s  when          env_steps  valid steps learned from until then
     actor        the actor concerned, or null for all of them
-    kind         what was decided: see ``monitor.tuner``; ``anneal`` for schedules, ``resume`` where a run goes on
-    from, to     the actor's scheme before and after; ``int8:6;fp32:2`` gives six of its environments to int8, two to
-                 fp32, and ``:0`` marks a scheme that the actor only times
+    kind         what was decided: see ``monitor.tuner``; ``anneal`` for schedules, ``resume`` where a run is resumed
+    from, to     the actor's scheme before and after; ``int8:6;fp32:2`` means six environments on int8 and two on
+                 fp32, ``:0`` a scheme that the actor only times
     reason       a sentence
     figures      numbers by name, such as rate/int8 in environment steps/s, ess/int8, return/fp32, episodes/fp32
 
-A line is written in one piece, so that a kill leaves whole lines; a reader skips and counts damaged ones. Steps rise: a
-run that goes on from a checkpoint cuts off the lines after it.
+Each line is written at once, so a kill leaves whole lines; a reader skips and counts damaged ones. Steps increase: a
+run that resumes from a checkpoint removes later lines.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class DecisionLog:
         return decision
 
     def forget_after(self, env_steps: int) -> None:
-        """Cut the log where its first decision after so many steps begins: those steps are about to be done again.
+        """Remove the decisions after ``env_steps``, whose steps will be repeated.
 
-        Damaged lines before that stay, for the reader to count, but for a half-written last one; with no log nothing
-        happens. The file is cut in one piece: a kill leaves it as it was, or as it is to be.
+        Earlier damaged lines stay, for the reader to count, except an incomplete last one; without a log nothing
+        happens. The file is truncated once, so a kill leaves it either as it was or truncated.
 
-        Raises: RecorderError: the log is there and cannot be read or cut.
+        Raises: RecorderError: the log exists and cannot be read or truncated.
         """
         try:
             size, keep = self._path.stat().st_size, 0
@@ -118,13 +118,13 @@ class DecisionLog:
             return
         except OSError as error:
             raise RecorderError(
-                f"cannot cut {self._path}: {error.strerror}; make it writable, or move it away to go on"
+                f"cannot truncate {self._path}: {error.strerror}; make it writable, or move it away to continue"
             ) from error
 
     def go_on(self, env_steps: int, level: str) -> None:
         """``forget_after``, and a line of kind ``resume`` for each actor that had another level than it begins with.
 
-        Raises: RecorderError: the log is there and cannot be read or cut, or the lines cannot be written.
+        Raises: RecorderError: the log exists and cannot be read or truncated, or the lines cannot be written.
         """
         self.forget_after(env_steps)
         acted: dict[int | None, str] = {}
@@ -132,13 +132,13 @@ class DecisionLog:
             acted = {None: decision.after} if decision.actor is None else {**acted, decision.actor: decision.after}
         for actor, before in acted.items():
             if acting(before) != level:
-                self.write(env_steps, actor, "resume", before, level, f"the run goes on, and begins with {level}")
+                self.write(env_steps, actor, "resume", before, level, f"the run is resumed with {level}")
 
 
 def read_decisions(directory: Path) -> tuple[list[Decision], int]:
     """The decisions of a run, oldest first, and how many damaged lines were skipped; none when there is no log.
 
-    Raises: RecorderError: the log is there and cannot be read.
+    Raises: RecorderError: the log exists and cannot be read.
     """
     path = directory / DECISIONS_FILE
     if not path.exists():

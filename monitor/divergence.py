@@ -1,4 +1,4 @@
-"""How far one action distribution is from another, in closed form from their recorded parameters.
+"""Divergences between action distributions, in closed form from their recorded parameters.
 
 With π the target and μ the behaviour policy, in every state:
 
@@ -11,7 +11,7 @@ With π the target and μ the behaviour policy, in every state:
         log(1 + χ²) = −d − ½ log(2 − e^{2d}) + z²/(2 − e^{2d}),  infinite where e^{2d} ≥ 2, that is 2σ_μ² ≤ σ_π²
 
 A tail of π that is more than √2 wider than μ's makes the weights' variance infinite, whatever a sample of them shows.
-Squashing or clipping an action afterwards is the same map for both, so what is measured here bounds it.
+Squashing or clipping an action afterwards is the same map for both, so these divergences are upper bounds.
 
 Source: Cover and Thomas 2006, section 2.3 and theorem 8.6.5, for KL; Gil, Alajaji and Linder 2013, table 2, Rényi
 divergence of order 2 = log(1 + χ²), for the gaussian. Deviations: none.
@@ -96,7 +96,7 @@ def divergences(action: ActionLayout, target_params: Floats, behaviour_params: F
     dtype = np.result_type(target_params, behaviour_params, np.float32)
     rows = max(1, _CHUNK_NUMBERS // expected)
     # Parameters first: sums over a handful of choices then run along whole rows of states.
-    # Impossible actions and broken policies give infinities and NaN, which are answers here, not accidents.
+    # Impossible actions and broken policies give infinities and NaN, which are valid results here.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         parts = [
             measure(

@@ -27,8 +27,8 @@ class MismatchError(MonitorError, ValueError):
 
 
 class RunReportError(MonitorError):
-    """What a report needs is missing or unreadable, or runs cannot be compared; the message says which and why."""
+    """An input of a report is missing or unreadable, or runs cannot be compared; the message says which and why."""
 
 
 class TunerError(MonitorError, ValueError):
-    """A ladder or schedule of compression levels makes no sense."""
+    """A ladder or schedule of compression levels is invalid."""

@@ -1,18 +1,18 @@
-"""Numbers of mismatch between the policy that learns and the compressed, stale policy that acted; and when they alarm.
+"""Mismatch between the policy that learns and the compressed, stale policy that acted, with alarm levels.
 
     π_θ/μ = (π_θ/π_v) · (π_v/μ) :  staleness × compression,  v being the version that acted
 
-Every number answers one question about the valid rows of an unroll. Divergences are closed forms of the recorded
-distribution parameters (``monitor.divergence``), not of sampled weights: a handful of samples from μ never visits what
-only π does, so that sampled weights look best just when nothing is left of them. What only a sample can tell comes from
-the recorded log-probabilities: a mean weight, whose expectation is exactly 1 whatever the policies are, measures the
-records themselves (a wrong μ, a missing mask, a different scaling), and the trace is a product along a path.
+Divergences are closed forms of the recorded distribution parameters (``monitor.divergence``), not of sampled weights:
+a few samples from μ miss the actions that only π takes, so sampled weights look best where the policies differ most.
+Other numbers use the recorded log-probabilities of the valid rows of an unroll. The mean weight, whose expectation is
+exactly 1 for any policies, checks the records (a wrong μ, a missing mask, a different scaling); the trace is a product
+along a path.
 
 Source: effective size of an importance sample, Kong 1992, 1/(1 + χ²) per sample; alarm levels, those in use for
 reduced-precision rollouts of language models (verl's rollout correction).
 Deviations: the effective size is taken per state in closed form and then averaged, with 0 where χ² is infinite. The
 level of staleness is our own: those rollouts are on-policy but for their precision, whereas a learner that goes over
-each batch several times, as PPO does, moves away from the policy that acted on purpose, and corrects for that.
+each batch several times, as PPO does, moves away from the acting policy on purpose, and corrects for it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ESS_ALARM = 0.3
 KL_ALARM = 0.1
 """Nats. Above this divergence, a compressed policy is another policy than its original."""
 STALENESS_KL_ALARM = 0.5
-"""Nats, for whatever staleness takes part in. With the clipped surrogate, four passes over each batch and a lag of a
-few versions, sound HalfCheetah runs have medians of 0.06 to 0.16, and all but one of 17 stay below this in nine
-records of ten; runs whose policy collapses pass it in half of them."""
+"""Nats, for mismatch that includes staleness. With the clipped surrogate, four passes over each batch and a lag of a
+few versions, stable HalfCheetah runs have medians of 0.06 to 0.16, and all but one of 17 stay below this in nine
+records of ten; runs whose policy collapses exceed it in half of them."""
 CLIPPED_TOLERANCE = 1e-4
 """Nats above log ρ̄ from which a weight counts as clipped: two runtimes round the same policy's log-probabilities
 differently, by some 1e-6, so that without it about half the weights of equal policies would lie above 1."""
@@ -125,8 +125,8 @@ class FactoredMismatch:
 
     Attributes:
         total: π_θ against μ; what a corrector corrects.
-        staleness: π_θ against π_v; what fresher policies would cure.
-        compression: π_v against μ; what a finer scheme would cure.
+        staleness: π_θ against π_v; what fresher policies reduce.
+        compression: π_v against μ; what a finer scheme reduces.
     """
 
     total: Mismatch
@@ -153,11 +153,11 @@ def measure_mismatch(
         target_params: [T, B, P] distribution parameters of π.
         behaviour_params: [T, B, P] recorded distribution parameters of μ.
         log_rhos: [T, B] nats; log π(a_t) − log μ(a_t) of the actions taken.
-        valid: [T, B] bool; rows that are False are left out whatever they hold. None: every row counts.
+        valid: [T, B] bool; rows that are False are ignored. None: every row counts.
         ends: [T, B] bool; rows that ended an episode, at which a trace stops. None: no episode ended.
         horizon: effective horizon of the trace in steps, ≥ 1, see ``effective_horizon``. None: the unroll's length.
         clip_rho: ρ̄ of the share of clipped weights, or None.
-        clip_c: c̄ of the trace, or None, with which retention is unbounded. λ is left out: it is chosen, not suffered.
+        clip_c: c̄ of the trace, or None, with which retention is unbounded. λ is excluded: it is a choice.
     Raises:
         MismatchError: a shape or option is wrong, or no row is valid.
     """
@@ -228,7 +228,7 @@ def factor_mismatch(
 
 
 def effective_horizon(discount: float, lambda_: float, unroll_length: int) -> int:
-    """Steps that a trace is meant to reach: 1/(1 − γλ), rounded, at least 1 and at most the unroll's length."""
+    """Steps that a trace should reach: 1/(1 − γλ), rounded, at least 1 and at most the unroll's length."""
     forgetting = 1.0 - discount * lambda_
     return unroll_length if forgetting * unroll_length <= 1.0 else max(1, round(1.0 / forgetting))
 
@@ -243,8 +243,8 @@ def trace_retention(
 ) -> float:
     """Mean over valid rows s of Π_{s ≤ i < e} min(c̄, ρ_i), sampled along the paths that μ took.
 
-    e is ``horizon`` steps after s, or sooner where the episode, its valid rows or the unroll end: there the trace has
-    nothing left to carry. Arguments as in ``measure_mismatch``.
+    e is ``horizon`` steps after s, or sooner where the episode, its valid rows or the unroll end: there the trace
+    ends. Arguments as in ``measure_mismatch``.
 
     Returns:
         In [0, 1] for c̄ ≤ 1; NaN when no row is valid.

@@ -1,4 +1,4 @@
-"""Texts from files that anybody may have written, made fit for a terminal and a page."""
+"""Removes control characters from untrusted text before it reaches a terminal or a page."""
 
 from __future__ import annotations
 

@@ -135,14 +135,14 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
     if not directory.metrics.is_file():
-        raise ReportError(f"{path} holds no metrics yet: wait for its first record")
+        raise ReportError(f"{path} has no metrics yet: wait for its first record")
     notes: list[str] = []
     machine = _read_object(directory.machine, notes)
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
     series = read_series(directory.metrics, max_points or MAX_POINTS)
     if not series.records:
         spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
-        raise ReportError(f"{path} holds no metrics yet{spoilt}: wait for its first record")
+        raise ReportError(f"{path} has no metrics yet{spoilt}: wait for its first record")
     decisions, damaged = read_decisions(path)
     if damaged:
         notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")

@@ -1,17 +1,17 @@
-"""How fast actors would be on a level that they are not on: measured times, put together.
+"""Predicted rates of actors on levels with which they do not act, from measured times.
 
-An actor's vector step costs what does not depend on the level, and what does:
+A vector step of an actor takes a time that does not depend on the level, and one that does:
 
     step_us(level) = outside_us + level_us(level)
     outside_us     = median over recent unrolls of (environment + overhead + send) / T
-    level_us       = median over recent unrolls on that level of (policy + load) / T, where it acts now; elsewhere
+    level_us       = median over recent unrolls on that level of (policy + load) / T, where it acts now; otherwise
                      quick_us(level) + residual_us
     quick_us       = the actor's own quick measurement: policy_us + load_us × (share of unrolls with a new policy) / T
     residual_us    = level_us − quick_us where both were measured last: sampling, copies, cold caches
     rate(level)    = Σ over living actors of (valid steps of a vector step) / step_us(level)
 
-Time spent waiting for the learner is left out everywhere, so these are unblocked rates. Medians, because an actor that
-shares its core is now and then stopped for milliseconds.
+Waiting for the learner is excluded, so these are unblocked rates. Medians are used because an actor that shares its
+core is occasionally suspended for milliseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTLED_UNROLLS = 4
 
 @dataclass
 class _Actor:
-    """What is known of one actor's machine; times in microseconds a vector step."""
+    """Measurements of one actor; times in microseconds per vector step."""
 
     outside_us: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_UNROLLS))
     env_us: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_UNROLLS))
@@ -42,7 +42,7 @@ class _Actor:
 
 
 class RateTable:
-    """Collects the times of all actors; bounded in memory by actors × levels."""
+    """Times of all actors; memory is bounded by actors × levels."""
 
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
@@ -59,7 +59,7 @@ class RateTable:
         level_s: float,
         loaded: bool,
     ) -> None:
-        """Take in the times of one unroll.
+        """Add the times of one unroll.
 
         Args:
             level: the one that acted on all environments, or None when several shared them.
@@ -85,7 +85,7 @@ class RateTable:
             known.level_us.append(level_s / unroll_length * 1e6)
 
     def add_report(self, actor: int, level: str, policy_us: float, load_us: float) -> None:
-        """Take in an actor's quick measurement: a policy call for all of its environments, and loading one artifact."""
+        """Add an actor's quick measurement: one policy call for all of its environments, and loading one artifact."""
         known = self._actors.setdefault(actor, _Actor())
         self._keep_residual(known)
         known.quick[level] = (policy_us, load_us)
@@ -99,7 +99,7 @@ class RateTable:
         return actor in self._actors and level in self._actors[actor].quick
 
     def forget_reports(self) -> None:
-        """Before a new survey: quick measurements must come anew; what they differ by from real times is kept."""
+        """Discard quick measurements before a new survey, and keep their residuals."""
         for known in self._actors.values():
             self._keep_residual(known)
             known.quick.clear()
@@ -151,7 +151,7 @@ class RateTable:
         return policy_us + load_us * load_share / known.unroll_length
 
     def _keep_residual(self, known: _Actor) -> None:
-        """Remember how the quick measurement of the level in use differs from what its unrolls took."""
+        """Store the difference between unrolls and the quick measurement of the level in use."""
         if known.level is None or len(known.level_us) < SETTLED_UNROLLS:
             return
         quick_us = self._quick_us(known, known.level)

@@ -1,18 +1,18 @@
-"""Returns of whole episodes by compression level, and how two levels compare that acted at the same time.
+"""Returns of whole episodes by compression level, compared between two levels that act at the same time.
 
 A return counts for a level only if every step of its episode was acted by that level. Learning moves returns, so levels
 are compared within strata of episodes that *started* at about the same time: of each level the first K started in the
-stratum, which counts once all of them have ended. Which episodes belong thus never depends on how long they turn out,
-nor on how many a faster level gets done. With S complete strata and d_s the difference of the two means in each:
+stratum, which counts once all of them have ended. So the selection does not depend on the lengths of episodes,
+nor on how many a faster level completes. With S complete strata and d_s the difference of the two means in each:
 
     difference = Σ d_s / S − drift,    drift = slope · gap
     slope = Σ (x − x̄)(y − ȳ) / Σ (x − x̄)²    pooled within levels; x the policy version at a start, y the return
-    gap   = Σ (x̄_c − x̄_r) / S + (D_c − D_r) / 2    D: versions that pass during a level's episode in the mean
+    gap   = Σ (x̄_c − x̄_r) / S + (D_c − D_r) / 2    D: mean number of versions during a level's episode
     error² = (σ_c² + σ_r²) / (K S) + gap² σ² / Σ (x − x̄)²,    z = difference / error
 
-σ² is pooled within strata. While returns rise, the slower level starts its share of a stratum later and its episodes
-last longer, so that newer policies play them; the drift is what that alone explains. Only a level's mean duration
-enters, never an episode's own, as long episodes may be the good ones.
+σ² is pooled within strata. While returns rise, the slower level starts its episodes of a stratum later and they last
+longer, so newer policies play them; the drift is the difference that this explains. Only a level's mean duration
+enters, not an episode's own, because long episodes may be the good ones.
 
 Source: a stratified difference of means with equal cells, and analysis of covariance (Cochran 1957) for the drift.
 Deviations: σ² is not that of the residuals, which a bent trend would inflate.
@@ -43,7 +43,7 @@ class ReturnComparison:
         candidate_mean, reference_mean: their plain mean returns.
         difference: stratified candidate − reference, less the drift; error: its standard error.
         deviation: standard deviation of returns within strata, pooled over both levels.
-        drift: what the candidate's mean has above the reference's because newer policies played its episodes.
+        drift: the part of the difference that is explained by newer policies having played the candidate's episodes.
     """
 
     candidate_episodes: int = 0
@@ -136,7 +136,7 @@ class _Side:
         self._start = self._squares = 0.0
 
     def add(self, episodes: Sequence[_Episode]) -> tuple[float, float]:
-        """Take in one stratum's; returns the means of their returns and of their starts."""
+        """Add the episodes of one stratum; returns the means of their returns and of their starts."""
         values, starts = np.array([(e.value, e.start) for e in episodes]).T
         self._squares += float(np.square(values - values.mean()).sum())
         self._freedom += len(episodes) - 1
@@ -172,12 +172,12 @@ class ReturnLedger:
         self._reset()
 
     def forget(self, actor: int) -> None:
-        """Drop an actor that died: its unfinished episodes keep nothing waiting."""
+        """Drop a dead actor and its unfinished episodes."""
         for key in [key for key in self._running if key[0] == actor]:
             self._lose(key)
 
     def observe(self, actor: int, version: float, levels: Ints, envs: Ints, returns: npt.NDArray[np.floating]) -> None:
-        """Take in one unroll.
+        """Add one unroll.
 
         Args:
             actor: whose unroll it is.

@@ -153,7 +153,7 @@ def test_a_run_without_records_is_left_out_and_told(
     value = json.loads((out / "report.json").read_text())
     assert [run["name"] for group in value["groups"] for run in group["runs"]] == ["int8-0", "int8-1"]
     accel.compare(runs / "fp32", [runs / "int8"], out=tmp_path / "compared")
-    with pytest.raises(ReportError, match="holds no metrics yet"):
+    with pytest.raises(ReportError, match="has no metrics yet"):
         accel.report([runs / "int8" / "new"], out=tmp_path / "none")
 
 

@@ -102,7 +102,7 @@ def test_forgetting_makes_no_log(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
     (tmp_path / DECISIONS_FILE).mkdir()
-    with pytest.raises(RecorderError, match=r"cannot cut .*decisions\.jsonl"):
+    with pytest.raises(RecorderError, match=r"cannot truncate .*decisions\.jsonl"):
         DecisionLog(tmp_path).forget_after(0)
 
 

@@ -49,7 +49,7 @@ def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
 
 def test_a_busy_machine_is_not_the_only_cause_of_a_slower_environment() -> None:
     caption = runs_table(analyse([make_run(0, {})], Choices())).caption
-    assert "busy" in caption and "less cache and memory bandwidth" in caption
+    assert "other work" in caption and "cache and memory bandwidth" in caption
 
 
 def checked(seed: int) -> Run:
@@ -87,7 +87,7 @@ def test_what_checks_before_publication_found_is_tabled_by_scheme(tmp_path: Path
     )
     written = write_report(analysis, tmp_path / "r", written="now")
     for text in (html.unescape(written.page.read_text()), written.markdown.read_text()):
-        assert "What the checks before publication found" in text
+        assert "Checks before publication" in text
         assert "greatest share of codes that differ" in text
 
 
