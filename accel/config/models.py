@@ -466,7 +466,7 @@ class RunConfig(Options):
     log_interval_s: float = Field(
         1.0, gt=0, description="most seconds between metric records; a run's first ones are closer together"
     )
-    peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other at start and stop")
+    peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other, and may be silent")
 
     @field_validator("name")
     @classmethod

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from accel.errors import LaunchError
-
-Binding = Literal["core", "none"]
 
 # (launcher, rank, size, local rank): the first whose rank and size are set wins. A launcher that runs inside a Slurm
 # job (mpirun, hydra) comes before Slurm, whose variables then describe its own daemons.
@@ -194,16 +192,15 @@ def mpirun_command(
     *,
     hosts: Sequence[str] = (),
     hostfile: Path | None = None,
-    binding: Binding = "none",
     fault_tolerant: bool = True,
     silence_s: float | None = None,
     mpirun: Path | None = None,
 ) -> list[str]:
     """The mpirun command line, up to the program, that starts ``ranks`` ranks with whatever MPI is installed.
 
-    Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5). ``hosts`` are ``name``
-    or ``name:slots``. With ``silence_s``, ULFM counts a rank as dead that was silent for so long: nothing else tells of
-    a link that is down. Raises LaunchError: no mpirun, or one that does not run.
+    Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5); binds no rank. ``hosts``
+    are ``name`` or ``name:slots``. With ``silence_s``, ULFM counts a rank as dead that was silent for so long: nothing
+    else tells of a link that is down. Raises LaunchError: no mpirun, or one that does not run.
     """
     path = mpirun or find_mpirun()
     version = _version_text(path)
@@ -212,7 +209,7 @@ def mpirun_command(
     if is_open_mpi:
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        command += ["--oversubscribe", "--bind-to", binding]
+        command += ["--oversubscribe", "--bind-to", "none"]
         if fault_tolerant and _major(version) >= 5:
             command += ["--with-ft", "ulfm"]
             if silence_s is not None:
@@ -222,8 +219,6 @@ def mpirun_command(
         if hostfile is not None:
             command += ["--hostfile", str(hostfile)]
     else:
-        if binding != "none":
-            command += ["-bind-to", binding]
         if hosts:
             command += ["-hosts", ",".join(hosts)]
         if hostfile is not None:
