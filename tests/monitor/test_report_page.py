@@ -298,7 +298,7 @@ def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis
     only = replace(run, series=Series({**sampled, "behaviour_kl": np.full(30, 0.02)}, 30))
     drawing = charts.mismatch(analyse([only], Choices()))
     assert drawing is not None
-    assert "weights π_θ/μ of the actions" in drawing.caption and "closed form" not in drawing.caption
+    assert "weights π_θ/μ of sampled actions" in drawing.caption and "closed form" not in drawing.caption
 
 
 def test_a_single_record_is_drawn(analysis: Analysis) -> None:
