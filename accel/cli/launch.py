@@ -286,14 +286,14 @@ def _start_mpirun(job: Job) -> Summary:
 def _what_happened(ended: Ended) -> str:
     """Why there is no summary, as far as this process can tell."""
     learner = ended.learner
-    if ended.trouble:
-        return f"the job was ended: {ended.trouble}"
     if learner is not None and ended.learner_ended:
         return f"the learner ended with an error, status {learner.status}; its message is above"
+    if ended.trouble:
+        return f"the job was ended: {ended.trouble}"
     if ended.stopped:
         return "stopped before the run could end in good order"
-    what = "before the learner had started" if learner is None else "without a summary: the learner or a node was lost"
-    return f"mpirun ended with status {ended.status} {what}; see the messages above"
+    when = "before the learner had started" if learner is None else "and there is no summary"
+    return f"mpirun ended with status {ended.status} {when}; see the messages above"
 
 
 def _what_is_kept(job: Job, ended: Ended) -> str:

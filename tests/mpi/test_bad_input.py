@@ -27,7 +27,7 @@ def refused(job: TrainingRun, *expected: str) -> None:
             assert re.search(text, job.output, re.DOTALL), f"no {text!r} in\n{job.output}"
         ours = [line for line in job.output.splitlines() if line.startswith("accel:")]
         # The learner does not wait long for an actor that the machine keeps asleep: it then finds the learner gone.
-        consequences = ("its messages are above", "is gone; this actor cannot go on")
+        consequences = ("its message is above", "see the messages above", "is gone; this actor cannot go on")
         reasons = [line for line in ours if not any(text in line for text in consequences)]
         assert len(reasons) == 1, job.output
         assert "Traceback" not in job.output, job.output
