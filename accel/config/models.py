@@ -260,7 +260,7 @@ class ActorCriticConfig(AlgorithmConfig):
     @model_validator(mode="after")
     def _clips_are_ordered(self) -> Self:
         clip_c = math.inf if self.clip_c is None else self.clip_c
-        if getattr(self, "corrector", "vtrace") == "vtrace" and self.clip_rho is not None and clip_c > self.clip_rho:
+        if self.clip_rho is not None and clip_c > self.clip_rho:
             raise ValueError(
                 f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
             )

@@ -7,6 +7,7 @@ importance-weights   with --corrector none: uncorrected n-step targets, the poli
                      Espeholt et al. 2018's "1-step importance sampling", truncated
 full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the
                      version that acted, as if the actors had not been compressed; μ's own are thrown away
+centred-last         advantages are centred after the importance weight is multiplied in, not before
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-VARIANTS = ("importance-weights", "full-precision")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from accel.algorithms.corrections import Corrected
+
+VARIANTS = ("importance-weights", "full-precision", "centred-last")
 RANK = "--rank"
 
 
@@ -60,11 +67,14 @@ def rank(variant: str, job: str) -> int:
 
 def change(variant: str) -> None:
     """Put the ablated parts where the learner's process looks for them."""
+    from accel.algorithms import actor_critic
     from accel.algorithms.corrections import CORRECTIONS
     from accel.learning import session
 
     if variant == "importance-weights":
         CORRECTIONS["none"] = weighted(CORRECTIONS["none"])
+    elif variant == "centred-last":
+        actor_critic.centre_and_weight = centred_last
     else:
         session.Loop = full_precision(session.Loop)
 
@@ -106,6 +116,15 @@ def full_precision(loop: type) -> type:
             return super()._learn(dataclasses.replace(sample, batch=corrected))
 
     return WrongLoop
+
+
+def centred_last(corrected: Corrected, weights: Tensor, *, normalise: bool) -> Tensor:
+    """Zero mean and unit deviation of ρ̂ A: rows of small weight are pushed away from their own advantage."""
+    weighted = corrected.advantages * corrected.weights
+    if not normalise:
+        return weighted
+    centred = weighted - (weights * weighted).sum() / weights.sum()
+    return centred * ((weights * centred.square()).sum() / weights.sum() + 1e-8).rsqrt()
 
 
 if __name__ == "__main__":
