@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from accel.errors import ConfigError
 from accel.networks import parse_network
@@ -13,7 +12,7 @@ from compressors.scheme import parse_scheme
 SCHEMES = ("fp32", "fp16", "int8", "int8(per_channel)", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
 
 
-def check_source(networks: Sequence[str], run: Path | None, *others: object) -> tuple[str, ...]:
+def check_source(networks: Sequence[str], run: object | None, *others: object) -> tuple[str, ...]:
     """Canonical network texts; one empty text for a run, which has its own network.
 
     Raises:

@@ -21,7 +21,7 @@ from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
-from accel.runs.loading import TrainedRun
+from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 
@@ -41,7 +41,7 @@ def bench_policy(
     runtimes: Sequence[str] = RUNTIMES,
     spec: EnvSpec | None = None,
     config: TrainConfig | None = None,
-    run: Path | None = None,
+    run: Path | TrainedPolicy | None = None,
     activation: str = "tanh",
     seconds: float = 20.0,
     repeats: int = 50,
@@ -59,7 +59,7 @@ def bench_policy(
             each batch, seconds to minutes) and ``onnxruntime``.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
         config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
-        run: a run's directory: its trained weights, on inputs from its environment.
+        run: a run's directory or a trained policy: its weights, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
         seconds: total measuring time, without exporting, compressing and compiling.
         repeats: samples of each cell at most, each 2 ms or one call.
@@ -200,7 +200,7 @@ def torch_call(module: Callable[..., tuple[torch.Tensor, ...]], inputs: Inputs, 
     return call
 
 
-def eager_modules(run: TrainedRun) -> dict[str, nn.Module]:
+def eager_modules(run: TrainedPolicy) -> dict[str, nn.Module]:
     """The policy by memory format: convolutions may be faster with channels last."""
     modules: dict[str, nn.Module] = {CONTIGUOUS: run.policy}
     if run.spec.is_image and any(isinstance(part, nn.Conv2d) for part in run.policy.modules()):

@@ -13,13 +13,12 @@ import torch
 from accel.algorithms.catalogue import make_algorithm
 from accel.bench.rows import FULL_PRECISION, Notify, Row
 from accel.config import TrainConfig
-from accel.envs import make_vector_env
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.networks import parse_network
-from accel.publishing.distillation import StudentFactory
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs
+from accel.runs.trained_policy import TrainedPolicy, make_env
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError
 from compressors.pipeline import make_compressor
@@ -51,7 +50,7 @@ class Subject:
         held_out: other inputs, for measuring mismatch.
     """
 
-    run: TrainedRun
+    run: TrainedPolicy
     weights: str
     source: str
     calibration: Inputs
@@ -60,12 +59,11 @@ class Subject:
     @property
     def network(self) -> str:
         """The network's text."""
-        return self.run.config.policy.network
+        return self.run.architecture
 
     def compressor(self, scheme: str) -> Compressor:
         """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
-        student = StudentFactory(self.run.config, self.run.network)
-        return make_compressor(scheme, student_factory=student, divergence=self.run.divergence)
+        return self.run.compressor(scheme)
 
     def bind(self, scheme: str) -> Plan:
         """Bind a scheme to this policy. Raises CompressorError."""
@@ -122,7 +120,7 @@ class Subject:
             parameter.requires_grad_(True)
         with torch.enable_grad():
             params = self.run.policy(*(torch.from_numpy(array) for array in self.calibration.values()))[0]
-            distribution = self.run.algorithm.distribution(params, None)
+            distribution = self.run.distribution(params)
             actions = distribution.sample(torch.Generator().manual_seed(_SEED))
             surrogate = distribution.log_prob(actions).mean()
             gradients = torch.autograd.grad(surrogate, parameters, allow_unused=True)
@@ -180,7 +178,7 @@ def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> 
     run = _untrained(config, spec)
     rng = np.random.default_rng(_SEED)
     shapes = {"observations": spec.observation_shape}
-    shapes |= {f"state_{i}": shape for i, shape in enumerate(run.network.state_shapes)}
+    shapes |= {f"state_{i}": shape for i, shape in enumerate(run.policy.state_shapes)}
 
     def draw(name: str, rows: int) -> npt.NDArray[np.generic]:
         shape = (rows, *shapes[name])
@@ -196,7 +194,11 @@ def random_subject(network: str, spec: EnvSpec, *, activation: str = "tanh") -> 
 
 
 def make_subject(
-    network: str, spec: EnvSpec | None, config: TrainConfig | None, run: Path | None, activation: str
+    network: str,
+    spec: EnvSpec | None,
+    config: TrainConfig | None,
+    run: Path | TrainedPolicy | None,
+    activation: str,
 ) -> Subject:
     """A run's policy, or one with random weights on an environment's inputs or random ones.
 
@@ -219,14 +221,7 @@ def make_subject(
 
 def environment_spec(config: TrainConfig) -> EnvSpec:
     """The layout of a configuration's environment. Raises EnvError, MissingExtraError."""
-    environment = make_vector_env(
-        config.environment.env,
-        1,
-        backend=config.environment.backend,
-        env_args=config.environment.kwargs,
-        wrappers=config.environment.wrapper,
-        squash_actions=config.environment.squash_actions,
-    )
+    environment = make_env(config, 1)
     environment.close()
     return environment.spec
 
@@ -236,17 +231,17 @@ def environment_subject(config: TrainConfig, spec: EnvSpec) -> Subject:
     return _played(_untrained(config, spec), "random")
 
 
-def trained_subject(path: Path) -> Subject:
-    """A run's newest policy, on inputs from playing it. Raises CheckpointError, RunDirectoryError, EnvError."""
-    return _played(load_run(path), "trained")
+def trained_subject(run: Path | TrainedPolicy) -> Subject:
+    """A trained policy, on inputs from playing it. Raises CheckpointError, RunDirectoryError, EnvError."""
+    return _played(load_run(run) if isinstance(run, Path) else run, "trained")
 
 
 def _untrained(config: TrainConfig, spec: EnvSpec) -> TrainedRun:
     algorithm = make_algorithm(config.replace(seed=_SEED), spec, torch.device("cpu"))
-    return TrainedRun(Path(), config, spec, algorithm, 0, 0)
+    return TrainedRun(Path(), config, spec, 0, 0, algorithm)
 
 
-def _played(run: TrainedRun, weights: str) -> Subject:
+def _played(run: TrainedPolicy, weights: str) -> Subject:
     calibration_rows, held_out_rows = _row_counts(run.spec)
     plan = make_compressor(FULL_PRECISION).bind(run.policy, run.example_inputs, output_names=run.policy.output_names)
     artifact = plan.refresh(run.policy, 0)

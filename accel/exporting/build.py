@@ -42,8 +42,9 @@ from accel.exporting.quality import (
     reference_outputs,
 )
 from accel.json_object import Json
-from accel.runs.loading import TrainedRun, load_run
+from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Array, Episodes, Policy, collect_inputs, play
+from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
 from compressors.errors import CompressorError
@@ -84,7 +85,7 @@ class Bundle:
 
 
 def export(
-    run: Path | TrainedRun,
+    run: Path | TrainedPolicy,
     out: Path,
     *,
     scheme: str | None = None,
@@ -142,7 +143,7 @@ class _Builder:
 
     def __init__(
         self,
-        run: TrainedRun,
+        run: TrainedPolicy,
         target: ExportFormat,
         scheme: str,
         directory: Path,

@@ -17,7 +17,7 @@ from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Writte
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
 from accel.json_object import Json
-from accel.runs.loading import TrainedRun
+from accel.runs.trained_policy import TrainedPolicy
 from accel.system.extras import installed_version
 from accel.system.machine import read_source, read_versions
 from accel.version import __version__
@@ -36,7 +36,7 @@ _POST_PROCESSING = {
 
 
 def make_contract(
-    run: TrainedRun,
+    run: TrainedPolicy,
     artifact: CompressedPolicy,
     fp32: ModelProto,
     target: ExportFormat,
@@ -47,7 +47,7 @@ def make_contract(
     """The contract without ``files``, which lists what is written after it.
 
     Args:
-        run: the trained run. artifact: the compressed policy. fp32: the model of full precision.
+        run: the trained policy. artifact: the compressed policy. fp32: the model of full precision.
         target: the format. written: what it wrote.
         vectors: the test vectors.
         greedy: how the policy was played for the report.
@@ -114,7 +114,7 @@ def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
     }
 
 
-def environment_json(run: TrainedRun, *, is_atari: bool) -> Json:
+def environment_json(run: TrainedPolicy, *, is_atari: bool) -> Json:
     """How gymnasium makes the environment that the run was trained on; Atari's is ALE's vector implementation."""
     config = run.config
     kwargs: Json = dict(config.environment.kwargs)
@@ -176,10 +176,10 @@ def _target(artifact: CompressedPolicy, target: ExportFormat, written: Written) 
     }
 
 
-def _source(run: TrainedRun) -> Json:
+def _source(run: TrainedPolicy) -> Json:
     return {
         "run": run.path.name,
-        "network": run.config.policy.network,
+        "network": run.architecture,
         "env_steps": run.env_steps,
         "policy_version": run.version,
         "seed": run.config.run.seed,
@@ -187,24 +187,18 @@ def _source(run: TrainedRun) -> Json:
     }
 
 
-def _observation(run: TrainedRun) -> Json:
+def _observation(run: TrainedPolicy) -> Json:
     spec = run.spec
     if spec.is_image:
         layout = "channels, height, width; stacked frames are channels, the newest last"
     else:
         layout = "as gymnasium.spaces.flatten gives it: Box values, one-hot indices, parts of Dict and Tuple in order"
-    if spec.observation_dtype == "uint8":
-        method = "divided by 255"
-    elif run.network.normaliser is not None:
-        method = "(x - mean) / deviation over training, clipped to [-10, 10]"
-    else:
-        method = "none"
     return {
         "shape": list(spec.observation_shape),
         "dtype": spec.observation_dtype,
         "layout": layout,
         "frame_stack": spec.frame_stack,
-        "normalisation": {"inside_the_graph": True, "method": method},
+        "normalisation": {"inside_the_graph": True, "method": run.normalisation},
     }
 
 

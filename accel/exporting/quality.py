@@ -14,8 +14,8 @@ from accel.errors import ConfigError, ExportError
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.json_object import Json
 from accel.runs.evaluation import interval_json, paired_difference
-from accel.runs.loading import TrainedRun
 from accel.runs.playing import ActingSession, Array, Episodes
+from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import TensorSpec
 from monitor.divergence import divergences
 from monitor.statistics import Interval, mean_interval
@@ -57,7 +57,7 @@ def agreement_label(action: ActionSpec) -> str:
     return "same greedy action"
 
 
-def reference_outputs(run: TrainedRun, inputs: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
+def reference_outputs(run: TrainedPolicy, inputs: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
     """Outputs of the policy in torch by name, [N, ...]."""
     with torch.inference_mode():
         outputs = run.policy(*(torch.from_numpy(array) for array in inputs.values()))
@@ -84,7 +84,7 @@ def random_inputs(
 def agreement(
     stage: str,
     kind: str,
-    run: TrainedRun,
+    run: TrainedPolicy,
     wanted: Mapping[str, Array],
     inputs: Mapping[str, Array],
     make_session: MakeSession,

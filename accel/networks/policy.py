@@ -129,16 +129,27 @@ class PolicyNetwork(nn.Module):
         return ActingModule(self)
 
 
-class ActingModule(nn.Module):
-    """The subgraph that acts: observations [B, *obs] and state to distribution parameters and the next state.
-
-    The caller zeroes the state of environments that begin an episode. Raw observations go in: normalisation, or the
-    scaling of uint8 images to [0, 1], is inside. Exports with ``torch.onnx.export(dynamo=False)``.
+class PolicyModule(nn.Module):
+    """A policy that acts: observations [B, *obs] and state to a tuple of outputs [B, P] and the next state.
 
     Attributes:
         input_names: names of ``forward``'s arguments, in order.
         output_names: names of the tensors in the tuple that it returns.
         state_shapes: shapes of one environment's recurrent state.
+        normaliser: what float observations pass through first; None where nothing does.
+    """
+
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    state_shapes: tuple[tuple[int, ...], ...]
+    normaliser: nn.Module | None
+
+
+class ActingModule(PolicyModule):
+    """The subgraph that acts: observations [B, *obs] and state to distribution parameters and the next state.
+
+    The caller zeroes the state of environments that begin an episode. Raw observations go in: normalisation, or the
+    scaling of uint8 images to [0, 1], is inside. Exports with ``torch.onnx.export(dynamo=False)``.
     """
 
     def __init__(self, network: PolicyNetwork) -> None:

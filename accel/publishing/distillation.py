@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from accel.algorithms.base import Algorithm
 from accel.algorithms.distributions import ActionDistribution, make_distribution
-from accel.config import TrainConfig
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_network
+from accel.networks.dense import Activation
 from accel.networks.initialisation import orthogonal
-from accel.networks.policy import ActingModule
+from accel.networks.policy import ActingModule, PolicyModule
 from accel.networks.torsos import NatureCNN, Torso
 
 Array = npt.NDArray[np.generic]
@@ -34,25 +34,25 @@ class StudentFactory:
     images of at least 36 x 36, a ``StudentCNN``.
 
     Args:
-        config: the run's, for the seed and the activation.
-        network: whose policy the students follow.
+        spec: the environment's layout.
+        activation: of mlps.
+        seed: of the initial weights.
     """
 
-    def __init__(self, config: TrainConfig, network: PolicyNetwork) -> None:
-        self._config = config
-        self._spec = network.spec
+    def __init__(self, spec: EnvSpec, activation: Activation, seed: int) -> None:
+        self._spec, self._activation, self._seed = spec, activation, seed
 
     def __call__(self, size: str, policy: nn.Module) -> nn.Module:
         """A student such as ``64x2`` on the policy's device."""
         student: ActingModule = self._network(size).acting_module().to(next(policy.parameters()).device)
-        if isinstance(policy, ActingModule):
+        if isinstance(policy, PolicyModule):
             student.normaliser = policy.normaliser
         return student
 
     def _network(self, size: str) -> PolicyNetwork:
-        spec, seed = self._spec, self._config.run.seed
+        spec, seed = self._spec, self._seed
         if not spec.is_image or min(spec.observation_shape[1:]) < _SMALLEST_IMAGE:
-            return build_network(f"mlp:{size}", spec, activation=self._config.policy.activation, seed=seed)
+            return build_network(f"mlp:{size}", spec, activation=self._activation, seed=seed)
         width, depth = map(int, size.split("x"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

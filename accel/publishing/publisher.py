@@ -279,7 +279,9 @@ class Publisher:
                 plan = make_compressor(
                     scheme,
                     cpu=self._cpu,
-                    student_factory=StudentFactory(self._config, self._network),
+                    student_factory=StudentFactory(
+                        self._network.spec, self._config.policy.activation, self._config.run.seed
+                    ),
                     divergence=self._divergence,
                 ).bind(self._module, self._example(), output_names=self._module.output_names, metadata=self._metadata)
                 if is_quantisation_aware(scheme):

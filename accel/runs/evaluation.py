@@ -10,8 +10,9 @@ import numpy as np
 from accel.display.progress import Progress, SilentProgress
 from accel.errors import ConfigError
 from accel.json_object import Json
-from accel.runs.loading import TrainedRun, load_run
+from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, collect_inputs, play
+from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
 from compressors.scheme import parse_scheme
 from monitor.statistics import Interval, mean_interval
@@ -86,10 +87,10 @@ class Evaluation:
 
 
 def evaluate(
-    run: Path | TrainedRun,
+    run: Path | TrainedPolicy,
     *,
     scheme: str | None = None,
-    artifact: Path | None = None,
+    artifact: Path | CompressedPolicy | None = None,
     episodes: int = 20,
     seed: int = 0,
     greedy: bool = True,
@@ -108,7 +109,7 @@ def evaluate(
     Args:
         run: a run's directory, or the run loaded.
         scheme: how to compress the policy; full precision when None. Ranges come from observations that it meets.
-        artifact: a file of policy/ to play instead, such as what the actors had at last.
+        artifact: an artifact to play instead, or its file, such as what the actors had at last in policy/.
         episodes: how many; the first ones started count, each from its own seed.
         seed: of environments and noise.
         greedy: most likely actions instead of samples.
@@ -130,7 +131,10 @@ def evaluate(
     progress = SilentProgress() if progress is None else progress
     if artifact is None and text != FULL_PRECISION:
         progress.begin(f"compressing as {text}")
-    policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
+    if isinstance(artifact, CompressedPolicy):
+        policy = artifact
+    else:
+        policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
     if video is not None:
         from accel.runs.video import record_episode
 
@@ -160,17 +164,17 @@ def evaluate(
     )
 
 
-def compress_run(run: TrainedRun, scheme: str, seed: int = 0) -> CompressedPolicy:
+def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPolicy:
     """The trained policy under a scheme, calibrated on real inputs where the scheme is not full precision.
 
-    Raises: what ``collect_inputs`` and ``TrainedRun.compress`` raise.
+    Raises: what ``collect_inputs`` and ``TrainedPolicy.compress`` raise.
     """
     if scheme == FULL_PRECISION:
         return run.compress(scheme)
     return run.compress(scheme, collect_inputs(run, run.calibration_rows(scheme), seed))
 
 
-def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:
+def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
     """An artifact from a file, checked against the run. Raises ConfigError and ArtifactError."""
     try:
         artifact = CompressedPolicy.read(path)
@@ -180,7 +184,7 @@ def read_artifact(path: Path, run: TrainedRun) -> CompressedPolicy:
     if (
         observations.with_batch(1)[1:] != run.spec.observation_shape
         or artifact.outputs[0].with_batch(1)[1:] != (run.rule.output_size,)
-        or len(states) != len(run.network.state_shapes)
+        or len(states) != len(run.policy.state_shapes)
     ):
         raise ConfigError(
             f"artifact {path} maps {observations.shape} and {len(states)} states to {artifact.outputs[0].shape}, which "

@@ -2,60 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from accel.acting.rules import ActionRule, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
+from accel.algorithms.distributions import ActionDistribution
 from accel.config import TrainConfig
-from accel.envs import VectorEnvironment, make_vector_env
-from accel.envs.base import Seed
 from accel.envs.spaces import EnvSpec
-from accel.errors import CheckpointError, EnvError
+from accel.errors import CheckpointError
 from accel.networks import PolicyNetwork, parse_network
 from accel.networks.policy import ActingModule
-from accel.publishing.distillation import PolicyDivergence, StudentFactory, make_divergence
+from accel.publishing.distillation import PolicyDivergence, make_divergence
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
+from accel.runs.trained_policy import TrainedPolicy
 from accel.tuning.choice import FULL_PRECISION, parse_choice
-from compressors.artifact import CompressedPolicy, Json
-from compressors.pipeline import make_compressor
-from compressors.plan import Plan
 
-Inputs = Mapping[str, npt.NDArray[np.generic]]
 _PREFIX = "network."
-_DISTILL = "distill"
-# enough for a small student to follow a small policy; seconds
-_LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
 
 
 @dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(TrainedPolicy):
     """What a run has learnt.
 
     Attributes:
-        path: the run's directory.
-        config: what it was trained with.
-        spec: its environment's layout.
         algorithm: its networks with the newest checkpoint's weights, on the CPU.
-        env_steps: environment steps behind the weights.
-        version: the policy version behind the weights.
     """
 
-    path: Path
-    config: TrainConfig
-    spec: EnvSpec
     algorithm: Algorithm = field(repr=False)
-    env_steps: int
-    version: int
 
     @cached_property
     def network(self) -> PolicyNetwork:
@@ -63,19 +44,33 @@ class TrainedRun:
         return self.algorithm.network.eval().requires_grad_(False)
 
     @cached_property
+    def policy(self) -> ActingModule:
+        """The policy's side of the network: observations and state to distribution parameters and next state."""
+        return self.network.acting_module().eval()
+
+    @cached_property
     def rule(self) -> ActionRule:
-        """How outputs become actions."""
+        """See ``TrainedPolicy.rule``."""
         return make_rule(self.algorithm.rule, self.spec.action)
 
     @property
     def divergence(self) -> PolicyDivergence:
-        """How far two policies of this run are apart."""
+        """See ``TrainedPolicy.divergence``."""
         return make_divergence(self.algorithm)
 
-    @cached_property
-    def policy(self) -> ActingModule:
-        """The policy's side of the network: observations and state to distribution parameters and next state."""
-        return self.network.acting_module().eval()
+    @property
+    def architecture(self) -> str:
+        """The network's text."""
+        return self.config.policy.network
+
+    @property
+    def normalisation(self) -> str:
+        """See ``TrainedPolicy.normalisation``."""
+        if self.spec.observation_dtype == "uint8":
+            return "divided by 255"
+        if self.network.normaliser is not None:
+            return "(x - mean) / deviation over training, clipped to [-10, 10]"
+        return "none"
 
     @property
     def scheme(self) -> str:
@@ -90,98 +85,9 @@ class TrainedRun:
         except CheckpointError:
             return FULL_PRECISION
 
-    @property
-    def example_inputs(self) -> dict[str, torch.Tensor]:
-        """One row of zeros for each input of ``policy``, in order."""
-        dtype = torch.uint8 if self.spec.observation_dtype == "uint8" else torch.float32
-        inputs = {"observations": torch.zeros(1, *self.spec.observation_shape, dtype=dtype)}
-        inputs.update({f"state_{i}": torch.zeros(1, *shape) for i, shape in enumerate(self.network.state_shapes)})
-        return inputs
-
-    @property
-    def metadata(self) -> dict[str, Json]:
-        """What artifacts of this run carry: the action space, the environment and the network's text."""
-        action = self.spec.action.to_json()
-        return {"action": action, "env": self.config.environment.env, "network": self.config.policy.network}  # type: ignore[dict-item]
-
-    def compress(
-        self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None
-    ) -> CompressedPolicy:
-        """The trained policy under a compression scheme.
-
-        Args:
-            scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
-            calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; schemes
-                with activation ranges need them, students learn from them, others may choose better with them.
-            cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
-        Raises:
-            CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
-        """
-        student = StudentFactory(self.config, self.network)
-        divergence = self.divergence
-        compressor = make_compressor(scheme, cpu=cpu, student_factory=student, divergence=divergence)
-        teaches = _DISTILL in scheme and calibration is not None
-        plan = compressor.bind(
-            self.policy,
-            self.example_inputs,
-            None if teaches else calibration,  # ranges are those of the student that was taught
-            output_names=self.policy.output_names,
-            metadata=self.metadata,
-        )
-        if teaches and calibration is not None:
-            self._teach(plan, calibration)
-            plan.calibrate(calibration)
-        return plan.refresh(self.policy, version=self.version)
-
-    def calibration_rows(self, scheme: str) -> int:
-        """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
-        return (
-            max(self.config.compression.calibration_size, _LESSON_ROWS)
-            if _DISTILL in scheme
-            else self.config.compression.calibration_size
-        )
-
-    def _teach(self, plan: Plan, inputs: Inputs) -> None:
-        rng = np.random.default_rng(self.config.run.seed)
-        rows = len(next(iter(inputs.values())))
-        for _ in range(_LESSONS):
-            chosen = rng.integers(rows, size=_LESSON_BATCH)
-            plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
-
-    def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
-        """The environments that the run was trained on, anew.
-
-        Args:
-            num_envs: B.
-            seed: of the first reset.
-            render: whether ``VectorEnvironment.render`` has to work.
-        Raises:
-            EnvError: it cannot be made, or its layout is not the one that the policy was trained on.
-        """
-        config = self.config
-        environment = make_vector_env(
-            config.environment.env,
-            num_envs,
-            backend=config.environment.backend,
-            env_args=config.environment.kwargs,
-            wrappers=config.environment.wrapper,
-            seed=seed,
-            squash_actions=config.environment.squash_actions,
-            render=render,
-        )
-        ours, theirs = self.spec, environment.spec
-        if (ours.observation_shape, ours.observation_dtype, ours.action) != (
-            theirs.observation_shape,
-            theirs.observation_dtype,
-            theirs.action,
-        ):
-            environment.close()
-            raise EnvError(
-                f"environment {config.environment.env!r} is not the one that {self.path} was trained on: observations "
-                f"{theirs.observation_shape} {theirs.observation_dtype} and {theirs.action} now, "
-                f"{ours.observation_shape} {ours.observation_dtype} and {ours.action} then"
-            )
-        return environment
+    def distribution(self, outputs: torch.Tensor) -> ActionDistribution:
+        """See ``TrainedPolicy.distribution``."""
+        return self.algorithm.distribution(outputs, None)
 
 
 def load_run(path: Path) -> TrainedRun:
@@ -222,7 +128,7 @@ def load_run(path: Path) -> TrainedRun:
         raise CheckpointError(
             f"the checkpoint of {run.path} does not fit network {config.policy.network!r} of its config.toml: {error}"
         ) from error
-    return TrainedRun(run.path, config, spec, algorithm, state.env_steps, version)
+    return TrainedRun(run.path, config, spec, state.env_steps, version, algorithm)
 
 
 def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torch.Tensor]) -> None:

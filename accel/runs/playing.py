@@ -18,7 +18,7 @@ from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.errors import ConfigError, EnvError
-from accel.runs.loading import TrainedRun
+from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 
@@ -30,8 +30,6 @@ Picture = npt.NDArray[np.uint8]
 DEFAULT_ENVS = 16
 MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
 _NOISE_ROWS = 64
-TRAINED = 1 << 62
-"""Environment steps after which every schedule of exploration is at its end."""
 # seed streams of evaluation and collection, disjoint from those of actors, which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
 
@@ -67,7 +65,7 @@ class Episodes:
 
 def play(
     policy: Policy,
-    run: TrainedRun,
+    run: TrainedPolicy,
     *,
     episodes: int,
     seed: int = 0,
@@ -110,7 +108,7 @@ def play(
         )
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-    player = make_player(policy, run.network.state_shapes, width)
+    player = make_player(policy, run.policy.state_shapes, width)
     environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
     progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
@@ -197,7 +195,7 @@ class _Round:
 
 
 def collect_inputs(
-    run: TrainedRun,
+    run: TrainedPolicy,
     rows: int,
     seed: int = 0,
     *,
@@ -209,7 +207,7 @@ def collect_inputs(
     """Real inputs of the policy, from episodes that it plays by sampling: for calibration and for measuring mismatch.
 
     Args:
-        run: the trained run.
+        run: the trained policy.
         rows: how many inputs.
         seed: of environments, noise and choice.
         policy: the policy that plays; full precision when None.
@@ -219,7 +217,7 @@ def collect_inputs(
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way.
     Raises:
-        ConfigError: ``rows`` is not positive; what ``TrainedRun.make_env`` raises.
+        ConfigError: ``rows`` is not positive; what ``TrainedPolicy.make_env`` raises.
     """
     if rows < 1:
         raise ConfigError(f"rows is {rows}: at least one input is needed")
@@ -227,7 +225,7 @@ def collect_inputs(
     moments = -(-rows // envs)
     steps = max(steps, moments)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
-    player = make_player(run.compress("fp32") if policy is None else policy, run.network.state_shapes, envs)
+    player = make_player(run.compress("fp32") if policy is None else policy, run.policy.state_shapes, envs)
     environment = run.make_env(envs, (seed, _COLLECTION))
     progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}

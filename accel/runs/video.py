@@ -16,8 +16,8 @@ from typing import Protocol, cast
 
 from accel.display.progress import Progress
 from accel.errors import ConfigError, EnvError, MissingExtraError
-from accel.runs.loading import TrainedRun
 from accel.runs.playing import Episodes, Picture, Policy, play
+from accel.runs.trained_policy import TrainedPolicy
 from accel.system.extras import install_command
 
 FRAMES_PER_S = 30
@@ -45,7 +45,7 @@ class _Writer(Protocol):
 
 def record_episode(
     policy: Policy,
-    run: TrainedRun,
+    run: TrainedPolicy,
     path: Path,
     *,
     seed: int = 0,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
@@ -26,7 +25,7 @@ def _images(size: int) -> EnvSpec:
 
 def _factory(network: str, spec: EnvSpec) -> tuple[StudentFactory, ActingModule]:
     policy = build_network(network, spec, seed=0)
-    return StudentFactory(TrainConfig.create(network=network), policy), policy.acting_module()
+    return StudentFactory(spec, "tanh", 0), policy.acting_module()
 
 
 def _bind(scheme: str, network: str, spec: EnvSpec) -> tuple[Plan, ActingModule]:

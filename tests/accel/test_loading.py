@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -88,3 +90,28 @@ def test_another_environment_under_the_same_name_is_refused(tmp_path: Path) -> N
     )
     with pytest.raises(EnvError, match="is not the one that"):
         load_run(path).make_env(2, 0)
+
+
+def test_a_run_acts_in_a_script_as_it_is_played(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:16x2"))
+    observations = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    with torch.no_grad():
+        wanted = run.policy(torch.from_numpy(observations))[0].argmax(1).numpy()
+    assert set(wanted) == {0, 1}
+    assert (run.act(observations) == wanted).all()
+    assert [int(run.act(row)) for row in observations] == wanted.tolist()
+    with gymnasium.make("CartPole-v1") as env:
+        env.reset(seed=0)
+        env.step(run.act(env.reset(seed=0)[0]))
+    assert len({int(run.act(observations[0], greedy=False)) for _ in range(1000)}) == 2
+    with pytest.raises(ConfigError, match="flatten"):
+        run.act([0.0, 1.0])
+
+
+def test_a_recurrent_run_keeps_its_state_until_an_episode_begins(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:16x1+lstm:8"))
+    observation = np.array([0.5, -0.5, 1.0], np.float32)
+    begun = run.act(observation, first=True)
+    assert begun.shape == (1,)
+    assert run.act(observation) != begun
+    assert run.act(observation, first=True) == begun

@@ -1,0 +1,250 @@
+"""A trained policy with the environment that it plays, whoever trained it: what playing, compressing, measuring and
+exporting take. ``accel.runs.loading.TrainedRun`` is what our own training leaves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accel.acting.rules import ActionRule, Seat
+from accel.algorithms.distributions import ActionDistribution
+from accel.config import TrainConfig
+from accel.envs import VectorEnvironment, make_vector_env
+from accel.envs.actions import action_converter
+from accel.envs.base import Actions, Seed
+from accel.envs.spaces import EnvSpec
+from accel.errors import ConfigError, EnvError
+from accel.networks.policy import PolicyModule
+from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from compressors.artifact import CompressedPolicy, Json
+from compressors.pipeline import make_compressor
+from compressors.plan import Compressor, Plan
+
+Array = npt.NDArray[np.generic]
+Inputs = Mapping[str, Array]
+_DISTILL = "distill"
+# enough for a small student to follow a small policy; seconds
+_LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
+
+
+@dataclass(frozen=True)
+class TrainedPolicy(ABC):
+    """A policy in torch, its environment and its action rule.
+
+    Attributes:
+        path: the directory or file that it came from.
+        config: its environment, seed and how many inputs calibrate; of a run, all that it was trained with.
+        spec: the environment's layout.
+        env_steps: environment steps behind the weights. version: the policy version behind them.
+    """
+
+    path: Path
+    config: TrainConfig
+    spec: EnvSpec
+    env_steps: int
+    version: int
+
+    @property
+    @abstractmethod
+    def policy(self) -> PolicyModule:
+        """The module that acts, in evaluation mode: observations and state to outputs and next state."""
+
+    @property
+    @abstractmethod
+    def rule(self) -> ActionRule:
+        """How outputs become actions."""
+
+    @property
+    @abstractmethod
+    def divergence(self) -> PolicyDivergence:
+        """How far two policies with these outputs are apart."""
+
+    @property
+    @abstractmethod
+    def architecture(self) -> str:
+        """The network in a few characters, for tables and cards."""
+
+    @property
+    @abstractmethod
+    def normalisation(self) -> str:
+        """What becomes of observations inside the graph, in words."""
+
+    @property
+    @abstractmethod
+    def scheme(self) -> str:
+        """The compression scheme to take where none is given."""
+
+    @abstractmethod
+    def distribution(self, outputs: Tensor) -> ActionDistribution:
+        """The action distribution of outputs [..., P]."""
+
+    @property
+    def example_inputs(self) -> dict[str, Tensor]:
+        """One row of zeros for each input of ``policy``, in order."""
+        dtype = torch.uint8 if self.spec.observation_dtype == "uint8" else torch.float32
+        inputs = {"observations": torch.zeros(1, *self.spec.observation_shape, dtype=dtype)}
+        inputs.update({f"state_{i}": torch.zeros(1, *shape) for i, shape in enumerate(self.policy.state_shapes)})
+        return inputs
+
+    @property
+    def metadata(self) -> dict[str, Json]:
+        """What artifacts carry: the action space, the environment and the network's text."""
+        action = self.spec.action.to_json()
+        return {"action": action, "env": self.config.environment.env, "network": self.architecture}  # type: ignore[dict-item]
+
+    def compressor(self, scheme: str, *, cpu: Iterable[str] | None = None) -> Compressor:
+        """The Compressor of a scheme, with what distillation needs. Raises SchemeError."""
+        student = StudentFactory(self.spec, self.config.policy.activation, self.config.run.seed)
+        return make_compressor(scheme, cpu=cpu, student_factory=student, divergence=self.divergence)
+
+    def compress(
+        self, scheme: str, calibration: Inputs | None = None, *, cpu: Iterable[str] | None = None
+    ) -> CompressedPolicy:
+        """The trained policy under a compression scheme.
+
+        Args:
+            scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
+            calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; schemes
+                with activation ranges need them, students learn from them, others may choose better with them.
+            cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+        Raises:
+            CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
+        """
+        teaches = _DISTILL in scheme and calibration is not None
+        plan = self.compressor(scheme, cpu=cpu).bind(
+            self.policy,
+            self.example_inputs,
+            None if teaches else calibration,  # ranges are those of the student that was taught
+            output_names=self.policy.output_names,
+            metadata=self.metadata,
+        )
+        if teaches and calibration is not None:
+            self._teach(plan, calibration)
+            plan.calibrate(calibration)
+        return plan.refresh(self.policy, version=self.version)
+
+    def calibration_rows(self, scheme: str) -> int:
+        """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
+        rows = self.config.compression.calibration_size
+        return max(rows, _LESSON_ROWS) if _DISTILL in scheme else rows
+
+    def _teach(self, plan: Plan, inputs: Inputs) -> None:
+        rng = np.random.default_rng(self.config.run.seed)
+        rows = len(next(iter(inputs.values())))
+        for _ in range(_LESSONS):
+            chosen = rng.integers(rows, size=_LESSON_BATCH)
+            plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
+
+    def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
+        """The environments that the policy was trained on, anew.
+
+        Args:
+            num_envs: B.
+            seed: of the first reset.
+            render: whether ``VectorEnvironment.render`` has to work.
+        Raises:
+            EnvError: it cannot be made, or its layout is not the one that the policy was trained on.
+        """
+        environment = make_env(self.config, num_envs, seed, render=render)
+        ours, theirs = self.spec, environment.spec
+        if (ours.observation_shape, ours.observation_dtype, ours.action) != (
+            theirs.observation_shape,
+            theirs.observation_dtype,
+            theirs.action,
+        ):
+            environment.close()
+            raise EnvError(
+                f"environment {self.config.environment.env!r} is not the one that {self.path} was trained on: "
+                f"observations {theirs.observation_shape} {theirs.observation_dtype} and {theirs.action} now, "
+                f"{ours.observation_shape} {ours.observation_dtype} and {ours.action} then"
+            )
+        return environment
+
+    def act(self, observation: npt.ArrayLike, *, first: bool = False, greedy: bool = True) -> Array:
+        """An action of full precision, as the environment's ``step`` takes it; for scripts, not for speed.
+
+            run = accel.load_run(Path("results/cartpole"))
+            action = run.act(observation)
+
+        Args:
+            observation: one observation [*shape], or a batch of them [B, *shape]. Dict and other spaces are flattened
+                first, with ``gymnasium.spaces.flatten``.
+            first: an episode begins: a recurrent policy starts from a state of zeros. The state is kept between calls.
+            greedy: take the most likely action instead of sampling.
+        Returns:
+            One action, or [B] of them.
+        Raises:
+            ConfigError: the observation has another shape. EnvError: the environment cannot be made.
+        """
+        shape = self.spec.observation_shape
+        rows = np.asarray(observation, self.spec.observation_dtype)
+        if rows.shape not in (shape, (len(rows), *shape) if rows.ndim else shape):
+            raise ConfigError(
+                f"the observation has shape {rows.shape}, and the policy takes {shape}, or a batch of them: flatten it "
+                "with gymnasium.spaces.flatten, or apply the environment's wrappers"
+            )
+        batch = rows.reshape(-1, *shape)
+        actions = self._scripted.act(batch, first, greedy)
+        return actions if rows.shape != shape else actions[0]
+
+    @cached_property
+    def _scripted(self) -> _ScriptedActor:
+        return _ScriptedActor(self)
+
+
+class _ScriptedActor:
+    """Acts with a policy in torch; keeps the recurrent state and the noise's generator between calls."""
+
+    def __init__(self, trained: TrainedPolicy) -> None:
+        environment = trained.make_env(1, 0)
+        environment.close()
+        self._to_env = action_converter(environment.action_space)
+        self._trained = trained
+        self._rng = np.random.default_rng(trained.config.run.seed)
+        self._state: tuple[Tensor, ...] = ()
+
+    @torch.inference_mode()
+    def act(self, observations: Array, first: bool, greedy: bool) -> Array:
+        """[B, *obs] to [B, *action]."""
+        policy, batch = self._trained.policy, len(observations)
+        if first or not self._state or len(self._state[0]) != batch:
+            self._state = tuple(torch.zeros(batch, *shape) for shape in policy.state_shapes)
+        outputs, *state = policy(torch.from_numpy(np.ascontiguousarray(observations)), *self._state)
+        self._state = tuple(state)
+        action = self._trained.spec.action
+        chosen = np.zeros((batch, *action.shape), action.dtype)
+        sampler = self._trained.rule.bind(Seat(batch, 1), self._rng)
+        if greedy:
+            sampler.greedy(outputs.numpy(), chosen)
+        else:
+            sampler.begin(TRAINED)
+            sampler.sample(outputs.numpy(), 0, chosen)
+        return self._to_env(cast(Actions, sampler.to_env(chosen)))
+
+
+TRAINED = 1 << 62
+"""Environment steps after which every schedule of exploration is at its end."""
+
+
+def make_env(config: TrainConfig, num_envs: int, seed: Seed = 0, *, render: bool = False) -> VectorEnvironment:
+    """The environments of a configuration. Raises EnvError, MissingExtraError."""
+    options = config.environment
+    return make_vector_env(
+        options.env,
+        num_envs,
+        backend=options.backend,
+        env_args=options.kwargs,
+        wrappers=options.wrapper,
+        seed=seed,
+        squash_actions=options.squash_actions,
+        render=render,
+    )
