@@ -57,7 +57,7 @@ def advise_correctors(rows: Sequence[Row]) -> list[str]:
 def advise_learner(rows: Sequence[Row]) -> list[str]:
     """One line per training configuration: the learner's limit in each precision, and whether bf16 pays."""
     lines = []
-    for cells in _groups(rows, ("network", "T", "B", "objective", "passes", "minibatches")):
+    for cells in _groups(rows, ("network", "T", "B", "algorithm", "passes", "minibatches")):
         by_precision = {str(row["precision"]): row for row in cells}
         limits = [
             f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {'single precision' if name == 'none' else name}"

@@ -182,12 +182,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None
     envs: Annotated[int | None, tyro.conf.arg(help="B, environments in a batch")] = None
     unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per environment in a batch")] = None
-    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one needs clipped-surrogate")] = (
-        None
-    )
-    minibatches: Annotated[
-        int | None, tyro.conf.arg(help="minibatches per pass; more than one needs clipped-surrogate")
-    ] = None
+    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one needs ppo")] = None
+    minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one needs ppo")] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")

@@ -238,7 +238,7 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured
     )
     first = rows[0]
     title = (
-        f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['objective']}, "
+        f"Learner: µs per environment step; {first['T']} x {first['B']} steps, {first['algorithm']}, "
         f"passes: {first['passes']}, minibatches: {first['minibatches']}, {first['device']}"
     )
     lines = [
