@@ -1,0 +1,225 @@
+"""README, docs and evidence tables: their commands parse, their links lead somewhere, their options are the code's."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import tyro
+from pydantic.fields import FieldInfo
+
+import accel
+from accel.cli import COMMANDS
+from accel.cli.train import parse as parse_training
+from accel.config import TrainConfig
+from accel.config.files import load_toml
+from accel.config.models import ALGORITHMS, all_options
+from accel.transport.launcher import detect_launch
+
+PROJECT = Path(__file__).parents[1]
+PAGES = [PROJECT / "README.md", PROJECT / "results" / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+EVIDENCE = sorted((PROJECT / "scripts").rglob("*cases.toml"))
+BENCHMARKS = ("policy", "actor", "refresh", "bits", "learner", "correctors", "transport")
+PART_OPTIONS = ("learning_rate", "max_gradient_norm", "unroll_length")
+"""Options outside algorithm, store and schedule, whose default an algorithm may set."""
+
+
+class ParsedError(Exception):
+    """A parser has accepted its command line."""
+
+
+def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every parser ends the program as soon as it has accepted a command line."""
+
+    def only(parser: object) -> object:
+        def parse(*args: object, **options: object) -> object:
+            parser(*args, **options)  # type: ignore[operator]
+            raise ParsedError
+
+        return parse
+
+    monkeypatch.setattr(tyro, "cli", only(tyro.cli))
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only(argparse.ArgumentParser.parse_args))
+
+
+def fences(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages; the empty one is that of blocks without."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for language, text in blocks if language in languages]
+
+
+def inline(page: Path) -> list[str]:
+    """The code within lines of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every accel and python command of a page, as words, without what starts it under MPI."""
+    lines = [line for block in fences(page, "", "bash", "sh") for line in block.splitlines()]
+    lines = [line for line in lines if re.match(r"(accel|python|mpirun|srun) ", line)]
+    lines += [code for code in inline(page) if re.match(r"(accel|python) \S+", code)]
+    found = []
+    for line in lines:
+        words = [word for word in shlex.split(line, comments=True) if word not in {"…", "..."}]
+        name = next((word for word in words if word in {"accel", "python"}), None)
+        if name is not None:
+            found.append(words[words.index(name) :])
+    return found
+
+
+def accept(words: Sequence[str], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse one command; raises SystemExit or an AccelError if it is not valid."""
+    monkeypatch.chdir(directory)
+    program, name, *arguments = words
+    arguments = [word for word in arguments if word != "--help"]
+    if program == "python":
+        script = PROJECT / name
+        if name == "bundle/run_policy.py":
+            script = PROJECT / "accel/exporting/run_policy.py"
+        assert script.is_file(), f"there is no {name}"
+        if "argparse" in script.read_text():
+            monkeypatch.setattr(sys, "argv", [name, *arguments])
+            with pytest.raises(ParsedError):
+                runpy.run_path(str(script), run_name="__main__")
+        else:
+            assert not arguments, f"{name} takes no arguments"
+    elif name == "train" and arguments:
+        parse_training(arguments, detect_launch({}))
+    else:
+        assert name in COMMANDS, f"there is no accel {name}"
+        if arguments or name == "doctor":
+            module, _, function = COMMANDS[name][0].partition(":")
+            with pytest.raises(ParsedError):
+                getattr(importlib.import_module(module), function)(arguments)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A working directory with the files that pages name."""
+    run = tmp_path / "results" / "NAME"
+    run.mkdir(parents=True)
+    for file in (run / "config.toml", tmp_path / "run.toml", tmp_path / "sweep.toml"):
+        file.write_text('env = "CartPole-v1"\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_commands_of_a_page_parse(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = commands(page)
+    wrong = []
+    for words in found:
+        try:
+            with monkeypatch.context() as patch:
+                if words[1] != "train":
+                    parse_only(patch)
+                accept(words, directory, patch)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever refuses it is shown
+            wrong.append(f"{shlex.join(words)}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+    assert found or page.name == "glossary.md"
+
+
+def test_a_wrong_command_is_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in (
+        "accel train --objective ppo",
+        "accel fly",
+        "accel export results/NAME --out b --colour red",
+        "python scripts/evidence/no_such.py",
+        "python scripts/evidence/actor_time.py --colour red",
+    ):
+        with monkeypatch.context() as patch, pytest.raises((Exception, SystemExit)):
+            if "train" not in line:
+                parse_only(patch)
+            accept(shlex.split(line), directory, patch)
+
+
+@pytest.mark.parametrize("table", EVIDENCE, ids=lambda table: str(table.relative_to(PROJECT)))
+def test_trainings_of_the_evidence_tables_parse(table: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    for name, case in tomllib.loads(table.read_text())["case"].items():
+        for variant in case["variants"].values():
+            own = variant if isinstance(variant, list) else variant.get("arguments", [])
+            assert parse_training([*case["arguments"], *own], detect_launch({})), name
+
+
+def test_flags_that_pages_name_exist() -> None:
+    known = {f"--{name.rstrip('_').replace('_', '-')}" for name in all_options()}
+    helps = [(name, []) for name in COMMANDS if name != "bench"] + [("bench", [kind]) for kind in BENCHMARKS]
+    for name, before in helps:
+        module, _, function = COMMANDS[name][0].partition(":")
+        with redirect_stdout(io.StringIO()) as text, pytest.raises(SystemExit):
+            getattr(importlib.import_module(module), function)([*before, "--help"])
+        known |= set(re.findall(r"--[a-z][a-z-]+", text.getvalue()))
+    known |= {"--verify"}  # of run_policy.py
+    for page in PAGES:
+        flags = {flag for code in inline(page) if code.startswith("--") for flag in re.findall(r"--[a-z][a-z-]+", code)}
+        assert not flags - known, f"{page.relative_to(PROJECT)}: {sorted(flags - known)}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, PROJECT / "ARCHITECTURE.md"]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(config: TrainConfig) -> argparse.Namespace:
+        assert isinstance(config, TrainConfig)
+        return argparse.Namespace(return_mean=475.0, env_steps_per_s=1.0)
+
+    monkeypatch.setattr(accel, "train", train, raising=False)
+    blocks = fences(PROJECT / "README.md", "python")
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "475.0" in capsys.readouterr().out
+
+
+def default_text(value: object) -> str:
+    """A default as a page shows it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"`{str(value).lower()}`"
+
+
+def options_table(algorithm: str) -> str:
+    """An algorithm's own options, and those of its store and schedule, as Markdown."""
+    config = TrainConfig.create(algorithm=algorithm)
+    rows: list[tuple[str, FieldInfo, object]] = []
+    for part in (config.algorithm, config.store, config.schedule):
+        fields = type(part).model_fields
+        rows += [(n, f, getattr(part, n)) for n, f in fields.items() if n not in {"algorithm", "store", "schedule"}]
+    fields, values = config.fields(), config.options()
+    plain = TrainConfig.create().options()
+    rows += [(n, fields[n], values[n]) for n in PART_OPTIONS if values[n] != plain[n]]
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for name, field, value in rows:
+        flag = f"--{name.rstrip('_').replace('_', '-')}"
+        lines.append(f"| `{flag}` | {default_text(value)} | {field.description} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_the_page_of_an_algorithm_opens_with_a_command_and_lists_its_options(algorithm: str) -> None:
+    page = PROJECT / "docs" / "algorithms" / f"{algorithm}.md"
+    title, _, rest = page.read_text().partition("\n\n")
+    assert title.startswith("# ")
+    assert rest.startswith("```\naccel train ")
+    table = options_table(algorithm)
+    assert table in rest, f"the options of {algorithm} are\n{table}"
+
+
+def test_kept_configurations_can_be_used() -> None:
+    for path in sorted((PROJECT / "results").rglob("*.toml")):
+        assert TrainConfig.create(**load_toml(path)), path
