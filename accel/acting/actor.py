@@ -44,15 +44,14 @@ class Actor:
         self.config = config
         self._transport = transport
         seeds = np.random.SeedSequence([config.seed, transport.actor, config.restart]).spawn(2)
-        environment = config.environment
         self._environment = make_vector_env(
-            environment.env,
+            config.env,
             config.envs_per_actor,
-            backend=environment.backend,
-            env_args=environment.kwargs,
-            wrappers=environment.wrapper,
+            backend=config.backend,
+            env_args=config.env_args,
+            wrappers=config.wrappers,
             seed=int(seeds[0].generate_state(1)[0]),
-            squash_actions=environment.squash_actions,
+            squash_actions=config.squash_actions,
         )
         self.spec: EnvSpec = self._environment.spec
         self._generator = np.random.default_rng(seeds[1])

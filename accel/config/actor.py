@@ -1,42 +1,48 @@
-"""What an actor is told: its configuration first, and the agreement once the learner knows its environment."""
+"""What an actor is told: its configuration first, and the agreement once the learner knows its environment.
+
+Plain dataclasses, not pydantic's models: actors are many, and the learner has checked every value.
+"""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from accel.config.models import EnvironmentConfig, TrainConfig
 from accel.errors import TransportError
 from accel.json_object import Json
 
+if TYPE_CHECKING:
+    from accel.config.models import TrainConfig
 
-class _Message(BaseModel):
+EnvValue = str | int | float | bool
+
+
+class _Message:
     """A frozen message that travels as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_json(self) -> Json:
         """JSON-ready values; ``from_json`` restores an equal message."""
-        return self.model_dump(mode="json")
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
         """Inverse of ``to_json``. Raises TransportError: it is another version's."""
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
+        names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        if set(value) != names:
             raise TransportError(
-                f"the learner's {cls.__name__} is of another version ({error.errors()[0]['msg']}): install the same "
-                "version on every node"
-            ) from None
+                f"the learner's {cls.__name__} has other fields than this actor's "
+                f"({', '.join(sorted(set(value) ^ names))}): install the same version on every node"
+            )
+        return cls(**value)
 
 
+@dataclass(frozen=True)
 class ActorConfig(_Message):
     """What every actor is told first; it makes its environments from it.
 
     Attributes:
-        environment: what to step.
+        env, env_args, wrappers, backend, squash_actions: as ``accel.envs.make_vector_env`` takes them.
         actors: how many actors there are. envs_per_actor: B. unroll_length: T.
         unrolls_in_flight: how many unrolls may be on their way. pin_cores: whether to bind this process to a core.
         peer_timeout_s: how long to wait for the learner. seed: the run's. restart: earlier starts.
@@ -45,7 +51,11 @@ class ActorConfig(_Message):
         torch_options: the run's options where actors run torch eager, which builds the learner's network.
     """
 
-    environment: EnvironmentConfig
+    env: str
+    env_args: Mapping[str, EnvValue]
+    wrappers: tuple[str, ...]
+    backend: Literal["gymnasium", "envpool"]
+    squash_actions: bool
     actors: int
     envs_per_actor: int
     unroll_length: int
@@ -57,7 +67,11 @@ class ActorConfig(_Message):
     schemes: tuple[str, ...] = ("fp32",)
     shares_levels: bool = False
     env_steps: int = 0
-    torch_options: dict[str, object] | None = None
+    torch_options: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("wrappers", "schemes"):  # JSON has lists only
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @classmethod
     def of(
@@ -70,9 +84,13 @@ class ActorConfig(_Message):
         env_steps: int = 0,
     ) -> Self:
         """What the actors of a run are told."""
-        acting = config.acting
+        environment, acting = config.environment, config.acting
         return cls(
-            environment=config.environment,
+            env=environment.env,
+            env_args=environment.kwargs,
+            wrappers=environment.wrapper,
+            backend=environment.backend,
+            squash_actions=environment.squash_actions,
             actors=max(acting.actors, 1),
             envs_per_actor=acting.envs_per_actor,
             unroll_length=acting.unroll_length,
@@ -88,6 +106,7 @@ class ActorConfig(_Message):
         )
 
 
+@dataclass(frozen=True)
 class Agreement(_Message):
     """What the learner answers to an actor's environment: how unrolls are laid out and how actions are chosen.
 
@@ -101,5 +120,8 @@ class Agreement(_Message):
     output_size: int
     explores: bool
     rule: str
-    rule_options: dict[str, object]
     digest: str
+    rule_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state_shapes", tuple(tuple(shape) for shape in self.state_shapes))
