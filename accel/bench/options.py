@@ -182,8 +182,8 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None
     envs: Annotated[int | None, tyro.conf.arg(help="B, environments in a batch")] = None
     unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per environment in a batch")] = None
-    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one needs ppo")] = None
-    minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one needs ppo")] = None
+    passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one trains with ppo")] = None
+    minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one trains with ppo")] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")
@@ -210,9 +210,12 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
             given["learner_threads"] = self.threads
         if self.envs is not None:
             given |= {"envs_per_actor": self.envs, "batch_unrolls": 1}
-        if max(self.passes or 1, self.minibatches or 1) > 1:
-            given["algorithm"] = "ppo"
-        return config.replace(**given)
+        if max(self.passes or 1, self.minibatches or 1) == 1:
+            return config.replace(**given)
+        try:
+            return config.replace(**given, algorithm="ppo")
+        except ConfigError as error:
+            raise ConfigError(f"--passes and --minibatches above 1 train with ppo: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

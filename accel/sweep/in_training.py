@@ -75,7 +75,7 @@ class InTraining:
                 study.set_user_attr(_REFERENCES, known)
             self._references = dict(known)
         if not study.get_trials(deepcopy=False):
-            base = self._file.base.model_dump()
+            base = self._file.base.options()
             inside = {
                 name: base[name]
                 for name, distribution in self._file.space.items()

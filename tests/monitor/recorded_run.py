@@ -68,6 +68,7 @@ def write_run(
             "env": values["env"],
             "scheme": values["compressor"],
             "actor_runtime": values["actor_runtime"],
+            "algorithm": "impala",
             "corrector": "vtrace",
             "actors": values["actors"],
             "device": "cpu",

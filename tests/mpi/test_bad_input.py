@@ -57,7 +57,7 @@ def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) ->
         (1, [], r"too few ranks: 1 .*mpirun -n 2"),
         (2, ["--actors", "3"], r"actors = 3, but the launcher started 1 ranks.*start 4 ranks"),
         (3, ["--discount", "2"], "'discount' = 2.0.*less than or equal to 1"),
-        (3, ["--passes", "2"], "passes > 1.*clipped-surrogate"),
+        (3, ["--passes", "2"], "--passes: algorithm impala does not read it"),
         (2, ["--env", "NoSuchEnv-v0"], "unknown environment 'NoSuchEnv-v0'"),
     ],
     ids=["one rank", "too few", "option", "contradiction", "environment"],
