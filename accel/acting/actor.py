@@ -13,7 +13,7 @@ from accel.acting.collector import UnrollCollector
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
 from accel.acting.shared import SharedPolicy
-from accel.config.actor import ActorConfig, Agreement
+from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
@@ -70,7 +70,7 @@ class Actor:
         config = self.config
         # the learner waits that long for the slowest actor, and only then prepares and publishes
         timeout_s = config.peer_timeout_s + PREPARATION_S
-        agreement = Agreement.from_json(self._transport.welcome(timeout_s))
+        agreement = ActorAgreement.from_json(self._transport.welcome(timeout_s))
         rule = make_rule(RuleSpec(agreement.rule, agreement.rule_options), self.spec.action)
         self.layout = UnrollLayout(
             self.spec,

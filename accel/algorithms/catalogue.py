@@ -14,7 +14,7 @@ import torch
 
 from accel.algorithms.base import Algorithm
 from accel.config import TrainConfig
-from accel.config.actor import Agreement
+from accel.config.actor import ActorAgreement
 from accel.config.models import CircularConfig, CustomAlgorithmConfig, FifoConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -68,7 +68,7 @@ def make_store(
     )
 
 
-def agree(config: TrainConfig, algorithm: Algorithm) -> tuple[Agreement, UnrollLayout]:
+def agree(config: TrainConfig, algorithm: Algorithm) -> tuple[ActorAgreement, UnrollLayout]:
     """What actors are told once their environment is known, and the layout of their unrolls."""
     network = algorithm.network
     layout = UnrollLayout(
@@ -79,7 +79,7 @@ def agree(config: TrainConfig, algorithm: Algorithm) -> tuple[Agreement, UnrollL
         algorithm.output_size,
         algorithm.explores,
     )
-    agreement = Agreement(
+    agreement = ActorAgreement(
         state_shapes=layout.state_shapes,
         output_size=algorithm.output_size,
         explores=algorithm.explores,

@@ -107,7 +107,7 @@ class ActorConfig(_Message):
 
 
 @dataclass(frozen=True)
-class Agreement(_Message):
+class ActorAgreement(_Message):
     """What the learner answers to an actor's environment: how unrolls are laid out and how actions are chosen.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from accel.networks.core import RecurrentCore
 from accel.networks.policy import PolicyNetwork, PolicyParts
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class _QuantisedParts(PolicyParts):
         return cast("Tensor", self._pass.call("torso", self._network.torso, x))
 
     def core(
-        self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
+        self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)

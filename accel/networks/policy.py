@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.envs.spaces import EnvSpec
-from accel.networks.core import LSTMCore, NoCore
+from accel.networks.core import NoCore, RecurrentCore
 from accel.networks.heads import make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.torsos import Torso
@@ -62,7 +62,7 @@ class PolicyNetwork(nn.Module):
         features: int,
         *,
         value_torso: nn.Module | None = None,
-        core: LSTMCore | None = None,
+        core: RecurrentCore | None = None,
         outputs: int | None = None,
         normalise_observations: bool = False,
         critic: Critic = "value",
@@ -76,7 +76,7 @@ class PolicyNetwork(nn.Module):
         self.channels_last = channels_last
         self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
         self.torso = torso
-        self.core: LSTMCore | NoCore = NoCore(features) if core is None else core
+        self.core: RecurrentCore = NoCore(features) if core is None else core
         self.state_shapes = self.core.state_shapes
         size = self.core.size
         self.policy_head = (
@@ -193,7 +193,7 @@ class PolicyParts:
         return _features(self._network.torso, x)
 
     def core(
-        self, core: nn.Module, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
+        self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """[T, B, F], [T, B] and each [B, H] to [T, B, H] and the state after the last row."""
         result: tuple[Tensor, tuple[Tensor, ...]] = core(features, first, state)

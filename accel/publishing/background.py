@@ -35,7 +35,7 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 T = TypeVar("T")
 
 
-class Schedule:
+class UpdateInterval:
     """Due every ``interval`` updates; before that after ``first``, 2 ``first`` more, 4 ``first`` more… updates.
 
     A young policy changes fast, so what is rare later is frequent at the start. Counts alone decide, never the clock: a

@@ -37,7 +37,7 @@ from accel.config import TrainConfig
 from accel.publishing.background import (
     BackgroundWorker,
     ModuleCopy,
-    Schedule,
+    UpdateInterval,
     UpkeepCancelled,
     UpkeepResult,
     UpkeepTask,
@@ -113,8 +113,8 @@ class Level:
         self._module = module
         self._validator = validator
         self._withheld = False
-        self._calibrations = Schedule(config.compression.calibration_interval_updates)
-        self._drift = Schedule(config.compression.drift_interval_updates, first=1)
+        self._calibrations = UpdateInterval(config.compression.calibration_interval_updates)
+        self._drift = UpdateInterval(config.compression.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
@@ -122,13 +122,13 @@ class Level:
         # a selection and what it compensates for age with the optimiser's steps
         steps = config.algorithm.optimiser_steps if self._selects else 1
         self._check_interval = max(1, config.compression.check_interval_updates // steps)
-        self._checks = Schedule(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
-        self._selections = Schedule(
+        self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
+        self._selections = UpdateInterval(
             max(1, config.compression.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES
         )
-        self._refits = Schedule(max(1, REFIT_STEPS // steps))
+        self._refits = UpdateInterval(max(1, REFIT_STEPS // steps))
         self._has_student = "distill" in names
-        self._distillations = Schedule(config.compression.distill_interval_updates)
+        self._distillations = UpdateInterval(config.compression.distill_interval_updates)
         self._due: set[Work] = set()
         self._task = UpkeepTask()
         self._pending: Future[UpkeepResult | None] | None = None
@@ -336,7 +336,7 @@ class Level:
         self._validator.full_check_due = False
         if not self._withheld:
             self._withheld = True
-            self._checks = Schedule(self._check_interval, first=1)
+            self._checks = UpdateInterval(self._check_interval, first=1)
         instead = "fp32 stands in for it" if self.policy_is_finite() else "actors go on with the last good policy"
         self._warn_once(f"{self.scheme} is withheld, {instead}", error)
 

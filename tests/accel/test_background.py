@@ -13,7 +13,7 @@ import torch
 from accel.publishing.background import (
     NICENESS,
     BackgroundWorker,
-    Schedule,
+    UpdateInterval,
     UpkeepCancelled,
     UpkeepTask,
     perform_upkeep,
@@ -97,7 +97,7 @@ def test_inline_work_is_done_in_the_callers_thread() -> None:
     [(3, None, [3, 6, 9, 12]), (10, 1, [1, 3, 7, 15, 25, 35]), (8, 100, [8, 16, 24])],
 )
 def test_a_schedule_is_denser_at_the_start(interval: int, first: int | None, due: list[int]) -> None:
-    schedule = Schedule(interval, first)
+    schedule = UpdateInterval(interval, first)
     assert [update for update in range(1, due[-1] + 1) if schedule.tick()] == due
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -95,12 +94,4 @@ class Store(Protocol):
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """The update on a sample is done; ``priorities`` [N] where the algorithm gives some. Ends the sample."""
-        ...
-
-    def save(self, directory: Path) -> None:
-        """Write what a resumed run goes on with; nothing where experience is used once."""
-        ...
-
-    def load(self, directory: Path) -> None:
-        """Inverse of ``save``; a directory without anything leaves the store empty."""
         ...

@@ -7,7 +7,6 @@ one first and the oldest of these, instead of at random; so K uses of N batches 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -77,12 +76,6 @@ class Circular:
         if isinstance(slot, _Slot):
             slot.uses += 1
             self._slots = [kept for kept in self._slots if kept.uses < self._uses]
-
-    def save(self, directory: Path) -> None:
-        """Nothing: the buffer is full again within N batches."""
-
-    def load(self, directory: Path) -> None:
-        """Nothing."""
 
 
 def _copy(batch: Batch) -> Batch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 
 from torch import Tensor
 
@@ -46,12 +45,6 @@ class Fifo:
         """Give the buffers of the sample's unrolls back."""
         for experience in sample.key:  # type: ignore[attr-defined]
             experience.release()
-
-    def save(self, directory: Path) -> None:
-        """Nothing: experience of before is too old to learn from."""
-
-    def load(self, directory: Path) -> None:
-        """Nothing."""
 
 
 def make_sample(taken: list[Experience], batcher: Batcher, rewards: RewardTransform) -> Sample:

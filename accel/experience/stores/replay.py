@@ -12,7 +12,6 @@ Memory: capacity × (one frame + action + reward + 3 bytes), taken at the first 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -121,12 +120,6 @@ class Replay:
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Nothing: all transitions are alike."""
-
-    def save(self, directory: Path) -> None:
-        """Nothing: a resumed run fills the replay anew before it learns on."""
-
-    def load(self, directory: Path) -> None:
-        """Nothing."""
 
     def _usable(self, stream: _Stream) -> int:
         """Rows whose n following ones are there, and the older frames of whose stack are."""
