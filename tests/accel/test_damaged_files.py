@@ -24,7 +24,7 @@ from accel.config.files import load_toml
 from accel.errors import AccelError, BundleError, CheckpointError
 from accel.exporting import run_policy
 from accel.exporting.build import export
-from accel.learning.checkpoint import load_checkpoint
+from accel.runs.checkpoint import load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.evaluation import read_artifact
 from accel.runs.loading import TrainedRun, load_run
