@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from accel.envs.spaces import EnvSpec
-from accel.errors import EnvError
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Transitions
 from accel.experience.unroll import Unroll
@@ -27,12 +26,16 @@ from accel.experience.unroll import Unroll
 Array = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
 
-_TRIES = 1000
+# Below one eligible row in so many, rows are listed instead of drawn until they are eligible.
+_SPARSE = 8
 
 
 @dataclass
 class _Stream:
-    """The rows of one actor's environments, [L, B, ...]; ``written`` counts rows since the start."""
+    """The rows of one actor's environments, [L, B, ...].
+
+    ``written`` counts rows since the start, ``eligible`` those that a sample may start from.
+    """
 
     frames: Array
     finals: Array | None
@@ -44,6 +47,7 @@ class _Stream:
     valid: npt.NDArray[np.bool_]
     written: int = 0
     sequence: int = -1
+    eligible: int = 0
 
     @property
     def length(self) -> int:
@@ -92,26 +96,26 @@ class Replay:
         stream = self._streams.get(experience.actor)
         if stream is None:
             stream = self._streams[experience.actor] = self._make_stream(unroll)
-        prefix = 0
-        if unroll.sequence != stream.sequence + 1 and stream.written:
-            # Rows that would bootstrap across the gap are of no use.
-            stream.valid[np.arange(stream.written - self._n, stream.written) % stream.length] = False
-            prefix = self._spec.frame_stack - 1
-        self._write(stream, unroll, prefix)
+        follows = unroll.sequence == stream.sequence + 1
+        self._cut(stream, unroll, follows)
+        self._write(stream, unroll, 0 if follows else self._spec.frame_stack - 1)
         stream.sequence = unroll.sequence
+        oldest, newest = self._range(stream)
+        others = np.arange(newest, oldest + stream.length) % stream.length
+        stream.eligible = int(np.count_nonzero(stream.valid) - np.count_nonzero(stream.valid[others]))
         experience.release()
 
     @property
     def available(self) -> int:
         """One, as soon as there are transitions."""
-        return int(any(self._usable(stream) > 0 for stream in self._streams.values()))
+        return int(any(stream.eligible for stream in self._streams.values()))
 
     def sample(self) -> Sample | None:
         """``batch_size`` transitions, uniformly and with repetition."""
-        streams = [stream for stream in self._streams.values() if self._usable(stream) > 0]
-        if not streams or not any(bool(stream.valid.any()) for stream in streams):
+        streams = [stream for stream in self._streams.values() if stream.eligible]
+        if not streams:
             return None
-        sizes = np.array([self._usable(stream) * stream.valid.shape[1] for stream in streams], np.float64)
+        sizes = np.array([stream.eligible for stream in streams], np.float64)
         counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
         parts = [self._gather(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
         joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
@@ -121,9 +125,14 @@ class Replay:
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Nothing: all transitions are alike."""
 
-    def _usable(self, stream: _Stream) -> int:
-        """Rows whose n following ones are there, and the older frames of whose stack are."""
-        return min(stream.written, stream.length) - self._n - (self._spec.frame_stack - 1)
+    def _range(self, stream: _Stream) -> tuple[int, int]:
+        """First and last + 1, counted since the start, of rows whose n following ones and older frames are there."""
+        newest = stream.written - self._n
+        if stream.written < stream.length:
+            return 0, max(newest, 0)
+        # The bootstrap's row has taken the place of one more.
+        oldest = stream.written - stream.length + 1 + self._spec.frame_stack - 1
+        return oldest, max(newest, oldest)
 
     def _make_stream(self, unroll: Unroll) -> _Stream:
         envs = unroll["rewards"].shape[1]
@@ -148,6 +157,18 @@ class Replay:
             flags(),
         )
 
+    def _cut(self, stream: _Stream, unroll: Unroll, follows: bool) -> None:
+        """Take the newest n rows out where they would bootstrap across a gap, or from rows that were left out."""
+        if not stream.written:
+            return
+        places = np.arange(stream.written - self._n, stream.written) % stream.length
+        if not follows:
+            stream.valid[places] = False
+            return
+        last = places[-1]
+        going_on = stream.valid[last] & ~stream.terminated[last] & ~stream.truncated[last]
+        stream.valid[places] &= ~going_on | unroll["valid"][0].view(np.bool_)
+
     def _write(self, stream: _Stream, unroll: Unroll, prefix: int) -> None:
         """Rows T of an unroll and the bootstrap's, which the next unroll's row 0 takes the place of."""
         rows = len(unroll["rewards"])
@@ -155,7 +176,7 @@ class Replay:
         source = unroll["frames"][older - prefix :] if "frames" in unroll else unroll["observations"]
         places = np.arange(stream.written, stream.written + prefix + rows + 1) % stream.length
         stream.frames[places] = source
-        stream.valid[places] = False
+        stream.valid[places] = stream.first[places] = False
         places = places[prefix:]
         stream.first[places] = unroll["first"]
         places = places[:-1]
@@ -192,25 +213,21 @@ class Replay:
         return observations, stream.actions[rows % stream.length, envs], returns, discounts, following
 
     def _choose(self, stream: _Stream, count: int) -> tuple[Indices, Indices]:
-        """Rows, counted since the start, and environments, of ``count`` valid transitions."""
-        newest = stream.written - self._n
-        oldest = max(stream.written - stream.length + 1, 0) + self._spec.frame_stack - 1
-        if oldest == self._spec.frame_stack - 1 and stream.written <= stream.length:
-            oldest = 0
-        found: list[tuple[Indices, Indices]] = []
-        missing = count
-        for _ in range(_TRIES):
-            rows = self._generator.integers(oldest, newest, size=missing + 8)
-            envs = self._generator.integers(stream.valid.shape[1], size=missing + 8)
-            good = np.flatnonzero(stream.valid[rows % stream.length, envs])[:missing]
-            found.append((rows[good], envs[good]))
-            missing -= len(good)
-            if not missing:
-                return np.concatenate([r for r, _ in found]), np.concatenate([e for _, e in found])
-        raise EnvError(
-            "hardly a row of the replay is a valid transition: environments end after single steps, or their numbers "
-            "are not finite (see the messages above)"
-        )
+        """Rows, counted since the start, and environments, of ``count`` eligible transitions."""
+        oldest, newest = self._range(stream)
+        envs = stream.valid.shape[1]
+        if stream.eligible * _SPARSE < (newest - oldest) * envs:
+            found = np.flatnonzero(stream.valid[np.arange(oldest, newest) % stream.length])
+            chosen = self._generator.choice(found, size=count)
+            return chosen // envs + oldest, chosen % envs
+        parts: list[tuple[Indices, Indices]] = []
+        while count:
+            rows = self._generator.integers(oldest, newest, size=count)
+            columns = self._generator.integers(envs, size=count)
+            good = np.flatnonzero(stream.valid[rows % stream.length, columns])
+            parts.append((rows[good], columns[good]))
+            count -= len(good)
+        return np.concatenate([rows for rows, _ in parts]), np.concatenate([columns for _, columns in parts])
 
     def _observations(self, stream: _Stream, rows: Indices, envs: Indices) -> Array:
         """[N, *obs] of rows counted since the start; frames of before the episode are filled as the layout says."""

@@ -1,0 +1,438 @@
+"""What every store promises, on each of them; and what fifo, circular buffer and replay promise beyond it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel.config.models import RewardConfig
+from accel.envs.spaces import EnvSpec
+from accel.experience.batch import Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample, Store, Transitions
+from accel.experience.stores.circular import Circular
+from accel.experience.stores.fifo import Fifo
+from accel.experience.stores.replay import Replay
+from tests.contracts.episodes import LAYOUTS, VECTOR, Actor, Row, Where
+
+CPU = torch.device("cpu")
+ROWS, ENVS = 5, 2
+DISCOUNT = 0.9
+
+
+def fifo(spec: EnvSpec = VECTOR, batch_unrolls: int = 2) -> Fifo:
+    return Fifo(batch_unrolls, Batcher(spec, CPU), RewardTransform(RewardConfig(), DISCOUNT))
+
+
+def circular(spec: EnvSpec = VECTOR, batches: int = 3, uses: int = 2, batch_unrolls: int = 2) -> Circular:
+    rewards = RewardTransform(RewardConfig(), DISCOUNT)
+    return Circular(batch_unrolls, batches, uses, Batcher(spec, CPU), rewards)
+
+
+def replay(
+    spec: EnvSpec = VECTOR, capacity: int = 400, n: int = 3, batch: int = 64, streams: int = 1, scale: float = 1.0
+) -> Replay:
+    rewards = RewardTransform(RewardConfig(reward_scale=scale), DISCOUNT)
+    return Replay(capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5))
+
+
+STORES: dict[str, Callable[..., Store]] = {"fifo": fifo, "circular": circular, "replay": replay}
+
+
+class Source:
+    """Inserts actors' unrolls into a store; what is released is overwritten, as the transport would."""
+
+    def __init__(self, *actors: Actor) -> None:
+        self.actors = actors
+        self.releases: Counter[int] = Counter()
+        self.inserted = 0
+        self.rows: list[list[list[Row]]] = [[[] for _ in range(a.layout.envs)] for a in actors]
+
+    def insert(self, store: Store, number: int = 0) -> list[list[Row]]:
+        """One unroll of one actor; returns its rows."""
+        unroll, rows = self.actors[number].unroll()
+        mine, self.inserted = self.inserted, self.inserted + 1
+
+        def release() -> None:
+            self.releases[mine] += 1
+            for array in unroll.arrays.values():
+                array.view(np.uint8)[...] = 113
+
+        store.insert(Experience(number, unroll, release))
+        for kept, new in zip(self.rows[number], rows, strict=True):
+            kept.extend(new)
+        return rows
+
+
+def tensors(sample: Sample) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in sample.tensors().items()}
+
+
+# --- every store ---
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_inserted_is_released_exactly_once(store: str, layout: str) -> None:
+    made, source = STORES[store](LAYOUTS[layout]), Source(Actor(LAYOUTS[layout], ROWS, ENVS))
+    for _ in range(12):
+        source.insert(made)
+        while made.available and (sample := made.sample()) is not None:
+            made.feedback(sample, None)
+            if store == "replay":
+                break
+    assert source.releases == Counter(dict.fromkeys(range(12), 1))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_sample_appears_when_there_is_enough_and_is_said_to(store: str) -> None:
+    made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=50))
+    assert made.available == 0 and made.sample() is None
+    source.insert(made)
+    assert (made.sample() is None) == (made.available == 0) == (store != "replay")
+    source.insert(made)
+    sample = made.sample()
+    assert sample is not None
+    assert (sample.transitions is None) == (sample.batch is not None) == (store != "replay")
+    assert sample.valid_steps > 0
+
+
+@pytest.mark.parametrize("store", ["fifo", "circular"])
+def test_batches_count_their_valid_steps(store: str) -> None:
+    made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=3))
+    source.insert(made), source.insert(made)
+    sample = made.sample()
+    assert sample is not None and sample.batch is not None
+    assert sample.valid_steps == int(sample.batch.valid.sum()) < 2 * ROWS * ENVS
+
+
+# --- fifo ---
+
+
+def test_fifo_gives_every_step_once_and_in_order() -> None:
+    made, source = fifo(), Source(Actor(VECTOR, ROWS, ENVS))
+    expected: list[list[float]] = [[], []]
+    found: list[list[float]] = [[], []]
+    for _ in range(3):
+        for _ in range(4):
+            for env, rows in enumerate(source.insert(made)):
+                expected[env] += [observation_key(source.actors[0], row.where) for row in rows]
+        while (sample := made.sample()) is not None:
+            batch = sample.batch
+            assert batch is not None and sample.rewards is not None
+            assert sample.rewards.shape == (ROWS, 2 * ENVS)
+            for column in range(2 * ENVS):
+                found[column % ENVS] += [key(o.numpy()) for o in batch.observations[:-1, column]]
+            made.feedback(sample, None)
+    assert found == expected
+
+
+def test_fifo_keeps_buffers_until_feedback() -> None:
+    made, source = fifo(), Source(Actor(VECTOR, ROWS, ENVS))
+    for _ in range(4):
+        source.insert(made)
+    sample = made.sample()
+    assert sample is not None and not source.releases
+    made.feedback(sample, None)
+    assert source.releases == Counter({0: 1, 1: 1})
+
+
+# --- circular ---
+
+
+@pytest.mark.parametrize(("batches", "uses"), [(1, 1), (1, 3), (3, 2), (4, 1)])
+def test_circular_uses_no_batch_more_often_than_it_may_and_keeps_no_more_than_it_may(batches: int, uses: int) -> None:
+    made, source = circular(batches=batches, uses=uses, batch_unrolls=1), Source(Actor(VECTOR, ROWS, ENVS))
+    for round_ in range(6):
+        for _ in range(batches + 2):
+            source.insert(made)
+        assert made.available == batches * uses
+        seen: Counter[float] = Counter()
+        given_uses = []
+        while (sample := made.sample()) is not None:
+            assert sample.batch is not None
+            seen[key(sample.batch.observations[0, 0].numpy())] += 1
+            given_uses.append(sample.uses)
+            made.feedback(sample, None)
+        newest = [source.rows[0][0][ROWS * k].where for k in range((batches + 2) * (round_ + 1))][-batches:]
+        assert seen == Counter({observation_key(source.actors[0], where): uses for where in newest})
+        assert sorted(given_uses) == sorted(k for k in range(uses) for _ in range(batches))
+
+
+def test_a_new_batch_takes_the_oldest_ones_place() -> None:
+    made, source = circular(batches=2, uses=10, batch_unrolls=1), Source(Actor(VECTOR, ROWS, ENVS))
+    for _ in range(3):
+        source.insert(made)
+    seen = set()
+    for _ in range(6):
+        sample = made.sample()
+        assert sample is not None and sample.batch is not None
+        seen.add(key(sample.batch.observations[0, 0].numpy()))
+        made.feedback(sample, None)
+    starts = [observation_key(source.actors[0], source.rows[0][0][ROWS * k].where) for k in range(3)]
+    assert seen == set(starts[1:])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch_unrolls", [1, 2])
+def test_circular_has_memory_of_its_own(layout: str, batch_unrolls: int) -> None:
+    spec = LAYOUTS[layout]
+    made, kept = circular(spec, uses=2, batch_unrolls=batch_unrolls), fifo(spec, batch_unrolls)
+    source, twin = Source(Actor(spec, ROWS, ENVS)), Source(Actor(spec, ROWS, ENVS))
+    for _ in range(batch_unrolls):
+        source.insert(made), twin.insert(kept)
+    assert len(source.releases) == batch_unrolls and not twin.releases
+    of_circular, of_fifo = made.sample(), kept.sample()
+    assert of_circular is not None and of_fifo is not None
+    expected = tensors(of_fifo)
+    assert tensors(of_circular).keys() == expected.keys()
+    for name, value in of_circular.tensors().items():
+        assert torch.equal(value, expected[name]), name
+    kept.feedback(of_fifo, None)  # Here the buffers are overwritten: what shares them changes.
+    assert torch.equal(of_fifo.tensors()["rewards"], expected["rewards"]) == (batch_unrolls > 1)
+
+
+# --- replay ---
+
+
+def key(observation: Any) -> Any:
+    """What tells an observation from every other one."""
+    return np.ascontiguousarray(observation).tobytes()
+
+
+def observation_key(actor: Actor, where: Where) -> Any:
+    return key(actor.observation(where))
+
+
+def index(source: Source) -> dict[Any, tuple[Actor, Where]]:
+    """Every step by its observation."""
+    found = {}
+    for actor, environments in zip(source.actors, source.rows, strict=True):
+        for rows in environments:
+            for row in rows:
+                if row.valid:
+                    found[observation_key(actor, row.where)] = (actor, row.where)
+    return found
+
+
+def mistakes(steps: Transitions, source: Source, n: int) -> list[str]:
+    """What in a sample is not as the definition says."""
+    found, known = [], index(source)
+    for i in range(len(steps.actions)):
+        origin = known.get(key(steps.observations[i].numpy()))
+        if origin is None:
+            found.append("a start that is no valid row")
+            continue
+        actor, where = origin
+        _, action, total, discount, following = actor.transition(where, n, DISCOUNT)
+        if int(steps.actions[i]) != action:
+            found.append("action")
+        if abs(float(steps.returns[i]) - total) > 1e-5:
+            found.append("return")
+        if abs(float(steps.discounts[i]) - discount) > 1e-6:
+            found.append("discount")
+        if discount and not np.array_equal(steps.next_observations[i].numpy(), following):
+            found.append("next observation")
+    return found
+
+
+def eligible(source: Source, number: int, n: int, rows: int | None = None) -> set[Any]:
+    """The starts that one actor's newest ``rows`` rows hold: valid ones with n rows behind them."""
+    actor, found = source.actors[number], set()
+    for environment in source.rows[number]:
+        kept = environment if rows is None else environment[-rows:]
+        found |= {observation_key(actor, row.where) for row in kept[: len(kept) - n] if row.valid}
+    return found
+
+
+def draw(store: Replay, count: int = 60) -> list[Transitions]:
+    samples = []
+    for _ in range(count):
+        sample = store.sample()
+        assert sample is not None and sample.transitions is not None
+        samples.append(sample.transitions)
+        store.feedback(sample, None)
+    return samples
+
+
+def starts(samples: list[Transitions]) -> set[Any]:
+    return {key(observation.numpy()) for steps in samples for observation in steps.observations}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [1, 3, 7])
+def test_transitions_are_those_of_the_definition(layout: str, n: int) -> None:
+    """Across unrolls, terminations and truncations; every eligible row is drawn and no other."""
+    spec = LAYOUTS[layout]
+    made, source = replay(spec, n=n), Source(Actor(spec, ROWS, ENVS))
+    for _ in range(12):
+        source.insert(made)
+    samples = draw(made)
+    assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    assert starts(samples) == eligible(source, 0, n)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("capacity", [31, 40])
+def test_the_ring_holds_the_newest_rows(layout: str, capacity: int) -> None:
+    spec, n = LAYOUTS[layout], 2
+    made, source = replay(spec, capacity=capacity, n=n), Source(Actor(spec, ROWS, ENVS))
+    for _ in range(11):
+        source.insert(made)
+        samples = draw(made, 20)
+        assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    length = capacity // ENVS
+    newest, oldest = eligible(source, 0, n, length - 1), eligible(source, 0, n, length - spec.frame_stack)
+    assert oldest <= starts(draw(made)) <= newest
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_bootstrapped_across_a_gap(layout: str) -> None:
+    """Unrolls that were dropped on their way leave their neighbours as they were."""
+    spec, n = LAYOUTS[layout], 3
+    made, source = replay(spec, capacity=60, n=n), Source(Actor(spec, ROWS, ENVS))
+    for k in range(16):
+        if k % 4 == 2 or k == 0:
+            source.actors[0].unroll()
+            continue
+        source.insert(made)
+        samples = draw(made, 20) if made.available else []
+        assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    assert len(starts(draw(made))) > 10
+
+
+def test_an_unroll_shorter_than_n_behind_a_gap_gives_no_sample_yet() -> None:
+    made, source = replay(n=3), Source(Actor(VECTOR, 2, ENVS, longest=50))
+    source.insert(made)
+    source.actors[0].unroll()
+    source.insert(made)
+    assert made.available == 0 and made.sample() is None
+    source.insert(made), source.insert(made)
+    assert made.available == 1
+    assert not [text for steps in draw(made, 5) for text in mistakes(steps, source, 3)]
+
+
+def test_rows_that_were_left_out_are_in_no_return() -> None:
+    """One environment's part of an unroll was taken out: what ran into it is not learned from."""
+    made, source, n = replay(n=3), Source(Actor(VECTOR, ROWS, ENVS, longest=50)), 3
+    source.insert(made)
+    unroll, rows = source.actors[0].unroll()
+    unroll["valid"][:, 0] = False
+    unroll["rewards"][:, 0] = 0.0
+    made.insert(Experience(0, unroll, lambda: None))
+    for k, new in enumerate(rows):
+        source.rows[0][k] += [replace(row, valid=row.valid and k == 1) for row in new]
+    source.insert(made), source.insert(made)
+    samples = draw(made)
+    assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    whole = eligible(source, 0, n)
+    cut = {observation_key(source.actors[0], row.where) for row in source.rows[0][0][ROWS - n : ROWS]}
+    assert starts(samples) == whole - cut
+
+
+def test_several_actors_share_the_capacity() -> None:
+    made = replay(capacity=240, streams=3)
+    source = Source(*(Actor(VECTOR, ROWS, ENVS, number) for number in range(3)))
+    for k in range(40):
+        source.insert(made, k % 3 if k % 4 else 0)
+    samples = draw(made, 200)
+    assert not [text for steps in samples for text in mistakes(steps, source, 3)]
+    assert starts(samples) == set.union(*(eligible(source, k, 3, 240 // (3 * ENVS) - 1) for k in range(3)))
+
+
+def test_every_row_is_drawn_as_often_as_any_other() -> None:
+    """Also where one actor's episodes are short, whose many resets are no starts."""
+    made = replay(capacity=120, streams=2)
+    source = Source(Actor(VECTOR, ROWS, ENVS, 0, longest=2), Actor(VECTOR, ROWS, ENVS, 1, longest=40))
+    for k in range(30):
+        source.insert(made, k % 2)
+    counts = Counter(key(o.numpy()) for steps in draw(made, 400) for o in steps.observations)
+    rows = eligible(source, 0, 3, 29) | eligible(source, 1, 3, 29)
+    assert counts.keys() == rows
+    drawn = np.array(list(counts.values()))
+    expected = drawn.sum() / len(rows)
+    limit = len(rows) - 1 + 4 * np.sqrt(2 * (len(rows) - 1))
+    assert float(((drawn - expected) ** 2 / expected).sum()) < limit
+    favoured = drawn * np.where(np.arange(len(drawn)) % 2, 1.2, 0.8)
+    assert float(((favoured - expected) ** 2 / expected).sum()) > limit
+
+
+def test_a_few_valid_rows_among_many_are_found() -> None:
+    made, source = replay(capacity=2000, n=1), Source(Actor(VECTOR, 200, 1, longest=50))
+    unroll, rows = source.actors[0].unroll()
+    keep = next(t for t in range(50, 150) if unroll["valid"][t, 0])
+    unroll["valid"][:-1, 0] = np.arange(200) == keep
+    made.insert(Experience(0, unroll, lambda: None))
+    assert starts(draw(made, 3)) == {observation_key(source.actors[0], rows[0][keep].where)}
+
+
+def test_rewards_are_transformed_when_they_are_sampled() -> None:
+    plain, scaled = replay(), replay(scale=10.0)
+    for store in (plain, scaled):
+        source = Source(Actor(VECTOR, ROWS, ENVS))
+        for _ in range(6):
+            source.insert(store)
+    one, ten = draw(plain, 1)[0], draw(scaled, 1)[0]
+    assert torch.equal(one.observations, ten.observations)
+    assert torch.allclose(one.returns * 10, ten.returns, rtol=1e-5) and float(one.returns.abs().max()) > 0.1
+
+
+@settings(max_examples=20)
+@given(
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    rows=st.integers(1, 7),
+    n=st.integers(1, 9),
+    capacity=st.integers(1, 90),
+    longest=st.integers(1, 12),
+    arrivals=st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=25),
+)
+def test_whatever_arrives_transitions_are_right(
+    layout: str, rows: int, n: int, capacity: int, longest: int, arrivals: list[tuple[int, bool]]
+) -> None:
+    spec = LAYOUTS[layout]
+    made = replay(spec, capacity, n, 16, 2)
+    source = Source(*(Actor(spec, rows, ENVS, number, longest=longest) for number in range(2)))
+    for number, lost in arrivals:
+        if lost:
+            source.actors[number].unroll()
+        else:
+            source.insert(made, number)
+        if made.available:
+            assert not [text for steps in draw(made, 2) for text in mistakes(steps, source, n)]
+        else:
+            assert made.sample() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("n", "return"), ("terminated", "discount"), ("valid", "a start that is no valid row"),
+        ("first", "a start that is no valid row"), ("sequence", "return"),
+    ],
+)  # fmt: skip
+def test_the_oracle_tells_a_wrong_replay_apart(wrong: str, told: str) -> None:
+    spec = LAYOUTS["stacked frames"] if wrong == "first" else VECTOR
+    made, source = replay(spec, n=2 if wrong == "n" else 3), Source(Actor(spec, ROWS, ENVS))
+    for k in range(12):
+        if wrong == "sequence" and k % 3 == 0:
+            source.actors[0].unroll()
+        unroll, rows = source.actors[0].unroll()
+        if wrong == "terminated":
+            unroll["truncated"][...] |= unroll["terminated"]
+            unroll["terminated"][...] = False
+        elif wrong == "sequence":
+            unroll["header"][0] = k
+        elif wrong != "n":
+            unroll[wrong][...] = wrong == "valid"
+        made.insert(Experience(0, unroll, lambda: None))
+        for kept, new in zip(source.rows[0], rows, strict=True):
+            kept.extend(new)
+    assert told in {text for steps in draw(made) for text in mistakes(steps, source, 3)}
