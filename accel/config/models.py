@@ -551,6 +551,11 @@ class TrainConfig(BaseModel):
                 f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
                 f"use {' or '.join(allowed)}"
             )
+        if isinstance(self.store, ReplayConfig) and isinstance(self.schedule, AsynchronousConfig):
+            raise ConfigError(
+                "store 'replay' always has another sample, so that schedule 'asynchronous' would take in nothing more: "
+                "use --schedule samples-per-insert"
+            )
 
     @property
     def parts(self) -> dict[str, Options]:

@@ -1,0 +1,170 @@
+"""What every schedule promises: it goes by counts, keeps its ratio, and never has both sides wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, make_schedule
+
+RATIO, BATCH, STARTS, TOLERANCE = 4.0, 32, 100, 64
+
+SCHEDULES: dict[str, Callable[[], Schedule]] = {
+    "asynchronous": lambda: Asynchronous(3),
+    "samples per insert": lambda: SamplesPerInsert(3, RATIO, BATCH, STARTS, TOLERANCE),
+    "samples per insert, narrow": lambda: SamplesPerInsert(1, 0.25, BATCH, 0, 1),
+    "samples per insert, as configured": lambda: make_schedule(TrainConfig.create(algorithm="dqn")),
+}
+
+
+@dataclass
+class Simulation:
+    """A learner's loop on a schedule; a store that holds batches (``endless`` = 0) or replays from some step on.
+
+    Attributes:
+        endless: steps after which a store has samples for ever; 0: each ``batch`` unrolls are one sample.
+    """
+
+    schedule: Schedule
+    endless: int
+    batch: int = 1
+    env_steps: int = 0
+    updates: int = 0
+    unrolls: int = 0
+
+    def counts(self) -> Counts:
+        if self.endless:
+            return Counts(self.env_steps, self.updates, int(self.env_steps >= self.endless))
+        return Counts(self.env_steps, self.updates, self.unrolls // self.batch - self.updates)
+
+    def turn(self, waiting: list[int]) -> bool:
+        """One turn, with unrolls of these valid steps on their way; False where nothing was done."""
+        before = self.env_steps, self.updates
+        while waiting and self.schedule.accepts(self.counts()):
+            self.env_steps += waiting.pop(0)
+            self.unrolls += 1
+        if self.schedule.due(self.counts()):
+            self.updates += 1
+        return before != (self.env_steps, self.updates)
+
+
+def simulations(name: str) -> Iterator[Simulation]:
+    schedule = SCHEDULES[name]
+    yield Simulation(schedule(), 0, 1)
+    yield Simulation(schedule(), 0, 3)
+    if name != "asynchronous":  # Which a configuration does not allow with a replay.
+        yield Simulation(schedule(), 10)
+        yield Simulation(schedule(), 1000)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_nothing_is_due_without_a_sample_and_everything_is_taken_in(name: str) -> None:
+    schedule = SCHEDULES[name]()
+    for env_steps in (0, 100, 10**9):
+        for updates in (0, 1, 10**6):
+            counts = Counts(env_steps, updates, 0)
+            assert not schedule.due(counts) and schedule.accepts(counts)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=25)
+@given(unrolls=st.lists(st.integers(1, 300), min_size=1, max_size=40))
+def test_never_do_both_sides_wait(name: str, unrolls: list[int]) -> None:
+    """With an unroll on its way, whatever its size, every turn takes it in or updates."""
+    for simulation in simulations(name):
+        waiting = list(unrolls)
+        for _ in range(300_000):
+            if not waiting:
+                break
+            assert simulation.turn(waiting), simulation.counts()
+        assert not waiting
+
+
+@given(
+    steps=st.integers(0, 10**6), updates=st.integers(0, 10**6), ratio=st.floats(0.01, 100), batch=st.integers(1, 1000),
+    tolerance=st.integers(1, 5000), starts=st.integers(0, 10_000),
+)  # fmt: skip
+def test_one_side_may_always_go_on(
+    steps: int, updates: int, ratio: float, batch: int, tolerance: int, starts: int
+) -> None:
+    schedule, counts = SamplesPerInsert(1, ratio, batch, starts, tolerance), Counts(steps, updates, 1)
+    assert schedule.due(counts) or schedule.accepts(counts)
+
+
+def may_wait_for_ever(schedule: Schedule) -> bool:
+    """Whether there are counts at which neither side goes on."""
+    counts = (Counts(steps, updates, 1) for steps in range(0, 600, 7) for updates in range(60))
+    return any(not schedule.due(c) and not schedule.accepts(c) for c in counts)
+
+
+def test_a_tolerance_below_nothing_would_have_both_sides_wait() -> None:
+    assert not may_wait_for_ever(SamplesPerInsert(1, RATIO, BATCH, STARTS, 1))
+    assert may_wait_for_ever(SamplesPerInsert(1, RATIO, BATCH, STARTS, -20))
+
+
+@pytest.mark.parametrize("steps", [1, 16, 50])
+@pytest.mark.parametrize("slow", ["learner", "actors"])
+def test_the_ratio_is_kept_whoever_is_slow(steps: int, slow: str) -> None:
+    """Sampled items per inserted one, counted from the start of learning; a slow learner makes actors wait."""
+    simulation, waiting = Simulation(SamplesPerInsert(3, RATIO, BATCH, STARTS, TOLERANCE), 10), list[int]()
+    for turn in range(4000):
+        if slow == "learner":
+            waiting = [steps] * 1000
+        elif turn % 20 == 0:
+            waiting.append(steps)
+        simulation.turn(waiting)
+        deserved = RATIO * max(simulation.env_steps - STARTS, 0)
+        sampled = simulation.updates * BATCH
+        assert sampled < deserved + BATCH
+        if slow == "learner":
+            assert sampled > deserved - RATIO * (TOLERANCE + steps) - BATCH
+    assert simulation.env_steps > 3 * STARTS
+    assert simulation.updates * BATCH > 0.8 * RATIO * (simulation.env_steps - STARTS - TOLERANCE - steps)
+
+
+def test_nothing_is_learned_before_the_start() -> None:
+    schedule = SamplesPerInsert(1, RATIO, BATCH, STARTS, TOLERANCE)
+    assert not schedule.due(Counts(STARTS, 0, 1)) and schedule.accepts(Counts(STARTS, 0, 1))
+    assert schedule.due(Counts(STARTS + 1, 0, 1))
+
+
+def test_a_schedule_without_a_ratio_is_refused_for_a_replay() -> None:
+    """Which would never take in anything more: its samples do not run out."""
+    simulation = Simulation(Asynchronous(1), 10)
+    waiting = [10] * 3
+    for _ in range(100):
+        simulation.turn(waiting)
+    assert len(waiting) == 2
+    with pytest.raises(ConfigError, match="samples-per-insert"):
+        TrainConfig.create(algorithm="dqn", schedule="asynchronous")
+    with pytest.raises(ConfigError, match="samples-per-insert"):
+        TrainConfig.create(algorithm="module:factory", store="replay")
+
+
+def test_asynchronous_updates_for_every_sample_before_it_takes_in_more() -> None:
+    schedule = Asynchronous(1)
+    assert schedule.due(Counts(5, 0, 1)) and not schedule.accepts(Counts(5, 0, 1))
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("make", [Asynchronous, lambda interval: SamplesPerInsert(interval, RATIO, BATCH, 0, 1)])
+def test_policies_are_published_at_their_interval(make: Callable[[int], Schedule], interval: int) -> None:
+    schedule = make(interval)
+    assert [u for u in range(1, 10) if schedule.publishes(Counts(0, u, 0))] == list(range(interval, 10, interval))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_counts_have_equal_answers(name: str) -> None:
+    """Whatever was asked before, so that a resumed run goes on as it would have."""
+    asked, fresh = SCHEDULES[name](), SCHEDULES[name]()
+    for k in range(50):
+        counts = Counts(37 * k, k, 1)
+        asked.due(Counts(k, 50 - k, 1)), asked.accepts(Counts(k, k, 0))
+        assert asked.due(counts) == fresh.due(counts) and asked.accepts(counts) == fresh.accepts(counts)
+        assert asked.publishes(counts) == fresh.publishes(counts)
