@@ -116,7 +116,7 @@ def test_the_ratio_is_kept_whoever_is_slow(steps: int, slow: str) -> None:
     for turn in range(4000):
         if slow == "learner":
             waiting = [steps] * 1000
-        elif turn % 20 == 0:
+        elif turn % 10 == 0:
             waiting.append(steps)
         simulation.turn(waiting)
         deserved = RATIO * max(simulation.env_steps - STARTS, 0)

@@ -1,0 +1,158 @@
+"""What every correction promises, and the exchange of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
+from accel.algorithms.exchange import LocalGradients
+from accel.config import TrainConfig
+from accel.config.models import ImpalaConfig
+
+T, B = 6, 3
+each = pytest.mark.parametrize("name", CORRECTIONS)
+
+
+def correction(name: str, **options: object) -> Correction:
+    made = TrainConfig.create(corrector=name, discount=0.9, **options).algorithm
+    assert isinstance(made, ImpalaConfig)
+    return CORRECTIONS[name](made)
+
+
+def experience(seed: int = 0, on_policy: bool = False) -> OffPolicyBatch:
+    """A batch with an ending of each kind, and a row that counts for nothing after it: there a truncated one's V is."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    discounts, valid = torch.full((T, B), 0.9), torch.ones(T, B, dtype=torch.bool)
+    discounts[2, 1] = 0.0
+    valid[3, 1] = valid[3, 2] = False
+    log_rhos = torch.zeros(T, B) if on_policy else noise(T, B)
+    return OffPolicyBatch(log_rhos, noise(T, B), discounts, noise(T, B), noise(B), noise(T, B), valid)
+
+
+def values(corrected: Corrected) -> tuple[Tensor, ...]:
+    return corrected.targets, corrected.advantages, corrected.weights
+
+
+def returns(batch: OffPolicyBatch) -> Tensor:
+    """[T, B] discounted sums of rewards with the bootstrap behind them, by definition, one sum a row."""
+    found = torch.zeros(T, B)
+    for t in range(T):
+        for b in range(B):
+            weight = 1.0
+            for k in range(t, T):
+                if not batch.valid[k, b]:
+                    found[t, b] += weight * batch.values[k, b]
+                    weight = 0.0
+                    break
+                found[t, b] += weight * batch.rewards[k, b]
+                weight *= float(batch.discounts[k, b])
+            found[t, b] += weight * batch.bootstrap_value[b]
+    return found
+
+
+@each
+def test_targets_have_the_batchs_shape_and_no_gradient(name: str) -> None:
+    batch = experience()
+    batch = replace(batch, values=batch.values.requires_grad_(), predictions=batch.predictions.requires_grad_())
+    with torch.no_grad():
+        for tensor in values(correction(name)(batch)):
+            assert tensor.shape == (T, B) and not tensor.requires_grad and bool(torch.isfinite(tensor).all())
+
+
+@each
+def test_rows_that_count_for_nothing_change_nothing(name: str) -> None:
+    batch = experience()
+    junk = ~batch.valid
+    other = replace(
+        batch,
+        rewards=batch.rewards.masked_fill(junk, 1e4),
+        log_rhos=batch.log_rhos.masked_fill(junk, -7.0),
+        predictions=batch.predictions.masked_fill(junk, 55.0),
+    )
+    for one, two in zip(values(correction(name)(batch)), values(correction(name)(other)), strict=True):
+        assert torch.equal(one[batch.valid], two[batch.valid])
+    counted = replace(other, valid=torch.ones_like(batch.valid))
+    assert not torch.allclose(
+        correction(name)(counted).targets[batch.valid], correction(name)(batch).targets[batch.valid], atol=1.0
+    )
+
+
+@each
+def test_on_policy_targets_are_returns_and_weights_one(name: str) -> None:
+    """With λ = 1, and for Retrace a critic that knows V, every correction is the Monte-Carlo return."""
+    batch = experience(on_policy=True)
+    if name == "retrace":
+        batch = replace(batch, predictions=batch.values)
+    corrected = correction(name, lambda_=1.0)(batch)
+    valid = batch.valid
+    assert torch.allclose(corrected.targets[valid], returns(batch)[valid], atol=1e-5)
+    assert torch.equal(corrected.weights[valid], torch.ones(T, B)[valid])
+    shorter = correction(name, lambda_=0.5)(batch)
+    assert not torch.allclose(shorter.targets[valid], returns(batch)[valid], atol=1e-2)
+
+
+@each
+def test_the_last_rows_target_bootstraps(name: str) -> None:
+    batch = experience(on_policy=True)
+    last = correction(name)(batch).targets[-1]
+    assert torch.allclose(last, batch.rewards[-1] + batch.discounts[-1] * batch.bootstrap_value, atol=1e-6)
+    elsewhere = replace(batch, bootstrap_value=batch.bootstrap_value + 1)
+    before, after = correction(name)(batch).targets, correction(name)(elsewhere).targets
+    assert torch.equal(before[:3, 1], after[:3, 1]), "across the end of an episode"
+    assert not torch.allclose(before[:, 0], after[:, 0], atol=1e-3)
+
+
+@each
+def test_a_weight_is_the_clipped_ratio_of_the_policies(name: str) -> None:
+    batch = experience()
+    weights = correction(name, clip_pg_rho=0.7)(batch).weights[batch.valid]
+    expected = batch.log_rhos.exp().clamp_max(0.7)[batch.valid]
+    if name == "none":
+        expected = torch.ones_like(expected)
+    assert torch.allclose(weights, expected)
+
+
+@each
+def test_a_policy_that_never_takes_the_action_learns_nothing_from_it(name: str) -> None:
+    """ρ = 0 cuts every trace: the target is what the critic knows. Without a correction it is not."""
+    batch = replace(experience(), log_rhos=torch.full((T, B), -60.0))
+    corrected = correction(name)(batch)
+    if name == "vtrace":
+        known = batch.values
+    else:
+        following = torch.cat((batch.values[1:], batch.bootstrap_value[None]))
+        known = batch.rewards + batch.discounts * following
+    rows = batch.valid.clone()
+    rows[:-1] &= batch.valid[1:]
+    close = torch.allclose(corrected.targets[rows], known[rows], atol=1e-5)
+    assert close == (name != "none")
+    assert (float(corrected.weights[rows].max()) < 1e-6) == (name != "none")
+
+
+def test_centring_is_under_the_weights_and_junk_has_none() -> None:
+    batch = experience()
+    corrected = correction("vtrace")(batch)
+    shares = batch.valid / batch.valid.sum()
+    factors = centre_and_weight(corrected, shares, normalise=True)
+    assert float((shares * factors).sum()) == pytest.approx(0.0, abs=1e-6)
+    assert float((shares * factors.square()).sum()) == pytest.approx(1.0, abs=1e-4)
+    plain = centre_and_weight(corrected, shares, normalise=False)
+    assert torch.equal(plain, corrected.advantages * corrected.weights)
+    shifted = replace(corrected, advantages=corrected.advantages + 3.0)
+    assert torch.allclose(centre_and_weight(shifted, shares, normalise=True), factors, atol=1e-5)
+
+
+def test_one_learner_alone_exchanges_nothing() -> None:
+    tensors = [torch.arange(3.0), torch.ones(2, 2)]
+    exchange = LocalGradients()
+    exchange.sum(tensors)
+    assert torch.equal(tensors[0], torch.arange(3.0)) and torch.equal(tensors[1], torch.ones(2, 2))
+    assert exchange.count(17.0) == 17.0
