@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from accel.errors import AccelError
     from accel.exporting.build import Bundle, export
     from accel.exporting.verify import Verification, verify
+    from accel.imports.policy import compress
     from accel.runs.evaluation import Evaluation, evaluate
     from accel.runs.loading import TrainedRun, load_run
     from accel.runs.reporting import compare, report
@@ -44,6 +45,7 @@ _HOMES = {
     "bench_refresh": "bench",
     "bench_transport": "bench",
     "compare": "runs.reporting",
+    "compress": "imports.policy",
     "doctor": "cli.doctor",
     "evaluate": "runs.evaluation",
     "export": "exporting.build",
@@ -72,6 +74,7 @@ __all__ = [
     "bench_refresh",
     "bench_transport",
     "compare",
+    "compress",
     "doctor",
     "evaluate",
     "export",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -14,6 +14,10 @@ from accel.config import TrainConfig
 from accel.config.files import load_preset
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
+from accel.imports.options import SB3, Module, Normaliser, PolicySource, Rule, SB3Activation, Weights
+
+if TYPE_CHECKING:
+    from accel.runs.trained_policy import TrainedPolicy
 
 _SCHEMES = ",".join(SCHEMES)
 _COMMA = re.compile(r",(?![^()]*\))")
@@ -115,13 +119,44 @@ class PolicyOptions(LayoutOptions, BudgetOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
-    choices for a CNN, 17 numbers and 6 continuous actions otherwise.
+    choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --module
+    or --sb3, with --env.
     """
 
     network: Networks | None = None
+    module: Module = None
+    weights: Weights = None
+    sb3: SB3 = None
+    rule: Rule = "greedy"
+    sb3_activation: SB3Activation = None
+    normaliser: Normaliser = None
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,32"
     schemes: Schemes = _SCHEMES
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
+
+    def policy(self) -> TrainedPolicy | None:
+        """The policy of --module or --sb3; None without one. Raises ConfigError, and what reading it raises."""
+        if self.module is None and self.sb3 is None:
+            own = ("weights", "rule", "sb3_activation", "normaliser")
+            if said := [name for name in own if getattr(self, name) != getattr(PolicyOptions, name)]:
+                raise ConfigError(f"{_flags(said)}: these are for --module and --sb3, give one of them too")
+            return None
+        names = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
+        if said := [name for name in names if getattr(self, name) != getattr(PolicyOptions, name)]:
+            raise ConfigError(f"--module and --sb3 bring their own network: leave out {_flags(said)}")
+        return PolicySource(
+            module=self.module,
+            weights=self.weights,
+            sb3=self.sb3,
+            env=self.env,
+            env_arg=self.env_arg,
+            wrapper=self.wrapper,
+            backend=self.backend,
+            squash_actions=self.squash_actions,
+            rule=self.rule,
+            activation=self.sb3_activation,
+            normaliser=self.normaliser,
+        ).load()
 
 
 @dataclass(frozen=True, kw_only=True)

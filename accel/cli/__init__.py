@@ -17,6 +17,10 @@ COMMANDS = {
     "train": ("accel.cli.train:main", "train a policy, with compressed actors under MPI or in one process"),
     "evaluate": ("accel.cli.evaluate:main", "play a trained policy and report its return with an interval"),
     "bench": ("accel.cli.bench:main", "measure policies, actors, refreshes, correctors and transport on this machine"),
+    "compress": (
+        "accel.cli.compress:main",
+        "compress a policy that exists, from Stable-Baselines3, CleanRL or a run, and compare returns",
+    ),
     "export": (
         "accel.cli.export:main",
         "write a compressed policy as a bundle for another machine: onnx, ort, openvino or C",

@@ -116,14 +116,15 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Measured:
 def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.policy import bench_policy
 
+    policy = options.policy()
     rows = bench_policy(
         _networks(options, options.network, _POLICY_NETWORKS),
         batches=integers(options.batch),
         schemes=texts(options.schemes),
         runtimes=texts(options.runtimes),
         spec=options.spec(),
-        config=options.environment(),
-        run=options.run,
+        config=options.environment() if policy is None else None,
+        run=options.run if policy is None else policy,
         activation=options.activation,
         seconds=options.seconds,
         repeats=options.repeats,

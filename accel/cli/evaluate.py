@@ -14,15 +14,18 @@ import tyro
 
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
+from accel.imports.options import PolicySource
 from accel.runs.evaluation import evaluate
 from monitor.plain_text import without_controls
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Play a trained policy, full or compressed, and report its return with an interval."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(PolicySource):
+    """Play a trained policy, full or compressed, and report its return with an interval.
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="run directory, such as results/NAME")]
+    The policy is that of a run, or your own: accel evaluate --sb3 ppo.zip --env CartPole-v1 --scheme int8 --baseline
+    """
+
     scheme: Annotated[str | None, tyro.conf.arg(help="compression scheme, such as int8; default: fp32")] = None
     artifact: Annotated[
         Path | None, tyro.conf.arg(help="play this artifact instead, such as RUN/policy/final.accel")
@@ -42,9 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     if options.sample and options.greedy:
         raise ConfigError("give --greedy or --sample, not both")
+    options.check_sampling(options.sample)
     with closing(open_progress(sys.stderr)) as progress:
         result = evaluate(
-            options.run,
+            options.load(),
             scheme=options.scheme,
             artifact=options.artifact,
             episodes=options.episodes,

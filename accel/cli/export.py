@@ -13,22 +13,24 @@ import tyro
 
 from accel.display.progress import open_progress
 from accel.exporting.build import export
+from accel.imports.options import PolicySource
 
 # what --cpu means to compressors.cpu
 _CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}
 
 
-@dataclass(frozen=True)
-class ExportOptions:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(PolicySource):
     """Write a bundle: compressed and full model, contract, test vectors, reports, model card, a program that runs it.
 
-    Everything is checked on its target first; a bundle that fails a gate is not written.
+    Everything is checked on its target first; a bundle that fails a gate is not written. The policy is that of a run,
+    or your own: accel export --sb3 ppo.zip --env CartPole-v1 --out cartpole-int8
     """
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="run directory, such as results/NAME")]
     out: Annotated[Path, tyro.conf.arg(help="directory to write, which must not exist")]
     scheme: Annotated[
-        str | None, tyro.conf.arg(help="compression scheme, qat for its int8 graph; default: what the actors had")
+        str | None,
+        tyro.conf.arg(help="compression scheme, qat for its int8 graph; default: what the actors had, or int8"),
     ] = None
     format: Annotated[str, tyro.conf.arg(help="onnx, ort, openvino or c")] = "onnx"
     episodes: Annotated[int, tyro.conf.arg(help="episodes of the full and of the compressed policy; 0: none")] = 20
@@ -49,9 +51,10 @@ class ExportOptions:
 def main(arguments: Sequence[str]) -> int:
     """Parse, export, print."""
     options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options.check_sampling(options.sample)
     with closing(open_progress(sys.stderr)) as progress:
         bundle = export(
-            options.run,
+            options.load(),
             options.out,
             scheme=options.scheme,
             format=options.format,

@@ -27,7 +27,7 @@ class Evaluation:
     Attributes:
         run: the run's directory. env: the environment's id.
         scheme: of the policy that played. policy_bytes: size of its model.
-        env_steps: environment steps that the policy was trained on.
+        env_steps: environment steps that the policy was trained on; 0 where that is not known.
         seed, envs: repeat the episodes. greedy: most likely actions instead of samples.
         episodes: what was played.
         baseline: the same seeds in full precision, or None.
@@ -59,9 +59,10 @@ class Evaluation:
     def text(self) -> str:
         """The figures in a few lines."""
         how = "greedy" if self.greedy else "sampled"
+        trained = f", trained on {self.env_steps:,} environment steps" if self.env_steps else ""
         lines = [
-            f"{self.env}, {self.scheme} ({self.policy_bytes:,} bytes), trained on {self.env_steps:,} environment "
-            f"steps; {len(self.episodes.returns)} episodes, {how}, seed {self.seed}",
+            f"{self.env}, {self.scheme} ({self.policy_bytes:,} bytes){trained}; "
+            f"{len(self.episodes.returns)} episodes, {how}, seed {self.seed}",
             _figures(self.scheme, self.episodes),
         ]
         if self.episodes.caveat is not None:

@@ -1,0 +1,75 @@
+"""``accel compress``: write a policy as a compressed artifact, and say what it is worth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from accel.display.progress import open_progress
+from accel.errors import ConfigError
+from accel.imports.options import PolicySource
+from accel.runs.evaluation import compress_run, evaluate
+from accel.system.atomic import write_atomically
+from compressors.scheme import parse_scheme
+from monitor.plain_text import without_controls
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions(PolicySource):
+    """Compress a policy that exists: calibrate it while it plays, write the artifact, compare returns with fp32.
+
+    The policy is that of a run, or your own, from Stable-Baselines3, CleanRL or any torch code:
+
+    accel compress --sb3 ppo.zip --env CartPole-v1 --out policy.accel
+
+    accel compress --module ppo:Agent --weights agent.safetensors --env CartPole-v1 --out policy.accel
+
+    The artifact runs with numpy and onnxruntime (compressors.PolicySession); accel export writes a bundle for another
+    machine, and accel bench policy times every scheme.
+    """
+
+    out: Annotated[Path, tyro.conf.arg(help="artifact to write, such as policy.accel")]
+    scheme: Annotated[str, tyro.conf.arg(help="compression scheme, such as int8, fp16 or prune(0.5)+int8")] = "int8"
+    episodes: Annotated[
+        int, tyro.conf.arg(help="episodes of the compressed and of the full policy on the same seeds; 0: none")
+    ] = 20
+    seed: Annotated[int, tyro.conf.arg(help="seed of calibration and episodes")] = 0
+    sample: Annotated[bool, tyro.conf.arg(help="sample actions instead of taking the most likely ones")] = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, compress, play, print."""
+    options = tyro.cli(CompressOptions, prog="accel compress", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options.check_sampling(options.sample)
+    if options.episodes < 0:
+        raise ConfigError(f"--episodes {options.episodes}: give how many to play, or 0 for none")
+    scheme = str(parse_scheme(options.scheme))
+    with closing(open_progress(sys.stderr)) as progress:
+        policy = options.load()
+        progress.begin(f"compressing as {scheme}")
+        artifact = compress_run(policy, scheme, options.seed)
+        content, full = artifact.to_bytes(), len(policy.compress("fp32").to_bytes())
+        try:
+            write_atomically(options.out, content)
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.out}: {error.strerror or error}") from None
+        lines = [f"{options.out}: {policy.architecture} as {scheme}, {len(content):,} bytes; fp32 has {full:,}"]
+        if options.episodes:
+            result = evaluate(
+                policy,
+                artifact=artifact,
+                episodes=options.episodes,
+                seed=options.seed,
+                greedy=not options.sample,
+                baseline=True,
+                progress=progress,
+            )
+            lines.append(result.text())
+    print(without_controls("\n".join(lines)))
+    return 0

@@ -1,0 +1,136 @@
+"""Somebody's module behind our interface: observations in, the parameters of the action distribution out."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.errors import ConfigError
+from accel.networks.policy import PolicyModule
+
+# standard deviation of actions whose module gives means alone, as a share of half the action's range
+_ASSUMED_DEVIATION = 0.1
+_ROW_TOLERANCE = 1e-3
+_RETURNS = (
+    "a policy maps float observations [B, *shape] to logits or Q-values [B, n], or for Box actions to means [B, k], to "
+    "[B, 2k] means and log standard deviations, or to a tuple (means, log standard deviations)"
+)
+
+
+class AdaptedPolicy(PolicyModule):
+    """A feed-forward policy of any making, behind a normaliser.
+
+    Where the module gives means alone, log standard deviations are appended: constants that mismatch (KL, ESS) is
+    measured by. No action depends on them.
+
+    Args:
+        module: from [B, *obs] float32 to outputs; images arrive as their 0 to 255 unless ``scales_images``.
+        spec: the environment's layout.
+        log_std: [k] of modules that give means; None: a tenth of half the range of each action.
+        normaliser: of the observations.
+        scales_images: whether uint8 observations are divided by 255.
+    Raises:
+        ConfigError: the module cannot be copied, fails on the observations, or gives something else.
+    """
+
+    log_std: nn.Parameter | None
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: EnvSpec,
+        *,
+        log_std: Tensor | None = None,
+        normaliser: nn.Module | None = None,
+        scales_images: bool = False,
+    ) -> None:
+        super().__init__()
+        self.input_names, self.output_names, self.state_shapes = ("observations",), ("params",), ()
+        self.normaliser = normaliser
+        self.scales_images = scales_images
+        self.module = _copied(module)
+        self.register_parameter("log_std", None)
+        self.eval().requires_grad_(False)
+        outputs = _probed(self, spec)
+        if spec.action.kind == "gaussian" and outputs.shape[1] == spec.action.sizes[0]:
+            self.log_std = nn.Parameter(_log_std(log_std, spec.action), requires_grad=False)
+        elif outputs.shape[1] != spec.action.param_size:
+            raise ConfigError(
+                f"the policy {type(module).__name__} gives {outputs.shape[1]} numbers for {spec.action.kind} actions "
+                f"of sizes {spec.action.sizes}: {_RETURNS}"
+            )
+
+    def forward(self, observations: Tensor) -> tuple[Tensor]:
+        """[B, *obs] to ([B, P],)."""
+        x = observations
+        if observations.dtype == torch.uint8:
+            x = observations.to(torch.float32) * (1.0 / 255.0) if self.scales_images else observations.to(torch.float32)
+        if self.normaliser is not None:
+            x = self.normaliser(x)
+        outputs: object = self.module(x)
+        if isinstance(outputs, tuple | list):
+            outputs = torch.cat((outputs[0], outputs[1].expand_as(outputs[0])), dim=-1)
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"it returns {type(outputs).__name__}")
+        if self.log_std is not None:
+            outputs = torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
+        return (outputs,)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy on the CPU in single precision; ConfigError names the layer that cannot be copied."""
+    for name, layer in reversed(list(module.named_modules())):
+        try:
+            copied: nn.Module = copy.deepcopy(layer)
+        except Exception as error:
+            where = f"layer {name!r} ({type(layer).__name__})" if name else f"the policy {type(layer).__name__}"
+            raise ConfigError(
+                f"{where} cannot be copied: {error}; where it computes its weights, as weight_norm and spectral_norm "
+                "do, fix them first with torch.nn.utils.remove_weight_norm, remove_spectral_norm, or "
+                "parametrize.remove_parametrizations; keep environments, files and locks out of the module"
+            ) from error
+    return copied.to("cpu", torch.float32)
+
+
+def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
+    """Outputs [2, P] on two different observations, each of which must get the same alone."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, *spec.observation_shape)
+    name = type(policy.module).__name__
+    if spec.observation_dtype == "uint8":
+        observations = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    else:
+        observations = torch.randn(shape, generator=generator)
+    try:
+        with torch.no_grad():
+            outputs: Tensor = policy(observations)[0]
+            alone = torch.cat([policy(row.unsqueeze(0))[0] for row in observations])
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        raise ConfigError(
+            f"the policy {name} fails on observations {shape} {spec.observation_dtype}: {type(error).__name__}: "
+            f"{reason}; {_RETURNS}"
+        ) from error
+    if outputs.dim() != 2 or outputs.shape[0] != 2:
+        raise ConfigError(f"the policy {name} maps observations {shape} to {tuple(outputs.shape)}: {_RETURNS}")
+    scale = float(outputs.abs().max()) + 1.0
+    if not math.isfinite(scale):
+        raise ConfigError(f"the policy {name} gives numbers that are not finite: give other weights")
+    if float((outputs - alone).abs().max()) > _ROW_TOLERANCE * scale:
+        raise ConfigError(
+            f"the policy {name} answers an observation differently alone and beside another, or from call to call: "
+            "leave out noise, and normalisation over the batch"
+        )
+    return outputs
+
+
+def _log_std(given: Tensor | None, action: ActionSpec) -> Tensor:
+    if given is not None and given.numel() == action.sizes[0]:
+        return given.detach().reshape(-1).to("cpu", torch.float32).clone()
+    ranges = torch.tensor(action.high) - torch.tensor(action.low)
+    half = torch.where(torch.isfinite(ranges) & (ranges > 0), ranges / 2, torch.ones_like(ranges))
+    return torch.log(half * _ASSUMED_DEVIATION)

@@ -1,0 +1,158 @@
+"""``package:factory`` texts as torch modules, with the weights of a file; CleanRL's agents are taken as they are."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
+
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.torch_files import read_tensors
+from accel.system.untrusted import read_file
+
+_LIMIT_BYTES = 2**32
+
+
+@dataclass(frozen=True)
+class FactorySpec(EnvSpec):
+    """What factories are called with: the environment's layout, and its spaces as CleanRL's agents read them from a
+    vector environment.
+
+    Attributes:
+        single_observation_space: a Box of the layout's shape and dtype.
+        single_action_space: the environment's own.
+    """
+
+    single_observation_space: spaces.Space[object] | None = None
+    single_action_space: spaces.Space[object] | None = None
+
+    @classmethod
+    def of(cls, spec: EnvSpec, action_space: spaces.Space[object]) -> FactorySpec:
+        """A layout with its spaces."""
+        is_image = spec.observation_dtype == "uint8"
+        low, high, dtype = (0, 255, np.uint8) if is_image else (-np.inf, np.inf, np.float32)
+        box = spaces.Box(low, high, spec.observation_shape, dtype)
+        return cls(
+            **{field.name: getattr(spec, field.name) for field in fields(EnvSpec)},
+            single_observation_space=box,
+            single_action_space=action_space,
+        )
+
+
+def make_module(reference: str, spec: FactorySpec) -> nn.Module:
+    """The module that ``package.module:factory`` makes, called with the layout if it needs an argument.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or does not make a torch module.
+    """
+    name, colon, attribute = reference.partition(":")
+    if not (name and colon and attribute):
+        raise ConfigError(f"--module {reference!r} is not of the form package.module:factory, such as ppo:Agent")
+    try:
+        factory: object = getattr(importlib.import_module(name), attribute)
+    except AttributeError:
+        raise ConfigError(f"--module {reference}: module {name!r} has no {attribute!r}") from None
+    except Exception as error:  # the user's own code
+        raise ConfigError(
+            f"--module {reference}: importing {name!r} failed with {type(error).__name__}: {error}; it is looked for "
+            "in the working directory and on PYTHONPATH, and a script must train under if __name__ == '__main__' only"
+        ) from error
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise ConfigError(f"--module {reference} is no function, class or module of torch")
+    try:
+        module: object = factory(spec) if _takes_argument(factory) else factory()
+    except Exception as error:
+        raise ConfigError(
+            f"--module {reference}: calling it with the environment's layout failed with {type(error).__name__}: "
+            f"{error}; give a function of one argument, which has observation_shape, action.sizes, "
+            "single_observation_space and single_action_space"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"--module {reference} made a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _takes_argument(factory: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load a state dict into a module: safetensors, or what ``torch.save`` wrote, of which only tensors are read.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not of this module; names the first parameter that differs.
+    """
+    try:
+        content = read_file(path, _LIMIT_BYTES)
+        weights = load_safetensors(content) if path.suffix == ".safetensors" else read_tensors(content, str(path))
+    except OSError as error:
+        raise CheckpointError(f"cannot read weights {path}: {error.strerror or error}") from error
+    except (ValueError, SafetensorError) as error:
+        raise CheckpointError(f"weights {path} cannot be read: {error}") from error
+    wanted = module.state_dict()
+    for name in [*wanted, *weights]:
+        have, want = weights.get(name), wanted.get(name)
+        if have is None or want is None or have.shape != want.shape:
+            raise CheckpointError(
+                f"weights {path} are not of {type(module).__name__}: '{name}' is {_shape(have)} in the file and "
+                f"{_shape(want)} in the module; save policy.state_dict() of the same class"
+            )
+    module.load_state_dict(weights)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else str(tuple(tensor.shape))
+
+
+def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
+    """The module itself; or, for an agent of CleanRL without a forward, what of it acts.
+
+    Raises:
+        ConfigError: it has neither a forward nor CleanRL's layers.
+    """
+    if type(module).forward is not nn.Module.forward:
+        return module
+    layers = dict(module.named_children())
+    head = layers.get("actor_mean", layers.get("actor"))
+    if head is None:
+        raise ConfigError(
+            f"{type(module).__name__} has no forward, and no layer actor or actor_mean as CleanRL's agents have: give "
+            "it a forward from observations to logits or means"
+        )
+    return CleanRLActor(head, layers.get("network"), getattr(module, "actor_logstd", None), spec.is_image)
+
+
+class CleanRLActor(nn.Module):
+    """What acts of a CleanRL agent: ``network``, which takes images divided by 255, then ``actor`` or ``actor_mean``
+    with ``actor_logstd``."""
+
+    def __init__(self, actor: nn.Module, network: nn.Module | None, log_std: Tensor | None, is_image: bool) -> None:
+        super().__init__()
+        self.network = nn.Identity() if network is None else network
+        self.actor = actor
+        self.actor_logstd = None if log_std is None else nn.Parameter(log_std.detach().clone(), requires_grad=False)
+        self._scale = 1.0 / 255.0 if is_image else 1.0
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[B, *obs] to [B, n] logits, [B, k] means, or [B, 2k] with log standard deviations."""
+        x = observations if self._scale == 1.0 else observations * self._scale
+        outputs: Tensor = self.actor(self.network(x))
+        if self.actor_logstd is None:
+            return outputs
+        return torch.cat((outputs, self.actor_logstd.expand_as(outputs)), dim=-1)

@@ -1,0 +1,40 @@
+"""The action rule of policies that are played without noise: the greatest output, or the mean. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accel.acting.rules import ActionArray, FloatArray, Sampler, Seat, make_sampler
+from accel.envs.spaces import ActionSpec
+
+
+class GreedyRule:
+    """The most likely action, also where others sample: logits, Q-values, or Gaussian means."""
+
+    explores = False
+
+    def __init__(self, action: ActionSpec) -> None:
+        self._action = action
+        self.output_size = action.param_size
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """See ``ActionRule.bind``."""
+        return _GreedySampler(make_sampler(self._action, seat.envs, seat.unroll_length, generator))
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """The outputs themselves."""
+        return outputs
+
+
+class _GreedySampler:
+    exploration: float | None = None
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.greedy, self.log_prob, self.to_env = sampler.greedy, sampler.log_prob, sampler.to_env
+
+    def begin(self, env_steps: int = 0) -> None:
+        """Nothing is drawn."""
+
+    def sample(self, outputs: FloatArray, t: int, out: ActionArray) -> None:
+        """The most likely actions."""
+        self.greedy(outputs, out)

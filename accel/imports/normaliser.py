@@ -1,0 +1,92 @@
+"""Statistics that observations were normalised with in training, as constants of the graph."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+from torch import Tensor, nn
+
+from accel.errors import ConfigError
+from accel.system.untrusted import parse_json, read_file
+
+_LIMIT_BYTES = 2**28
+_CLIP, _EPSILON = 10.0, 1e-8
+_FORM = "mean and var of the observation's shape, and optionally clip and epsilon, as .npz, .safetensors or .json"
+
+
+class FixedNormaliser(nn.Module):
+    """clamp((x − mean) / √(var + epsilon), −clip, clip), as Stable-Baselines3's VecNormalize and gymnasium's
+    NormalizeObservation with a clip compute it.
+
+    Args:
+        mean, variance: [*shape].
+        clip: limit of the normalised values. epsilon: added to the variance.
+    """
+
+    mean: Tensor
+    rstd: Tensor
+
+    def __init__(
+        self, mean: npt.ArrayLike, variance: npt.ArrayLike, *, clip: float = _CLIP, epsilon: float = _EPSILON
+    ) -> None:
+        super().__init__()
+        wide = np.asarray(variance, np.float64)
+        self.register_buffer("mean", torch.tensor(np.asarray(mean, np.float32)))
+        self.register_buffer("rstd", torch.tensor((1.0 / np.sqrt(wide + epsilon)).astype(np.float32)))
+        self.clip = clip
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Normalises [N, *shape] floats."""
+        return torch.clamp((observations - self.mean) * self.rstd, -self.clip, self.clip)
+
+
+def read_normaliser(path: Path, shape: tuple[int, ...]) -> FixedNormaliser:
+    """Read statistics from a file.
+
+    Args:
+        path: an .npz, .safetensors or .json file with ``mean`` and ``var``, and optionally ``clip`` (10) and
+            ``epsilon`` (1e-8).
+        shape: of one observation.
+    Raises:
+        ConfigError: it cannot be read, lacks a value, or is for observations of another shape.
+    """
+    try:
+        values = _read(path)
+        mean, variance = (np.asarray(values[name], np.float64) for name in ("mean", "var"))
+        clip, epsilon = float(values.get("clip", _CLIP)), float(values.get("epsilon", _EPSILON))  # type: ignore[arg-type]
+    except OSError as error:
+        raise ConfigError(f"cannot read normaliser {path}: {error.strerror or error}") from None
+    except KeyError as error:
+        raise ConfigError(f"normaliser {path} lacks {error.args[0]!r}: give {_FORM}") from None
+    except (ValueError, TypeError, SafetensorError) as error:
+        raise ConfigError(f"normaliser {path} cannot be read ({error}): give {_FORM}; pickles are not read") from None
+    if mean.shape != shape or variance.shape != shape:
+        raise ConfigError(
+            f"normaliser {path} has mean {mean.shape} and var {variance.shape}, the observations have shape {shape}: "
+            "give the statistics of this environment"
+        )
+    if not (np.isfinite(mean).all() and np.isfinite(variance).all() and (variance + epsilon > 0).all() and clip > 0):
+        raise ConfigError(f"normaliser {path}: mean and var must be finite, var + epsilon and clip positive")
+    return FixedNormaliser(mean, variance, clip=clip, epsilon=epsilon)
+
+
+def _read(path: Path) -> dict[str, object]:
+    content = read_file(path, _LIMIT_BYTES)
+    if path.suffix == ".json":
+        value = parse_json(content)
+        if not isinstance(value, dict):
+            raise ValueError("it is no JSON object")
+        return value
+    if path.suffix == ".npz":
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    if path.suffix == ".safetensors":
+        return cast("dict[str, object]", load_safetensors(content))
+    raise ValueError(f"its name ends in {path.suffix!r}")

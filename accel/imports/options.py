@@ -1,0 +1,142 @@
+"""The options that name a trained policy: a run of ours, a torch module, or a file of Stable-Baselines3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from accel.config import TrainConfig
+from accel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accel.runs.trained_policy import TrainedPolicy
+
+_IMPORT_OPTIONS = (
+    "weights",
+    "env",
+    "env_arg",
+    "wrapper",
+    "backend",
+    "squash_actions",
+    "rule",
+    "activation",
+    "normaliser",
+)
+
+Module = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="your own policy: package.module:factory, a torch.nn.Module class or a function that returns one, such as "
+        "ppo:Agent of CleanRL; called with the environment's layout if it needs an argument. Maps float observations "
+        "[B, *shape] to logits or Q-values, or to means (and log standard deviations) of Box actions"
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    tyro.conf.arg(help="state dict for --module: .safetensors, or what torch.save(policy.state_dict(), ...) wrote"),
+]
+SB3 = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help="zip file that model.save() of Stable-Baselines3 wrote: PPO, A2C, DQN, SAC, TD3, DDPG; nothing in it is "
+        "unpickled"
+    ),
+]
+Rule = Annotated[
+    str,
+    tyro.conf.arg(
+        help="how an imported policy's outputs become actions: greedy (greatest output, mean), stochastic (sampled "
+        "from logits or the Gaussian), or module:factory"
+    ),
+]
+SB3Activation = Annotated[
+    Literal["tanh", "relu", "elu", "leaky_relu", "gelu", "silu"] | None,
+    tyro.conf.arg(help="activation function, where the --sb3 file does not tell it"),
+]
+Normaliser = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help=".npz, .safetensors or .json file with the mean and var (and clip, epsilon) that observations were "
+        "normalised with, such as VecNormalize's; they become part of the graph"
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySource:
+    """A trained policy: RUN, or --module or --sb3 with --env."""
+
+    run: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(help="run directory of accel train, such as results/NAME")
+    ] = None
+    module: Module = None
+    weights: Weights = None
+    sb3: SB3 = None
+    env: Annotated[
+        str | None,
+        tyro.conf.arg(help="the imported policy's environment: gymnasium id, or module:id to import the module first"),
+    ] = None
+    env_arg: Annotated[tuple[str, ...], tyro.conf.arg(help="k=v for its constructor; may be repeated")] = ()
+    wrapper: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")
+    ] = ()
+    backend: Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps environments")] = (
+        "gymnasium"
+    )
+    squash_actions: Annotated[
+        bool, tyro.conf.arg(help="the environment gets tanh(output) rescaled to its bounds; known for --sb3")
+    ] = False
+    rule: Rule = "greedy"
+    activation: SB3Activation = None
+    normaliser: Normaliser = None
+
+    def load(self) -> TrainedPolicy:
+        """The policy. Raises ConfigError for options that contradict each other, and what reading it raises."""
+        given = [name for name in ("run", "module", "sb3") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                "give one policy: a run directory, --module package:factory, or --sb3 FILE.zip"
+                + (f"; these are {len(given)}: {', '.join(given)}" if given else "")
+            )
+        if self.run is not None:
+            said = [name for name in _IMPORT_OPTIONS if getattr(self, name) != getattr(PolicySource, name)]
+            if said:
+                raise ConfigError(f"a run brings its own policy and environment: leave out {_flags(said)}")
+            from accel.runs.loading import load_run
+
+            return load_run(self.run)
+        if self.env is None:
+            raise ConfigError("an imported policy needs the environment that it plays: give --env, such as CartPole-v1")
+        config = TrainConfig.create(
+            env=self.env,
+            env_arg=self.env_arg,
+            wrapper=self.wrapper,
+            backend=self.backend,
+            squash_actions=self.squash_actions,
+        )
+        return self._imported(config)
+
+    def _imported(self, config: TrainConfig) -> TrainedPolicy:
+        from accel.imports.policy import import_module, import_sb3
+
+        if self.sb3 is not None:
+            if self.weights is not None:
+                raise ConfigError("--sb3 brings its own weights: leave out --weights")
+            return import_sb3(self.sb3, config, activation=self.activation, rule=self.rule, normaliser=self.normaliser)
+        if self.activation is not None:
+            raise ConfigError("--activation is for --sb3 files: a --module has its own activations")
+        if self.module is None:
+            raise ConfigError("give --module package:factory")
+        return import_module(self.module, config, weights=self.weights, rule=self.rule, normaliser=self.normaliser)
+
+    def check_sampling(self, sample: bool) -> None:
+        """Raise ConfigError where --sample is given for a policy that is only played greedily."""
+        if sample and self.run is None and self.rule == "greedy":
+            raise ConfigError("--sample needs outputs that are a distribution: give --rule stochastic too")
+
+
+def _flags(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -1,0 +1,239 @@
+"""Policies in zip files of Stable-Baselines3: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
+
+The weights are tensors in ``policy.pth``; layer sizes are theirs. Of ``data``, JSON whose other objects are pickles in
+base64, only plain values are read: the activation function's name, squashing, the step count. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from accel.errors import CheckpointError, ConfigError
+from accel.imports.torch_files import read_tensors
+from accel.system.untrusted import parse_json
+
+_DATA, _WEIGHTS = "data", "policy.pth"
+_DATA_LIMIT_BYTES, _WEIGHTS_LIMIT_BYTES = 2**28, 2**32
+_REMEDY = (
+    "build the policy yourself: save policy.state_dict() with safetensors, and give --module package:factory "
+    "--weights FILE"
+)
+
+ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
+    {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Algorithms whose policies have the same parts.
+
+    Attributes:
+        name: of its algorithms. head: the prefix by which it is known, of the last layer.
+        features: prefixes of what may hold the convolutions, best first. body: prefixes of the layers before the head.
+        activation: the default. squashes: whether actions are tanh(output), rescaled to their bounds.
+    """
+
+    name: str
+    head: str
+    features: tuple[str, ...]
+    body: tuple[str, ...]
+    activation: str
+    squashes: bool = False
+
+
+_FAMILIES = (
+    _Family(
+        "PPO or A2C",
+        "action_net",
+        ("pi_features_extractor", "features_extractor"),
+        ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
+        "tanh",
+    ),
+    _Family("SAC", "actor.mu", ("actor.features_extractor",), ("actor.latent_pi",), "relu", squashes=True),
+    _Family("TD3 or DDPG", "actor.mu.", ("actor.features_extractor",), ("actor.mu",), "relu", squashes=True),
+    _Family("DQN", "q_net.q_net.", ("q_net.features_extractor",), ("q_net.q_net",), "relu"),
+)
+# of PPO's and A2C's critics; and what does not decide the greedy action
+_VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net")
+_OTHER_PARTS = ("log_std", "actor.log_std")
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """What a zip file holds.
+
+    Attributes:
+        module: from observations, flat or images in [0, 1], to logits, Q-values or means.
+        log_std: [k] of PPO's and A2C's Gaussian; None elsewhere.
+        squashes: whether the environment gets tanh of the outputs, rescaled to its bounds.
+        env_steps: that it was trained for.
+        architecture: in a few characters.
+    """
+
+    module: nn.Module
+    log_std: Tensor | None
+    squashes: bool
+    env_steps: int
+    architecture: str
+
+
+def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
+    """Read the policy of a Stable-Baselines3 zip file without unpickling anything.
+
+    Args:
+        path: what ``model.save(path)`` wrote.
+        activation: a name of ``ACTIVATIONS``, in place of the one in the file.
+    Raises:
+        CheckpointError: it is no such file, or a damaged one.
+        ConfigError: it holds a policy of another kind; names its layer.
+    """
+    content = _members(path)
+    weights = read_tensors(content[_WEIGHTS], f"{_WEIGHTS} in {path}")
+    try:
+        data = parse_json(content[_DATA])
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is no zip file of Stable-Baselines3: its {_DATA} is no JSON ({error})"
+        ) from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is no zip file of Stable-Baselines3: its {_DATA} is no JSON object")
+    family = _family(weights, path)
+    kind = ACTIVATIONS[activation or _activation(data, path) or family.activation]
+    steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
+    squashes = family.squashes or (isinstance(options, dict) and options.get("squash_output") is True)
+    parts = OrderedDict[str, nn.Module]()
+    features, texts = _features(weights, family, path)
+    parts["features"] = features
+    for prefix in family.body:
+        layers, sizes = _layers(weights, prefix, kind, path, ends_linear=family.head.endswith("."))
+        parts[prefix.rpartition(".")[2]] = layers
+        texts += sizes
+    if not family.head.endswith("."):
+        parts[family.head.rpartition(".")[2]] = _linear(weights, family.head)
+    log_std = weights.get("log_std")
+    architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
+    module = nn.Sequential(parts)
+    return SavedPolicy(module, log_std, squashes, steps if isinstance(steps, int) else 0, architecture)
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    limits = {_DATA: _DATA_LIMIT_BYTES, _WEIGHTS: _WEIGHTS_LIMIT_BYTES}
+    content = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name, limit in limits.items():
+                if archive.getinfo(name).file_size > limit:
+                    raise CheckpointError(f"{name} in {path} has more than {limit:,} bytes")
+                with archive.open(name) as member:
+                    content[name] = member.read(limit)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
+        raise CheckpointError(
+            f"{path} is no zip file of Stable-Baselines3 ({error}): give what model.save() wrote"
+        ) from error
+    return content
+
+
+def _family(weights: Mapping[str, Tensor], path: Path) -> _Family:
+    """Which parts there are; ConfigError for layers of a custom, recurrent or Dict policy."""
+    family = next((f for f in _FAMILIES if any(_is_of(name, f.head) for name in weights)), None)
+    if family is None:
+        raise ConfigError(
+            f"{path}: no policy of PPO, A2C, DQN, SAC, TD3 or DDPG, it holds {', '.join(list(weights)[:4])}: {_REMEDY}"
+        )
+    known = (*family.features, *family.body, family.head.rstrip("."), *_OTHER_PARTS)
+    actor, dot, _ = family.head.partition(".")
+    for name in weights:
+        acts = name.startswith(f"{actor}.") if dot else not name.startswith(_VALUE_PARTS)
+        if acts and not name.startswith(known):
+            raise ConfigError(f"{path}: layer {name!r} is none of a standard {family.name} policy: {_REMEDY}")
+    return family
+
+
+def _is_of(name: str, head: str) -> bool:
+    return name.startswith(head) if head.endswith(".") else name == f"{head}.weight"
+
+
+def _activation(data: Mapping[str, object], path: Path) -> str | None:
+    """The name of ``policy_kwargs``' activation function; None where it is the default."""
+    options = data.get("policy_kwargs")
+    if not isinstance(options, dict) or "activation_fn" not in options:
+        return None
+    found = re.search(r"(\w+)'?>?$", str(options["activation_fn"]))
+    by_class = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
+    if found is None or found[1] not in by_class:
+        raise ConfigError(
+            f"{path}: activation function {options['activation_fn']!r} is unknown: give --activation, one of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return by_class[found[1]]
+
+
+def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tuple[nn.Module, list[str]]:
+    """Flattening, or the convolutions of NatureCNN where there are any."""
+    prefix = next((p for p in family.features if any(name.startswith(f"{p}.") for name in weights)), None)
+    if prefix is None:
+        return nn.Flatten(), []
+    names = {name.removeprefix(f"{prefix}.") for name in weights if name.startswith(f"{prefix}.")}
+    layers = [f"cnn.{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
+    wanted = {*layers, "linear.0.weight", "linear.0.bias"}
+    if names != wanted:
+        odd = sorted(names ^ wanted)[0]
+        raise ConfigError(f"{path}: layer '{prefix}.{odd}' is not that of NatureCNN: {_REMEDY}")
+    modules: list[nn.Module] = []
+    for index, (size, stride) in zip((0, 2, 4), ((8, 4), (4, 2), (3, 1)), strict=True):
+        weight = weights[f"{prefix}.cnn.{index}.weight"]
+        if weight.dim() != 4 or tuple(weight.shape[2:]) != (size, size):
+            raise ConfigError(f"{path}: layer '{prefix}.cnn.{index}' is not that of NatureCNN: {_REMEDY}")
+        convolution = nn.Conv2d(weight.shape[1], weight.shape[0], size, stride)
+        _copy(convolution, weights, f"{prefix}.cnn.{index}")
+        modules += [convolution, nn.ReLU()]
+    modules += [nn.Flatten(), _linear(weights, f"{prefix}.linear.0"), nn.ReLU()]
+    return nn.Sequential(*modules), ["nature-cnn"]
+
+
+def _layers(
+    weights: Mapping[str, Tensor], prefix: str, activation: type[nn.Module], path: Path, *, ends_linear: bool
+) -> tuple[nn.Sequential, list[str]]:
+    """Linear layers with an activation after each, or after each but the last; and their widths."""
+    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
+    found = sorted(int(match[1]) for match in map(pattern.fullmatch, weights) if match)
+    if found != list(range(0, 2 * len(found), 2)) or any(weights[f"{prefix}.{i}.weight"].dim() != 2 for i in found):
+        raise ConfigError(f"{path}: the layers {prefix!r} are not linear ones with activations between: {_REMEDY}")
+    modules: list[nn.Module] = []
+    for index in found:
+        modules += [_linear(weights, f"{prefix}.{index}"), activation()]
+    widths = [str(weights[f"{prefix}.{i}.weight"].shape[0]) for i in found]
+    if ends_linear:
+        modules.pop()
+        widths.pop()
+    return nn.Sequential(*modules), widths
+
+
+def _linear(weights: Mapping[str, Tensor], name: str) -> nn.Linear:
+    weight = weights[f"{name}.weight"]
+    if weight.dim() != 2:
+        raise ConfigError(f"layer {name!r} is no linear one: {_REMEDY}")
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"{name}.bias" in weights)
+    _copy(linear, weights, name)
+    return linear
+
+
+def _copy(layer: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
+    try:
+        with torch.no_grad():
+            for part, parameter in layer.named_parameters():
+                parameter.copy_(weights[f"{name}.{part}"])
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"layer {name!r} is incomplete: {error}") from error

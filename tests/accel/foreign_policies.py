@@ -1,0 +1,88 @@
+"""Policies as other people's code has them, and modules that are refused; imported as ``module:factory``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Agent(nn.Module):
+    """CleanRL's ppo.py: no forward, layers made from a vector environment's spaces."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__()
+        observations = int(np.array(envs.single_observation_space.shape).prod())
+        self.critic = nn.Sequential(nn.Linear(observations, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.actor = nn.Sequential(
+            nn.Linear(observations, 64),
+            nn.Tanh(),
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.Linear(64, envs.single_action_space.n),
+        )
+
+
+class ContinuousAgent(nn.Module):
+    """CleanRL's ppo_continuous_action.py."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__()
+        observations = int(np.array(envs.single_observation_space.shape).prod())
+        actions = int(np.prod(envs.single_action_space.shape))
+        self.critic = nn.Linear(observations, 1)
+        self.actor_mean = nn.Sequential(nn.Linear(observations, 64), nn.Tanh(), nn.Linear(64, actions))
+        self.actor_logstd = nn.Parameter(torch.full((1, actions), -0.5))
+
+
+class Means(nn.Module):
+    """A deterministic policy of Pendulum-v1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means: torch.Tensor = 2.0 * torch.tanh(self.layer(x))
+        return means
+
+
+class Uncopyable(nn.Module):
+    """A layer whose weight is computed anew, which torch cannot copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+        self.body.scale = torch.ones(2, requires_grad=True) * 2  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) * self.body.scale  # type: ignore[no-any-return]
+
+
+class BatchDependent(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean(0))[:, :2]
+
+
+class Unexportable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Odd()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.odd(x)[:, :2]  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.i1(x)
+
+
+def three(spec: Any) -> nn.Module:
+    return nn.Linear(spec.observation_shape[0], 3)
+
+
+def no_module() -> str:
+    return "a policy"

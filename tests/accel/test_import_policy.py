@@ -1,0 +1,400 @@
+"""Policies of Stable-Baselines3, CleanRL and any torch code: read, played, compressed and exported as our own."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import accel
+from accel.cli import main
+from accel.config import TrainConfig
+from accel.errors import AccelError, CheckpointError, ConfigError
+from accel.imports.policy import ImportedPolicy, compress, import_module, import_sb3
+from accel.runs.playing import play
+from compressors.artifact import CompressedPolicy
+from compressors.errors import GraphError
+from compressors.runtime import PolicySession
+from tests.accel import foreign_policies
+
+CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")
+HERE = "tests.accel.foreign_policies"
+Act = Callable[[Any], Any]
+
+
+class Spaces:
+    def __init__(self, env: str) -> None:
+        with gymnasium.make(env) as made:
+            self.single_observation_space, self.single_action_space = made.observation_space, made.action_space
+
+
+def agent(kind: type[nn.Module], env: str) -> Any:
+    torch.manual_seed(3)
+    return kind(Spaces(env))
+
+
+def weights_of(sizes: Mapping[str, tuple[int, int]], **others: Tensor) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    weights = dict(others)
+    for name, (outputs, inputs) in sizes.items():
+        weights[f"{name}.weight"] = torch.randn(outputs, inputs, generator=generator) * 2 / inputs**0.5
+        weights[f"{name}.bias"] = torch.randn(outputs, generator=generator) * 0.1
+    return weights
+
+
+def ppo_weights(observations: int, outputs: int, **others: Tensor) -> dict[str, Tensor]:
+    """As ActorCriticPolicy.state_dict() of MlpPolicy names them."""
+    return weights_of(
+        {
+            "mlp_extractor.policy_net.0": (64, observations),
+            "mlp_extractor.policy_net.2": (64, 64),
+            "mlp_extractor.value_net.0": (64, observations),
+            "mlp_extractor.value_net.2": (64, 64),
+            "action_net": (outputs, 64),
+            "value_net": (1, 64),
+        },
+        **others,
+    )
+
+
+def balancing_weights() -> dict[str, Tensor]:
+    """A policy that keeps CartPole-v1 upright: right where the weighted sum of its state is positive."""
+    weights = {name: 0.05 * tensor for name, tensor in ppo_weights(4, 2).items()}
+    signs = torch.ones(64)
+    signs[::2] = -1
+    weights["mlp_extractor.policy_net.0.weight"] += signs[:, None] * torch.tensor([0.05, 0.2, 1.0, 0.5])
+    weights["mlp_extractor.policy_net.2.weight"] += torch.eye(64)
+    weights["action_net.weight"] += torch.stack((-signs, signs)) / 8
+    return weights
+
+
+def write_zip(path: Path, weights: object, policy_kwargs: object = {}, **data: object) -> Path:
+    """The layout of model.save(): JSON of which some values are pickles in base64, and torch files."""
+    buffer = io.BytesIO()
+    torch.save(weights, buffer)
+    values = {
+        "policy_class": {":type:": "<class 'abc.ABCMeta'>", ":serialized:": "gAWVOwAAAAA="},
+        "verbose": 0,
+        "policy_kwargs": policy_kwargs,
+        "num_timesteps": 50_000,
+        **data,
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", json.dumps(values))
+        archive.writestr("policy.pth", buffer.getvalue())
+        archive.writestr("_stable_baselines3_version", "2.3.2")
+    return path
+
+
+def linear(weights: Mapping[str, Tensor], name: str, x: np.ndarray) -> np.ndarray:
+    return x @ weights[f"{name}.weight"].numpy().T + weights[f"{name}.bias"].numpy()  # type: ignore[no-any-return]
+
+
+def ppo_outputs(weights: Mapping[str, Tensor], x: np.ndarray, activation: Any = np.tanh) -> np.ndarray:
+    """MlpPolicy from its definition."""
+    for layer in ("mlp_extractor.policy_net.0", "mlp_extractor.policy_net.2"):
+        x = activation(linear(weights, layer, x))
+    return linear(weights, "action_net", x)
+
+
+def returns_of(env: str, act: Act, seeds: list[int]) -> list[float]:
+    """Undiscounted returns of a policy in gymnasium, without any code of ours."""
+    found = []
+    with gymnasium.make(env) as made:
+        for seed in seeds:
+            observation, _ = made.reset(seed=seed)
+            total, over = 0.0, False
+            while not over:
+                observation, reward, terminated, truncated, _ = made.step(act(observation))
+                total, over = total + float(reward), terminated or truncated
+            found.append(total)
+    return found
+
+
+def test_a_discrete_ppo_file_gives_its_logits_and_compresses_without_loss(tmp_path: Path) -> None:
+    weights = balancing_weights()
+    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), CARTPOLE)
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x), atol=1e-5)
+    assert (policy.act(x) == ppo_outputs(weights, x).argmax(1)).all()
+    assert (policy.env_steps, policy.scheme) == (50_000, "int8")
+
+    def oracle(observation: Any) -> int:
+        return int(ppo_outputs(weights, observation.astype(np.float32)).argmax())
+
+    seeds = [11, 12, 13]
+    assert returns_of("CartPole-v1", lambda o: policy.act(o), seeds) == returns_of("CartPole-v1", oracle, seeds)
+    in_torch = play(policy.policy, policy, episodes=8)
+    result = accel.evaluate(policy, scheme="int8", episodes=8, baseline=True)
+    assert result.baseline is not None
+    assert in_torch.returns.min() > 400
+    assert in_torch.returns.tolist() == result.baseline.returns.tolist() == result.episodes.returns.tolist()
+
+
+def test_a_box_ppo_file_gives_its_mean_and_its_deviation(tmp_path: Path) -> None:
+    weights = ppo_weights(3, 1, log_std=torch.tensor([-0.7]))
+    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), PENDULUM)
+    x = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
+    params = policy.policy(torch.from_numpy(x))[0].numpy()
+    assert np.allclose(params[:, :1], ppo_outputs(weights, x), atol=1e-5)
+    assert np.allclose(params[:, 1], -0.7)
+
+    def oracle(observation: Any) -> np.ndarray:
+        return np.clip(ppo_outputs(weights, observation.astype(np.float32)), -2, 2).astype(np.float32)
+
+    ours = returns_of("Pendulum-v1", lambda o: policy.act(o), [5, 6])
+    assert ours == pytest.approx(returns_of("Pendulum-v1", oracle, [5, 6]), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "policy_kwargs",
+    [
+        {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>", ":serialized:": "gAWVAAAA"},
+        {"net_arch": [64, 64]},
+    ],
+    ids=["relu", "default"],
+)
+def test_the_activation_is_read_from_plain_text(tmp_path: Path, policy_kwargs: dict[str, object]) -> None:
+    weights = ppo_weights(4, 2)
+    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights, policy_kwargs), CARTPOLE)
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    activation = (lambda v: np.maximum(v, 0)) if "activation_fn" in policy_kwargs else np.tanh
+    assert np.allclose(policy.policy(torch.from_numpy(x))[0].numpy(), ppo_outputs(weights, x, activation), atol=1e-4)
+
+
+def test_an_unknown_activation_has_to_be_given(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2), {"activation_fn": "<class 'my.Snake'>"})
+    with pytest.raises(ConfigError, match="--activation"):
+        import_sb3(path, CARTPOLE)
+    assert import_sb3(path, CARTPOLE, activation="elu").architecture == "PPO or A2C: 64-64 ELU"
+
+
+def test_sac_and_td3_squash_their_actions_and_dqn_gives_q_values(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
+    td3 = weights_of({"actor.mu.0": (32, 3), "actor.mu.2": (1, 32)})
+    for weights, hidden, head in ((sac, "actor.latent_pi.0", "actor.mu"), (td3, "actor.mu.0", "actor.mu.2")):
+        noise = weights_of({"critic.qf0.0": (32, 4), "critic.qf0.2": (1, 32)})
+        policy = import_sb3(write_zip(tmp_path / "a.zip", weights | noise), PENDULUM)
+        wanted = 2 * np.tanh(linear(weights, head, np.maximum(linear(weights, hidden, x), 0)))
+        assert np.allclose(policy.act(x), wanted, atol=1e-5)
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    dqn = weights_of({"q_net.q_net.0": (32, 4), "q_net.q_net.2": (2, 32), "q_net_target.q_net.0": (32, 4)})
+    policy = import_sb3(write_zip(tmp_path / "d.zip", dqn), CARTPOLE)
+    q_values = linear(dqn, "q_net.q_net.2", np.maximum(linear(dqn, "q_net.q_net.0", x), 0))
+    assert (policy.act(x) == q_values.argmax(1)).all()
+    assert len(set(policy.act(x).tolist())) == 2
+
+
+class Bomb:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    trace = tmp_path / "it ran"
+    hostile = {**ppo_weights(4, 2), "bomb": Bomb(trace)}
+    path = write_zip(tmp_path / "hostile.zip", hostile)
+    with zipfile.ZipFile(path) as archive:
+        torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=False)
+    assert trace.exists()  # the file is what it claims
+    trace.unlink()
+    with pytest.raises(CheckpointError, match="nothing is unpickled"):
+        import_sb3(path, CARTPOLE)
+    torch.save({"actor": Bomb(trace)}, tmp_path / "hostile.pt")
+    with pytest.raises(CheckpointError, match="nothing is unpickled"):
+        import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / "hostile.pt")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lstm_actor.weight_ih_l0": torch.zeros(8, 4)}, "lstm_actor.weight_ih_l0"),
+        ({"features_extractor.net.0.weight": torch.zeros(4, 4)}, "features_extractor.*NatureCNN"),
+        ({"mlp_extractor.policy_net.1.weight": torch.zeros(64)}, "mlp_extractor.policy_net"),
+    ],
+    ids=["recurrent", "custom extractor", "layer norm"],
+)
+def test_other_policies_are_refused_with_their_layer(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
+    path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2) | change)
+    with pytest.raises(ConfigError, match=message) as refused:
+        import_sb3(path, CARTPOLE)
+    assert "--module" in str(refused.value)
+
+
+def test_a_file_of_another_environment_or_no_zip_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fails on observations"):
+        import_sb3(write_zip(tmp_path / "ppo.zip", ppo_weights(3, 2)), CARTPOLE)
+    (tmp_path / "no.zip").write_bytes(b"PK nonsense")
+    for name in ("no.zip", "absent.zip"):
+        with pytest.raises(CheckpointError, match=name):
+            import_sb3(tmp_path / name, CARTPOLE)
+
+
+def test_agents_of_cleanrl_are_taken_as_they_are(tmp_path: Path) -> None:
+    trained = agent(foreign_policies.Agent, "CartPole-v1")
+    save_file(trained.state_dict(), tmp_path / "agent.safetensors")
+    torch.save(trained.state_dict(), tmp_path / "agent.cleanrl_model")
+    x = torch.randn(16, 4)
+    for name in ("agent.safetensors", "agent.cleanrl_model"):
+        policy = import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / name)
+        assert torch.equal(policy.policy(x)[0], trained.actor(x))
+    trained = agent(foreign_policies.ContinuousAgent, "Pendulum-v1")
+    x = torch.randn(16, 3)
+    params = import_module(trained, PENDULUM).policy(x)[0]
+    assert torch.equal(params, torch.cat((trained.actor_mean(x), torch.full((16, 1), -0.5)), 1))
+
+
+def test_weights_of_another_module_are_refused_with_the_parameter(tmp_path: Path) -> None:
+    state = agent(foreign_policies.Agent, "CartPole-v1").state_dict()
+    save_file({name: tensor for name, tensor in state.items() if name != "actor.4.weight"}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=r"'actor\.4\.weight' is absent in the file"):
+        import_module(f"{HERE}:Agent", CARTPOLE, weights=tmp_path / "x.safetensors")
+
+
+def test_means_alone_are_played_exactly() -> None:
+    torch.manual_seed(0)
+    module = foreign_policies.Means()
+    policy = import_module(module, PENDULUM)
+    x = torch.randn(8, 3)
+    assert np.array_equal(policy.act(x.numpy()), module(x).detach().numpy())
+    assert np.allclose(policy.policy(x)[0][:, 1], np.log(0.2))  # a tenth of half of [-2, 2]
+    assert module.training
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("Uncopyable", "layer 'body' \\(Linear\\) cannot be copied"),
+        ("BatchDependent", "alone and beside another"),
+        ("three", "gives 3 numbers for categorical actions"),
+        ("no_module", "not a torch.nn.Module"),
+        ("absent", "has no 'absent'"),
+        ("Means", "fails on observations"),
+    ],
+)
+def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        import_module(f"{HERE}:{factory}", CARTPOLE)
+
+
+def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:
+    with pytest.raises(GraphError, match="odd"):
+        compress(foreign_policies.Unexportable(), "fp32", env="CartPole-v1")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
+def test_statistics_of_vecnormalize_are_inside_the_graph(tmp_path: Path, suffix: str) -> None:
+    statistics = {"mean": np.array([1.0, -2.0, 0.5]), "var": np.array([4.0, 0.25, 9.0]), "clip": np.array(1.5)}
+    path = tmp_path / f"normaliser{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **statistics)
+    elif suffix == ".json":
+        path.write_text(json.dumps({name: array.tolist() for name, array in statistics.items()}))
+    else:
+        save_arrays(statistics, path)
+    weights = ppo_weights(3, 1, log_std=torch.zeros(1))
+    policy = import_sb3(write_zip(tmp_path / "ppo.zip", weights), PENDULUM, normaliser=path)
+    x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32) * 3
+    normalised = np.clip((x - statistics["mean"]) / np.sqrt(statistics["var"] + 1e-8), -1.5, 1.5)
+    wanted = ppo_outputs(weights, normalised)
+    session = PolicySession(policy.compress("fp32"), batch=64)
+    session.inputs["observations"][...] = x
+    session.run()
+    assert np.allclose(session.outputs["params"][:, :1], wanted, atol=1e-4)
+    assert not np.allclose(ppo_outputs(weights, x), wanted, atol=0.1)
+
+
+def test_a_normaliser_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "normaliser.npz"
+    for values, message in (
+        ({"mean": np.zeros(3)}, "lacks 'var'"),
+        ({"mean": np.zeros(4), "var": np.ones(4)}, "have shape \\(3,\\)"),
+        ({"mean": np.zeros(3), "var": np.full(3, np.nan)}, "finite"),
+        ({"mean": np.array([None] * 3), "var": np.ones(3)}, "pickles are not read"),
+    ):
+        np.savez(path, **values)
+        with pytest.raises(ConfigError, match=message):
+            import_module(foreign_policies.Means(), PENDULUM, normaliser=path)
+
+
+def test_compress_in_a_few_lines(tmp_path: Path) -> None:
+    trained = agent(foreign_policies.Agent, "CartPole-v1")
+    artifact = accel.compress(trained, "int8", env="CartPole-v1")
+    assert artifact.scheme == "int8"
+    session = PolicySession(artifact, batch=32)
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32) * 0.1
+    session.inputs["observations"][...] = x
+    session.run()
+    wanted = trained.actor(torch.from_numpy(x)).detach().numpy()
+    found = session.outputs["params"]
+    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.1 * wanted.std()
+    with pytest.raises(ConfigError, match="env"):
+        accel.compress(trained)
+
+
+def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
+    source = ["--sb3", str(path), "--env", "CartPole-v1"]
+    assert main(["compress", *source, "--out", str(tmp_path / "p.accel"), "--episodes", "4"]) == 0
+    assert "on the same seeds" in capsys.readouterr().out
+    assert CompressedPolicy.read(tmp_path / "p.accel").scheme == "int8"
+    assert main(["export", *source, "--out", str(tmp_path / "bundle"), "--episodes", "4"]) == 0
+    contract = json.loads((tmp_path / "bundle" / "contract.json").read_text())
+    assert (contract["source"]["run"], contract["source"]["env_steps"]) == ("ppo.zip", 50_000)
+    report = json.loads((tmp_path / "bundle" / "report.json").read_text())
+    assert report["returns"]["verdict"]
+    assert report["mismatch"]["greedy_agreement"] > 0.9
+    assert accel.verify(tmp_path / "bundle").text()
+    rows = tmp_path / "rows.json"
+    bench = ["--schemes", "int8", "--runtimes", "onnxruntime", "--batch", "1", "--seconds", "0.1", "--json", str(rows)]
+    assert main(["bench", "policy", *source, *bench]) == 0
+    assert {(row["scheme"], row["weights"], row["inputs"]) for row in json.loads(rows.read_text())} == {
+        (scheme, "trained", "environment") for scheme in ("fp32", "int8")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compress", "--out", "x"], "give one policy"),
+        (["compress", "--sb3", "a.zip", "--out", "x"], "give --env"),
+        (["compress", "run", "--env", "CartPole-v1", "--out", "x"], "leave out --env"),
+        (["export", "--sb3", "a.zip", "--env", "CartPole-v1", "--out", "x", "--sample"], "--rule stochastic"),
+        (["bench", "policy", "--sb3", "a.zip", "--network", "mlp:8x1"], "leave out --network"),
+        (["bench", "policy", "--weights", "a.safetensors"], "--module and --sb3"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_stochastic_rule_samples(tmp_path: Path) -> None:
+    weights = ppo_weights(3, 1, log_std=torch.tensor([-1.0]))
+    policy: ImportedPolicy = import_sb3(write_zip(tmp_path / "p.zip", weights), PENDULUM, rule="stochastic")
+    x = np.zeros((4000, 3), np.float32)
+    noise = policy.act(x, greedy=False) - policy.act(x)
+    assert float(noise.std()) == pytest.approx(np.exp(-1.0), rel=0.1)
+    greedy = import_sb3(tmp_path / "p.zip", PENDULUM)
+    assert np.array_equal(greedy.act(x, greedy=False), greedy.act(x))
+    with pytest.raises(AccelError, match="nonsense"):
+        import_sb3(tmp_path / "p.zip", PENDULUM, rule="nonsense")
