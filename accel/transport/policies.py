@@ -1,13 +1,17 @@
-"""Which policy each actor should have, and what it was sent last. Pure bookkeeping, shared by all transports."""
+"""Which policy each actor should have, what it was sent last, and the bytes of a policy message. For all transports."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accel.errors import TransportError
 from accel.transport.base import PolicyUpdate
-from accel.transport.wire import encode_policy
+
+_POLICY_HEADER = struct.Struct("<4sBxHqQ")
+_POLICY_MAGIC = b"ACPO"
+_HAS_PAYLOAD = 1
 
 
 @dataclass(eq=False)
@@ -105,3 +109,24 @@ class PolicyBoard:
         # Comparing beats hashing: it ends at the first byte that differs, and cannot collide.
         last = self._contents.get(scheme)
         return last if last is not None and last.payload == payload else _Content(payload)
+
+
+def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytes:
+    """One policy message; without ``payload`` a version notice."""
+    name = scheme.encode()
+    header = _POLICY_HEADER.pack(
+        _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
+    )
+    return b"".join((header, name, payload or b""))
+
+
+def decode_policy(frame: memoryview) -> PolicyUpdate:
+    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
+    if len(frame) < _POLICY_HEADER.size:
+        raise TransportError(f"a policy message of {len(frame)} bytes is too short")
+    magic, flags, name_bytes, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
+    start = _POLICY_HEADER.size + name_bytes
+    if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
+        raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
+    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
+    return PolicyUpdate(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from accel.json_object import Json
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
+from accel.transport.policies import decode_policy
 from accel.transport.unroll_pool import check_unroll_bytes
 from accel.transport.wire import (
     TAG_MESSAGE,
@@ -21,7 +23,6 @@ from accel.transport.wire import (
     WIRE_FORMAT,
     check_formats,
     decode_message,
-    decode_policy,
     encode_message,
 )
 
@@ -234,10 +235,10 @@ class RemoteActor:
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:
-            version, scheme, payload = decode_policy(buffer.data)
-            if payload is None and self._update is not None:
-                payload = self._update.payload
-            self._update = PolicyUpdate(version, scheme, payload)
+            update = decode_policy(buffer.data)
+            if update.payload is None and self._update is not None:
+                update = replace(update, payload=self._update.payload)
+            self._update = update
         elif tag == TAG_MESSAGE:
             self._obey(*decode_message(buffer.data))
         else:

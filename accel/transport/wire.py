@@ -1,11 +1,10 @@
-"""The bytes of control messages (JSON) and policies (header + payload) between ranks."""
+"""Tags and formats of what travels between ranks, and the bytes of control messages (JSON)."""
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
 from accel.errors import TransportError
 from accel.json_object import Json
@@ -17,18 +16,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 TAG_UNROLL = 2101
 TAG_MESSAGE = 2102
 TAG_POLICY = 2103
-
-_POLICY_HEADER = struct.Struct("<4sBxHqQ")
-_POLICY_MAGIC = b"ACPO"
-_HAS_PAYLOAD = 1
-
-
-class PolicyFrame(NamedTuple):
-    """A decoded policy message; ``payload`` is None in a version notice."""
-
-    version: int
-    scheme: str
-    payload: bytes | None
 
 
 def encode_message(kind: str, body: Json) -> bytes:
@@ -54,27 +41,6 @@ def decode_message(buffer: bytes | memoryview) -> tuple[str, Json]:
     if not isinstance(kind, str) or not isinstance(body, dict):
         raise TransportError("a foreign control message arrived; do all ranks run the same version?")
     return kind, cast(Json, body)
-
-
-def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytes:
-    """One policy message; without ``payload`` a version notice."""
-    name = scheme.encode()
-    header = _POLICY_HEADER.pack(
-        _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
-    )
-    return b"".join((header, name, payload or b""))
-
-
-def decode_policy(frame: memoryview) -> PolicyFrame:
-    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
-    if len(frame) < _POLICY_HEADER.size:
-        raise TransportError(f"a policy message of {len(frame)} bytes is too short")
-    magic, flags, name_bytes, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
-    start = _POLICY_HEADER.size + name_bytes
-    if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
-        raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
-    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
-    return PolicyFrame(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)
 
 
 def check_formats(learner: Mapping[str, object], actor: Mapping[str, object]) -> None:

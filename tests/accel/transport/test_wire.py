@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.errors import TransportError
+from accel.transport.base import PolicyUpdate
+from accel.transport.policies import decode_policy, encode_policy
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     check_formats,
     decode_message,
-    decode_policy,
     encode_message,
-    encode_policy,
 )
 
 json_values = st.recursive(
@@ -30,7 +30,7 @@ def test_message_round_trip(kind: str, body: dict[str, object]) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.text(max_size=200), st.none() | st.binary(max_size=300))
 def test_policy_round_trip(version: int, scheme: str, payload: bytes | None) -> None:
-    assert decode_policy(memoryview(encode_policy(version, scheme, payload))) == (version, scheme, payload)
+    assert decode_policy(memoryview(encode_policy(version, scheme, payload))) == PolicyUpdate(version, scheme, payload)
 
 
 def test_empty_payload_is_no_notice() -> None:
