@@ -167,6 +167,39 @@ def test_flags_that_pages_name_exist() -> None:
         assert not flags - known, f"{page.relative_to(PROJECT)}: {sorted(flags - known)}"
 
 
+def test_walks_through_the_program_are_real_and_short() -> None:
+    text = (PROJECT / "ARCHITECTURE.md").read_text()
+    walks = text.partition("## Two walks")[2].partition("\n## ")[0].split("**One ")[1:]
+    assert len(walks) == 2
+    for walk in walks:
+        rows = re.findall(r"^\| (\d+) \| `([^`]+)` \| (.+?) \|", walk, re.MULTILINE)
+        assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+        assert 10 < len({file for _, file, _ in rows}) == len(rows) <= 15
+        for _, file, functions in rows:
+            source = (PROJECT / file).read_text()
+            for name in re.findall(r"[\w.]+", functions.replace("`", "")):
+                owner, _, method = name.rpartition(".")
+                assert not owner or re.search(rf"^class {owner}\b", source, re.MULTILINE), f"{file}: {name}"
+                assert re.search(rf"^ *(def|class) {method}\b", source, re.MULTILINE), f"{file}: {name}"
+
+
+def test_seams_name_what_exists() -> None:
+    table = (PROJECT / "ARCHITECTURE.md").read_text().partition("## Seams")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 10
+    for protocol, _, identity, others, tests in rows:
+        names, _, path = protocol.strip().rpartition(", ")
+        folder = PROJECT / ("" if path.startswith("`compressors") else "accel")
+        source = (folder / path.strip("`")).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^class {name}\(", source, re.MULTILINE), name
+        product = "".join(file.read_text() for file in sorted((folder / path.strip("`")).parent.rglob("*.py")))
+        for name in re.findall(r"`([A-Z]\w+)`", identity + others):
+            assert re.search(rf"^class {name}\b", product, re.MULTILINE), name
+        for place in re.findall(r"`([^`]+)`", tests):
+            assert list((PROJECT / "tests").glob(place)), place
+
+
 def test_links_lead_somewhere() -> None:
     for page in [*PAGES, PROJECT / "ARCHITECTURE.md"]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
