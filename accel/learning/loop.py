@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -188,16 +189,18 @@ class Loop:
         return self._stop_requested()
 
     def _receive(self, *, wait: bool) -> Iterator[Experience]:
-        """What has arrived and may be learned from, until the schedule has enough; waits for the first if asked to.
+        """What has arrived and may be learned from, at most one unroll of each actor; waits for the first if asked to.
 
-        Gives up after a while without any, so that the caller can look around.
+        Store and schedule say whether more is taken in. Gives up after a while without any, so that the caller can look
+        around.
         """
-        timeout_s = IDLE_RECEIVE_S if wait else 0.0
         self.transport.pump()
-        while self.schedule.accepts(self._counts()):
+        for _ in range(self.transport.actors):
+            if not (self.store.accepts and self.schedule.accepts(self._counts())):
+                return
             if wait and self._collect is not None:
                 self._collect()
-            arrival = self.transport.receive(timeout_s)
+            arrival = self.transport.receive(IDLE_RECEIVE_S if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
                 if wait:
@@ -206,8 +209,8 @@ class Loop:
             unroll = self._view(arrival.buffer)
             self.steering.admit(arrival.actor, unroll)
             if self._admit(arrival.actor, unroll):
-                yield Experience(arrival.actor, unroll, lambda arrival=arrival: self.transport.release(arrival))  # type: ignore[misc]
-                wait, timeout_s = False, 0.0
+                yield Experience(arrival.actor, unroll, partial(self.transport.release, arrival))
+                wait = False
             else:
                 self.transport.release(arrival)
 

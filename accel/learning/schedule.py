@@ -43,7 +43,7 @@ class Schedule(Protocol):
 
 
 class Asynchronous:
-    """The identity: an update for every sample that there is; nothing is taken in while one is due.
+    """The identity: an update for every sample that there is, and everything that arrives is taken in.
 
     Args:
         publish_interval_updates: updates between publications.
@@ -57,8 +57,8 @@ class Asynchronous:
         return counts.available > 0
 
     def accepts(self, counts: Counts) -> bool:
-        """As long as there is none."""
-        return counts.available == 0
+        """Always."""
+        return True
 
     def publishes(self, counts: Counts) -> bool:
         """Every so many updates."""

@@ -84,6 +84,11 @@ class Store(Protocol):
         ...
 
     @property
+    def accepts(self) -> bool:
+        """Whether another unroll may be inserted now; where not, it waits in the transport, and so does its actor."""
+        ...
+
+    @property
     def available(self) -> int:
         """How many samples could be taken now without anything more being inserted; endless ones count as one."""
         ...

@@ -59,6 +59,11 @@ class Circular:
         self._waiting = []
 
     @property
+    def accepts(self) -> bool:
+        """Always: a new batch takes the oldest one's place."""
+        return True
+
+    @property
     def available(self) -> int:
         """Uses that are left of all batches."""
         return sum(self._uses - slot.uses for slot in self._slots)

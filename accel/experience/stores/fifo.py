@@ -30,6 +30,11 @@ class Fifo:
         self._waiting.append(experience)
 
     @property
+    def accepts(self) -> bool:
+        """Until a batch is whole: what waits grows older, and holds the transport's buffers."""
+        return len(self._waiting) < self._batch_unrolls
+
+    @property
     def available(self) -> int:
         """Whole batches that wait."""
         return len(self._waiting) // self._batch_unrolls

@@ -106,6 +106,11 @@ class Replay:
         experience.release()
 
     @property
+    def accepts(self) -> bool:
+        """Always: a new row takes the oldest one's place."""
+        return True
+
+    @property
     def available(self) -> int:
         """One, as soon as there are transitions."""
         return int(any(stream.eligible for stream in self._streams.values()))
