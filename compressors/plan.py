@@ -1,4 +1,9 @@
-"""The protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan)."""
+"""The protocols of the package: bind a policy module once (Compressor), refresh its artifact often (Plan).
+
+``Compressor.bind`` is slow and rare: export through torch, recognise the graph, fuse, lay out the serialised model with
+places for the weights. ``Plan.refresh`` is fast and frequent: quantise with numpy, write into those places, copy out
+the bytes; no protobuf work, no export and no change to a session.
+"""
 
 from __future__ import annotations
 

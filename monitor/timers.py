@@ -1,4 +1,8 @@
-"""Phase timers for hot loops: the seconds that a loop spends in each of its phases."""
+"""Phase timers for hot loops: the seconds that a loop spends in each of its phases.
+
+Clocks are read a constant number of times per step and per update. On CUDA the learner's phases are the host's view:
+work that is still queued is charged to the phase that waits for it.
+"""
 
 from __future__ import annotations
 

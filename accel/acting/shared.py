@@ -14,6 +14,9 @@ all levels keep it in the full policy's own shape, a pruned one with zeros where
 stays exact, as each unroll starts with the state that acted and holds the level's own log-probabilities; but until the
 episode ends the state is not one that the new level would have come to. So that this judges no level, an episode that
 saw two of them is left out of their returns.
+
+Waiting for every environment's next episode instead would keep two sessions and an old policy in use for as long as the
+longest episode lasts.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@ Time-major [T, B, ...]. Row t holds the observation, the action chosen on it and
 finished episode gymnasium's NEXT_STEP mode spends one row on the reset: that row is invalid, its observation is the
 episode's final one, and the row after it is ``first``. Rows T of ``observations``, ``first`` and ``valid`` belong to
 the next unroll's row 0 and serve the bootstrap.
+
+Besides observations, ``first`` and ``valid``, an unroll holds actions as sampled (before clipping or squashing),
+rewards, terminated and truncated, μ's log-probability and outputs, the policy version and scheme of every step, the
+recurrent state at its start, returns and lengths of finished episodes, and the actor's timings. A stacked frame travels
+once and is restacked by the learner. A truncated episode bootstraps from its final observation; environments that reset
+within a step store it in ``final_observations``.
 """
 
 from __future__ import annotations

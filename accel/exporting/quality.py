@@ -1,4 +1,11 @@
-"""What an exported policy is worth: parity with the trained one, returns on the same seeds, latency; and the gate."""
+"""What an exported policy is worth: parity with the trained one, returns on the same seeds, latency; and the gate.
+
+Full precision plays first: from its steps and the measured latency follows how long the compressed policy would play on
+its target; beyond a minute onnxruntime plays it instead, as report and card say. The verdict goes by the 95 % interval
+of differences on the same seeds: within the margin (5 % of the magnitude of full precision's mean) whatever its sign,
+else higher or lower where the interval leaves out zero, else undecided, with the loss and gain that it leaves open.
+Games that repeat each other decide nothing. The gate goes by the mean, and names the interval.
+"""
 
 from __future__ import annotations
 

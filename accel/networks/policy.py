@@ -1,4 +1,8 @@
-"""The whole network: what the learner trains, and the part of it that acts."""
+"""The whole network: what the learner trains, and the part of it that acts.
+
+The observation normaliser and the scaling of uint8 images are inside the acting module, and the recurrent state is an
+input and an output of it: an exported policy cannot lose them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Recovery of trials whose workers are dead: they are found, failed and queued again."""
+"""Recovery of trials whose workers are dead: they are found, failed and queued again.
+
+A trial whose worker has shown no sign of life for a minute, by the watcher's clock, is queued again; signs are written
+into trials, so that any storage carries them.
+"""
 
 from __future__ import annotations
 

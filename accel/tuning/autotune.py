@@ -1,5 +1,11 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
+The tuner is asked every quarter of a second. Actors time every level on their own machines before any acts; with
+``actors = 0``, where both sides take turns, their times add up. A candidate acts beside the reference, as whole actors
+or on a slice of one actor's environments (``accel.acting.shared``). A level that is not ready in time, or is withheld,
+is prepared out of use and timed in the next survey. Every decision is logged with its figures; a resumed run cuts off
+those after its checkpoint and decides anew.
+
 Metrics: ``level`` (in use), ``tuner_stage``, ``learner_rate`` (valid steps/s that the learner takes while it does not
 wait or, in one process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never
 waiting).

@@ -21,6 +21,10 @@ Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and t
 (``monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one holds. What compression
 alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would
 not bring it.
+
+The first second of a run may exceed the allowance, and so may a process that is stopped meanwhile. The alarm level of
+staleness is higher than that of compression, because several passes over a batch move the learner away from the acting
+policy on purpose.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
 ``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales.
+
+Activations are U8 or S8, weights S8 and heads float. Ranges come from recent real observations; until there are enough
+of them a run publishes fp32. Calibrations narrow a range slowly; drift, which is looked for on a few rows, widens what
+it must and narrows nothing. Which variant is right depends on the *actor's* CPU (VNNI, AVX2 without it, ARM), whose
+features come in the handshake.
 """
 
 from __future__ import annotations

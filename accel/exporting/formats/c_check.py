@@ -1,4 +1,9 @@
-"""The check program of a C bundle: C99 that holds ``policy.c`` to test vectors on the device that is going to act."""
+"""The check program of a C bundle: C99 that holds ``policy.c`` to test vectors on the device that is going to act.
+
+``vectors.h`` has as many of the bundle's test vectors as fit into 64 KiB, at least four, with the spread of all of
+them, so that a device measures what ``accel verify --run-native-check`` measures. The export and that check compile and
+run it, by the command that contract and model card state.
+"""
 
 from __future__ import annotations
 
