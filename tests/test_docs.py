@@ -88,7 +88,7 @@ def accept(words: Sequence[str], directory: Path, monkeypatch: pytest.MonkeyPatc
         if name == "bundle/run_policy.py":
             script = PROJECT / "accel/exporting/run_policy.py"
         assert script.is_file(), f"there is no {name}"
-        if "argparse" in script.read_text():
+        if re.search(r"\b(argparse|tyro)\b", script.read_text()):
             monkeypatch.setattr(sys, "argv", [name, *arguments])
             with pytest.raises(ParsedError):
                 runpy.run_path(str(script), run_name="__main__")
@@ -187,17 +187,23 @@ def test_seams_name_what_exists() -> None:
     table = (PROJECT / "ARCHITECTURE.md").read_text().partition("## Seams")[2].partition("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) >= 10
+    product = "".join(file.read_text() for file in (PROJECT / "accel").rglob("*.py"))
     for protocol, _, identity, others, tests in rows:
         names, _, path = protocol.strip().rpartition(", ")
         folder = PROJECT / ("" if path.startswith("`compressors") else "accel")
         source = (folder / path.strip("`")).read_text()
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^class {name}\(", source, re.MULTILINE), name
-        product = "".join(file.read_text() for file in sorted((folder / path.strip("`")).parent.rglob("*.py")))
         for name in re.findall(r"`([A-Z]\w+)`", identity + others):
             assert re.search(rf"^class {name}\b", product, re.MULTILINE), name
         for place in re.findall(r"`([^`]+)`", tests):
             assert list((PROJECT / "tests").glob(place)), place
+
+
+def test_the_tree_has_every_package() -> None:
+    tree = (PROJECT / "ARCHITECTURE.md").read_text().partition("## Tree")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in (PROJECT / "accel").glob("*/__init__.py")}
+    assert set(re.findall(r"(\w+)/", tree)) == packages | {"accel", "compressors", "correctors", "monitor"}
 
 
 def test_links_lead_somewhere() -> None:
