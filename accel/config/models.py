@@ -311,7 +311,7 @@ class ImpactConfig(ActorCriticConfig):
         2.0, ge=1, description="ρ = 1/β, clip on the ratio of the worker's to the target's probability"
     )
     target_interval_updates: Count = Field(
-        16, description="updates between refreshes of the target network; about the number of buffered batches"
+        8, description="updates between refreshes of the target network; about buffer-batches times batch-uses"
     )
 
 
@@ -423,7 +423,7 @@ class SamplesPerInsertConfig(ScheduleConfig):
     """The learner takes so many samples for each environment step, within a tolerance; whoever is ahead waits."""
 
     schedule: Literal["samples-per-insert"] = "samples-per-insert"
-    publish_interval_updates: Count = Field(4, description="learner updates between publications of the policy")
+    publish_interval_updates: Count = Field(16, description="learner updates between publications of the policy")
     max_policy_lag: Count = Field(1_000_000, description="drop unrolls whose oldest policy is older than this")
     samples_per_insert: float = Field(8.0, gt=0, description="sampled transitions for each environment step")
     learning_starts: int = Field(1000, ge=0, description="environment steps before the first update")
