@@ -13,7 +13,7 @@ import tyro
 
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
-from accel.imports.options import PolicySource
+from accel.imports.options import CLI, PolicySource
 from accel.runs.evaluation import compress_run, evaluate
 from accel.system.atomic import write_atomically
 from compressors.scheme import parse_scheme
@@ -45,7 +45,7 @@ class CompressOptions(PolicySource):
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, compress, play, print."""
-    options = tyro.cli(CompressOptions, prog="accel compress", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(CompressOptions, prog="accel compress", args=arguments, config=CLI)
     options.check_sampling(options.sample)
     if options.episodes < 0:
         raise ConfigError(f"--episodes {options.episodes}: give how many to play, or 0 for none")

@@ -14,7 +14,7 @@ import tyro
 
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
-from accel.imports.options import PolicySource
+from accel.imports.options import CLI, PolicySource
 from accel.runs.evaluation import evaluate
 from monitor.plain_text import without_controls
 
@@ -42,7 +42,7 @@ class EvaluateOptions(PolicySource):
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, play, print."""
-    options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(EvaluateOptions, prog="accel evaluate", args=arguments, config=CLI)
     if options.sample and options.greedy:
         raise ConfigError("give --greedy or --sample, not both")
     options.check_sampling(options.sample)

@@ -13,7 +13,7 @@ import tyro
 
 from accel.display.progress import open_progress
 from accel.exporting.build import export
-from accel.imports.options import PolicySource
+from accel.imports.options import CLI, PolicySource
 
 # what --cpu means to compressors.cpu
 _CPUS = {"this": None, "x86-vnni": ("vnni", "avx2"), "x86-avx2": ("avx2",), "arm": ("arm",)}
@@ -50,7 +50,7 @@ class ExportOptions(PolicySource):
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, export, print."""
-    options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(ExportOptions, prog="accel export", args=arguments, config=CLI)
     options.check_sampling(options.sample)
     with closing(open_progress(sys.stderr)) as progress:
         bundle = export(

@@ -26,6 +26,9 @@ _IMPORT_OPTIONS = (
     "normaliser",
 )
 
+CLI = (tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
+"""How commands with these options are parsed: an option that may be repeated takes one value each time."""
+
 Module = Annotated[
     str | None,
     tyro.conf.arg(

@@ -378,6 +378,7 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
         (["compress", "run", "--env", "CartPole-v1", "--out", "x"], "leave out --env"),
         (["export", "--sb3", "a.zip", "--env", "CartPole-v1", "--out", "x", "--sample"], "--rule stochastic"),
         (["bench", "policy", "--sb3", "a.zip", "--network", "mlp:8x1"], "leave out --network"),
+        (["compress", "run", "--env-arg", "a=1", "--env-arg", "b=2", "--out", "x"], "leave out --env-arg"),
         (["bench", "policy", "--weights", "a.safetensors"], "--module and --sb3"),
     ],
 )
