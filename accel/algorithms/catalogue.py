@@ -65,6 +65,7 @@ def make_store(
         device,
         rewards,
         np.random.default_rng(np.random.SeedSequence([config.run.seed, 1])),
+        config.schedule.least_env_steps,
     )
 
 

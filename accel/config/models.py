@@ -412,6 +412,11 @@ class ScheduleConfig(Options):
     publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
     max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
 
+    @property
+    def least_env_steps(self) -> int:
+        """Environment steps that a store must hold before the first update."""
+        return 0
+
 
 class AsynchronousConfig(ScheduleConfig):
     """The learner updates whenever the store has a batch; actors never wait for a policy."""
@@ -430,6 +435,11 @@ class SamplesPerInsertConfig(ScheduleConfig):
     insert_tolerance: int = Field(
         2048, ge=1, description="environment steps that actors may be ahead of the ratio before they wait"
     )
+
+    @property
+    def least_env_steps(self) -> int:
+        """As many as before the first update: a resumed run fills its replay anew before it learns on."""
+        return self.learning_starts
 
 
 class LearnerConfig(Options):

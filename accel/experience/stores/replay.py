@@ -65,6 +65,7 @@ class Replay:
         streams: how many actors there are; each has its share of the capacity.
         spec: the environment's layout. device: where samples go.
         rewards: transforms rewards. generator: the only source of randomness.
+        least_rows: rows of this process's part of a run before the first sample; a resumed run starts empty.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Replay:
         device: torch.device,
         rewards: RewardTransform,
         generator: np.random.Generator,
+        least_rows: int = 0,
     ) -> None:
         self._capacity = capacity
         self._batch_size = batch_size
@@ -88,6 +90,8 @@ class Replay:
         self._device = device
         self._rewards = rewards
         self._generator = generator
+        self._least_rows = min(least_rows, capacity)
+        self._rows = 0
         self._streams: dict[int, _Stream] = {}
 
     def insert(self, experience: Experience) -> None:
@@ -100,6 +104,7 @@ class Replay:
         self._cut(stream, unroll, follows)
         self._write(stream, unroll, 0 if follows else self._spec.frame_stack - 1)
         stream.sequence = unroll.sequence
+        self._rows += unroll.valid_steps
         oldest, newest = self._range(stream)
         others = np.arange(newest, oldest + stream.length) % stream.length
         stream.eligible = int(np.count_nonzero(stream.valid) - np.count_nonzero(stream.valid[others]))
@@ -112,8 +117,8 @@ class Replay:
 
     @property
     def available(self) -> int:
-        """One, as soon as there are transitions."""
-        return int(any(stream.eligible for stream in self._streams.values()))
+        """One, as soon as there are transitions, and enough rows."""
+        return int(self._rows >= self._least_rows and any(stream.eligible for stream in self._streams.values()))
 
     def sample(self) -> Sample | None:
         """``batch_size`` transitions, uniformly and with repetition."""
