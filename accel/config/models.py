@@ -561,10 +561,15 @@ class TrainConfig(BaseModel):
                 f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
                 f"use {' or '.join(allowed)}"
             )
+        if isinstance(self.store, FifoConfig) and isinstance(self.schedule, SamplesPerInsertConfig):
+            raise ConfigError(
+                "store 'fifo' takes in no more than one batch, so schedule 'samples-per-insert' would wait for ever: "
+                "use --schedule asynchronous, or --store replay"
+            )
         if isinstance(self.store, ReplayConfig) and isinstance(self.schedule, AsynchronousConfig):
             raise ConfigError(
-                "store 'replay' always has another sample, so that schedule 'asynchronous' would take in nothing more: "
-                "use --schedule samples-per-insert"
+                "store 'replay' always has another sample, so that schedule 'asynchronous' would update without end on "
+                "few steps, and without any new one in a single process: use --schedule samples-per-insert"
             )
 
     @property

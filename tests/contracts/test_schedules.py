@@ -43,10 +43,15 @@ class Simulation:
             return Counts(self.env_steps, self.updates, int(self.env_steps >= self.endless))
         return Counts(self.env_steps, self.updates, self.unrolls // self.batch - self.updates)
 
+    @property
+    def accepts(self) -> bool:
+        """The store's part of the answer: a queue takes in no more than a batch."""
+        return self.endless > 0 or self.counts().available < 1
+
     def turn(self, waiting: list[int]) -> bool:
         """One turn, with unrolls of these valid steps on their way; False where nothing was done."""
         before = self.env_steps, self.updates
-        while waiting and self.schedule.accepts(self.counts()):
+        while waiting and self.accepts and self.schedule.accepts(self.counts()):
             self.env_steps += waiting.pop(0)
             self.unrolls += 1
         if self.schedule.due(self.counts()):
@@ -56,9 +61,11 @@ class Simulation:
 
 def simulations(name: str) -> Iterator[Simulation]:
     schedule = SCHEDULES[name]
-    yield Simulation(schedule(), 0, 1)
-    yield Simulation(schedule(), 0, 3)
-    if name != "asynchronous":  # Which a configuration does not allow with a replay.
+    # A queue and a ratio, or a replay and none, are what a configuration refuses.
+    if name == "asynchronous":
+        yield Simulation(schedule(), 0, 1)
+        yield Simulation(schedule(), 0, 3)
+    else:
         yield Simulation(schedule(), 10)
         yield Simulation(schedule(), 1000)
 
@@ -135,21 +142,26 @@ def test_nothing_is_learned_before_the_start() -> None:
 
 
 def test_a_schedule_without_a_ratio_is_refused_for_a_replay() -> None:
-    """Which would never take in anything more: its samples do not run out."""
-    simulation = Simulation(Asynchronous(1), 10)
-    waiting = [10] * 3
-    for _ in range(100):
-        simulation.turn(waiting)
-    assert len(waiting) == 2
+    """Whose samples do not run out: in a single process, which steps only where nothing is due, none ever would be."""
     with pytest.raises(ConfigError, match="samples-per-insert"):
         TrainConfig.create(algorithm="dqn", schedule="asynchronous")
     with pytest.raises(ConfigError, match="samples-per-insert"):
         TrainConfig.create(algorithm="module:factory", store="replay")
 
 
-def test_asynchronous_updates_for_every_sample_before_it_takes_in_more() -> None:
+def test_a_ratio_is_refused_for_a_queue() -> None:
+    """Which takes in no more than a batch, while the schedule waits for more steps before it updates."""
+    simulation, waiting = Simulation(SamplesPerInsert(1, RATIO, BATCH, STARTS, TOLERANCE), 0), [10] * 3
+    assert simulation.turn(waiting) and not simulation.turn(waiting)
+    with pytest.raises(ConfigError, match="asynchronous"):
+        TrainConfig.create(algorithm="impala", schedule="samples-per-insert")
+
+
+def test_asynchronous_updates_for_every_sample_and_takes_in_what_arrives() -> None:
     schedule = Asynchronous(1)
-    assert schedule.due(Counts(5, 0, 1)) and not schedule.accepts(Counts(5, 0, 1))
+    for available in (0, 1, 7):
+        counts = Counts(5, 0, available)
+        assert schedule.due(counts) == (available > 0) and schedule.accepts(counts)
 
 
 @pytest.mark.parametrize("interval", [1, 3])

@@ -105,6 +105,22 @@ def test_a_sample_appears_when_there_is_enough_and_is_said_to(store: str) -> Non
     assert sample.valid_steps > 0
 
 
+@pytest.mark.parametrize("store", STORES)
+def test_a_store_that_accepts_nothing_has_a_sample(store: str) -> None:
+    """So that never both sides wait; only a queue, whose unrolls hold buffers, lets actors wait at all."""
+    made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS))
+    refused = 0
+    for _ in range(10):
+        if made.accepts:
+            source.insert(made)
+            continue
+        refused += 1
+        sample = made.sample()
+        assert made.available == 0 and sample is not None and made.accepts
+        made.feedback(sample, None)
+    assert (refused > 0) == (store == "fifo")
+
+
 @pytest.mark.parametrize("store", ["fifo", "circular"])
 def test_batches_count_their_valid_steps(store: str) -> None:
     made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=3))
