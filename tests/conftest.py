@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+TESTS = Path(__file__).parent
+
+# pytest-xdist gives its workers a terminal of 80 columns, which programs under test would believe.
+os.environ.pop("COLUMNS", None)
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", MPLBACKEND="Agg")
 
@@ -17,15 +22,64 @@ hypothesis.settings.register_profile("ci", _NO_STOPWATCH, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# Files whose tests take longer together than about five seconds on an idle core: `scripts/test --fast` leaves them out.
+SLOW = frozenset(
+    """
+    accel/test_bench_evidence.py
+    accel/test_bench_policy.py
+    accel/test_checkpoint.py
+    accel/test_cli.py
+    accel/test_computing.py
+    accel/test_damaged_files.py
+    accel/test_envs_native.py
+    accel/test_export.py
+    accel/test_export_c.py
+    accel/test_export_table.py
+    accel/test_play_progress.py
+    accel/test_policies_page.py
+    accel/test_publisher_background.py
+    accel/test_report_commands.py
+    accel/test_session.py
+    accel/test_signals.py
+    accel/test_sweep_after_training.py
+    accel/test_sweep_in_training.py
+    accel/test_sweep_storage.py
+    accel/test_sweep_study.py
+    accel/test_validation.py
+    accel/test_verify.py
+    compressors/test_layer_choices.py
+    compressors/test_layer_choices_oracle.py
+    compressors/test_networks.py
+    compressors/test_oracle.py
+    compressors/test_plans.py
+    compressors/test_qat.py
+    compressors/test_resealed.py
+    contracts/test_stores.py
+    contracts/test_transport.py
+    monitor/test_report_page.py
+    monitor/test_statistics.py
+    monitor/test_tuner.py
+    test_docs.py
+    test_import_rules.py
+    test_published.py
+    test_training_runs.py
+    """.split()
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, then those that start ranks, then those that train: a plain mistake shows in seconds."""
+    """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds."""
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=_cost)
 
 
 def _cost(item: pytest.Item) -> int:
-    if item.get_closest_marker("learning"):
-        return 2
-    return 1 if item.get_closest_marker("mpi") else 0
+    return max(
+        (cost for cost, name in enumerate(("fast", "slow", "mpi", "learning")) if item.get_closest_marker(name)),
+        default=0,
+    )
 
 
 def pytest_configure() -> None:

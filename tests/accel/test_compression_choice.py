@@ -44,7 +44,7 @@ def test_schedule_is_what_was_written() -> None:
     [
         ("automatic", "write auto"),
         ("auto(", "write auto"),
-        ("auto()", "not of the form"),
+        ("auto()", "not have the form"),
         ("auto(fp32)", "at least two different"),
         ("auto(fp32;int8;int8)", "at least two different"),
         ("auto(int8;fp32)", "comes first"),
