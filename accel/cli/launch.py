@@ -41,9 +41,9 @@ from monitor.errors import MonitorError
 from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
-    from accel.cli.job import Job
     from accel.cli.mpirun import Ended
     from accel.config import TrainConfig
+    from accel.runs.job import Job
     from accel.runs.summary import Summary
     from accel.transport.endpoint import Endpoint
 
@@ -74,7 +74,7 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     Raises:
         AccelError: one clear message; see ``accel.errors``.
     """
-    from accel.cli.job import Job, check_config
+    from accel.runs.job import Job, check_config
 
     job = Job(check_config(config), resume)
     info = detect_launch()

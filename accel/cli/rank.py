@@ -57,8 +57,8 @@ def _join(info: LaunchInfo) -> int:
 
 
 def _learn(info: LaunchInfo) -> int:
-    from accel.cli.job import Job
     from accel.cli.launch import learn
+    from accel.runs.job import Job
 
     summary = learn(Job.from_text(sys.argv[1]), info)
     print(summary.text(), flush=True)

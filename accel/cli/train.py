@@ -13,12 +13,12 @@ from typing import Annotated
 import tyro
 from pydantic.fields import FieldInfo
 
-from accel.cli.job import Job, check_config, process_started_at
 from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.models import CHOICES, all_options, describe_choice, readable_options, takes_none
 from accel.errors import AccelError, ConfigError
+from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch
 
 DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.

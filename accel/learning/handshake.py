@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from accel.cli.job import error_of_kind
 from accel.envs.spaces import EnvSpec
 from accel.errors import LaunchError, TransportError
 from accel.json_object import Json
+from accel.runs.job import error_of_kind
 from accel.transport.base import LearnerTransport
 
 POLL_S = 0.002

@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING
 
 from accel.acting.actor import InlineActor
-from accel.cli.job import Job
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.learning.handshake import POLL_S, Stop, wait_for_crew
 from accel.runs.directory import RunDirectory
+from accel.runs.job import Job
 from accel.runs.summary import Summary
 from accel.system.machine import describe_machine, read_machine
 from accel.transport.base import LearnerTransport

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
-from accel.cli.job import Job
 from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
 from accel.display.status import TrainingStatus
 from accel.envs.spaces import EnvSpec
@@ -29,6 +28,7 @@ from accel.publishing.publisher import Publisher
 from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
+from accel.runs.job import Job
 from accel.runs.state_tree import Tree
 from accel.runs.summary import SchemeComparison, Summary
 from accel.transport.base import LearnerTransport

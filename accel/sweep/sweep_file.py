@@ -14,10 +14,10 @@ from optuna.distributions import (
 )
 from optuna.trial import Trial
 
-from accel.cli.job import check_config
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml
 from accel.errors import ConfigError
+from accel.runs.job import check_config
 from accel.sweep.objectives import did_you_mean
 
 Value = str | int | float | bool

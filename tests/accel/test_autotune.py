@@ -19,13 +19,13 @@ import torch
 from accel.acting.actor import join
 from accel.acting.shared import parse_assignment
 from accel.algorithms.catalogue import agree, make_algorithm
-from accel.cli.job import check_config
 from accel.cli.launch import train
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.publishing.publisher import Publisher
+from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
 from accel.tuning.autotune import TunedSteering, make_steering

@@ -14,11 +14,11 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.cli.job import Job, check_config, error_of_kind, process_started_at
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.models import ALGORITHMS
 from accel.errors import ConfigError
+from accel.runs.job import Job, check_config, error_of_kind, process_started_at
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -198,7 +198,7 @@ def test_an_actors_error_is_raised_by_its_name() -> None:
 def test_a_process_knows_when_it_started() -> None:
     before = time.time()
     assert before <= process_started_at(1e-9) <= time.time(), "what came before the command does not count"
-    program = "from accel.cli.job import process_started_at; print(process_started_at(1e9))"
+    program = "from accel.runs.job import process_started_at; print(process_started_at(1e9))"
     before = time.time()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     kernels_tick_s = 0.1  # and more: a hundredth of a second, as a rule

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from accel.acting.actor import InlineActor
-from accel.cli.job import Job, check_config
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import CheckpointError
@@ -17,6 +16,7 @@ from accel.learning.handshake import wait_for_crew
 from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
+from accel.runs.job import Job, check_config
 from accel.runs.state_tree import Tree, flatten
 from accel.transport import LocalTransport, TransportOptions
 

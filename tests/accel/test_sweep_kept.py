@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from accel.cli.job import check_config
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import ConfigError
+from accel.runs.job import check_config
 
 PROJECT = Path(__file__).parents[2]
 IN_CHECKOUT = (PROJECT / ".git").exists()
