@@ -227,4 +227,5 @@ def test_ratios_are_taken_to_the_policy_that_really_acted(tmp_path: Path) -> Non
             assert found[scheme]["scheme"] == scheme, job.output
     exact, ruined = found["fp32"], found["int4"]
     assert abs(exact["behaviour_kl"]) < 1e-4 and abs(exact["rho_mean"] - 1) < 1e-3 and exact["rho_clipped"] < 0.005
-    assert ruined["behaviour_kl"] > 0.02 and ruined["rho_clipped"] > 0.01, ruined
+    # a sampled mean over one batch: fifty times what is allowed of the exact one
+    assert ruined["behaviour_kl"] > 0.005 and ruined["rho_clipped"] > 0.01, ruined
