@@ -130,20 +130,20 @@ CORRECTIONS: dict[str, type[VTrace] | type[Retrace] | type[NStep]] = {
 def centre_and_weight(corrected: Corrected, weights: Tensor, *, normalise: bool) -> Tensor:
     """Factors of ∇ log π: advantages centred under the weights that they are going to carry, weighted, then scaled.
 
-        Ã = ρ̂ (A − m) / s,   m = Σ w ρ̂ A / Σ w ρ̂,   s² = Σ w (ρ̂ (A − m))² / Σ w
+        Ã = ρ̂ (A − m) / s,   m = Σ w ρ̂ A / Σ w ρ̂,   s² = Σ w (ρ̂ (A − m))²
 
     Centred after the weight instead, the mean of ρ̂ A would be subtracted from rows whose ρ̂ differ, which turns the
     gradient: Σ w ρ̂ ∇ log π is about zero, Σ w ∇ log π is not.
 
     Args:
         corrected: advantages and weights [T, B].
-        weights: w [T, B], valid rows' share of the mean; zero rows count for nothing.
+        weights: w [T, B], valid rows' shares of the mean, which sum to one; zero rows count for nothing.
         normalise: whether to centre and scale at all.
     """
     if not normalise:
         return corrected.advantages * corrected.weights
-    shares = weights * corrected.weights
-    mean = (shares * corrected.advantages).sum() / shares.sum().clamp_min(1e-8)
+    shares = (weights * corrected.weights).flatten()
+    mean = torch.dot(shares, corrected.advantages.flatten()) / shares.sum().clamp_min(1e-8)
     weighted = corrected.weights * (corrected.advantages - mean)
-    variance = (weights * weighted.square()).sum() / weights.sum().clamp_min(1e-8)
-    return weighted * torch.rsqrt(variance + 1e-8)
+    variance = torch.dot(weights.flatten(), weighted.square().flatten())
+    return weighted.mul_(torch.rsqrt(variance + 1e-8))
