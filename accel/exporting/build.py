@@ -55,7 +55,7 @@ logger = logging.getLogger("accel")
 
 BATCHES = (1, 4, 32)
 REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
-_EXAMPLES = ("example.py", "example.cpp")
+_EXAMPLE = "example.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
 # a target that would play longer than this is left to onnxruntime's session of the policy; parity ties the two together
@@ -313,8 +313,7 @@ class _Builder:
         write_json(directory / REPORT, report)
         (directory / _CARD).write_text(model_card(contract, report), encoding="utf-8")
         shutil.copyfile(str(run_policy.__file__), directory / _RUN)
-        for name in _EXAMPLES:
-            shutil.copyfile(Path(run_policy.__file__).with_name(name), directory / name)
+        shutil.copyfile(Path(run_policy.__file__).with_name(_EXAMPLE), directory / _EXAMPLE)
         files: Json = {}
         for path in sorted(directory.iterdir()):
             content = path.read_bytes()

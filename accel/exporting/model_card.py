@@ -23,7 +23,6 @@ _FILES = MappingProxyType(
         "vectors.npz": "test vectors: `input/NAME`; answers `output/NAME`, and `torch/NAME` before compression",
         "run_policy.py": "runs and checks the policy in Python",
         "example.py": "a loop in Python to start your own from",
-        "example.cpp": "the same in C++, on onnxruntime's API",
         "report.json": "every measured number of this page, every single return included",
         "SHA256SUMS": "checksums, for `sha256sum --check SHA256SUMS`",
     }
@@ -262,7 +261,7 @@ def _running(target: Facts) -> str:
         'echo \'{"observation": [...], "first": true}\' | python run_policy.py --stdin\n```'
     )
     text += (
-        "\n\n`example.py` and `example.cpp` are short loops on onnxruntime to start a program of your own from. The "
+        "\n\n`example.py` is a short loop on onnxruntime to start a program of your own from. The "
         "metadata of the ONNX models says what observations, actions and recurrent state mean, as `contract.json` does."
     )
     if own:

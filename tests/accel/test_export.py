@@ -39,7 +39,7 @@ from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run
 from tests.environments.closed_form import CHANNELS, HEIGHT, WIDTH
 
 ALWAYS = {
-    *("MODEL_CARD.md", "SHA256SUMS", "contract.json", "example.cpp", "example.py", "fp32.onnx", "report.json"),
+    *("MODEL_CARD.md", "SHA256SUMS", "contract.json", "example.py", "fp32.onnx", "report.json"),
     *("run_policy.py", "vectors.npz"),
 }
 OWN = {
@@ -162,21 +162,6 @@ def test_models_say_what_they_take_and_give(pendulum: Path, tmp_path: Path) -> N
 def test_the_loop_in_python_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:
     bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
     check_loop([sys.executable, str(bundle.path / "example.py")], bundle.path)
-
-
-HEADER = "onnxruntime_cxx_api.h"
-
-
-@pytest.mark.skipif(
-    not any(place.joinpath(HEADER).is_file() for place in map(Path, ("/usr/include", "/usr/local/include"))),
-    reason="needs a machine with onnxruntime's C++ headers and library",
-)
-def test_the_loop_in_cpp_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:
-    bundle = export(pendulum, tmp_path / "bundle", scheme="int8", episodes=0)
-    program = tmp_path / "example"
-    command = ["g++", "-std=c++17", "-Wall", "-Werror", "example.cpp", "-o", str(program), "-lonnxruntime"]
-    subprocess.run(command, cwd=bundle.path, check=True)
-    check_loop([str(program), str(bundle.path / "model.onnx")], bundle.path)
 
 
 def check_loop(command: list[str], bundle: Path) -> None:
