@@ -1,6 +1,8 @@
 """What each rank of an mpirun started by ``accel train`` runs: python -P -m accel.cli.rank JOB. Knows its role first.
 
-The learner's torch is imported from the first moment on, in a thread, while MPI starts and actors make environments.
+The learner's torch is imported in a thread as soon as MPI has started, while actors make environments; not earlier:
+MPI_Init sets environment variables, and a library that is loaded meanwhile reads them, which can end in a segmentation
+fault.
 """
 
 from __future__ import annotations
@@ -32,8 +34,6 @@ def main() -> int:
     info = detect_launch()
     signs = SignsOfLife(info.rank)
     acts = is_actor(info)
-    if not acts:
-        threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
     status = guarded(lambda: _join(info), "accel train")
     if status != 0:
         signs.say("failed", status)
@@ -44,6 +44,7 @@ def main() -> int:
 
         signs.stop()
         return guarded(lambda: act(info), "accel train")
+    threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
     status = guarded(lambda: _learn(info), "accel train")
     signs.stop()
     signs.say("ended", status)
