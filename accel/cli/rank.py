@@ -1,19 +1,16 @@
 """What each rank of an mpirun started by ``accel train`` runs: python -P -m accel.cli.rank JOB. Knows its role first.
 
-The learner's torch is imported in a thread as soon as MPI has started, while actors make environments; not earlier:
-MPI_Init sets environment variables, and a library that is loaded meanwhile reads them, which can end in a segmentation
-fault.
+Torch is imported after MPI_Init, never beside it (``accel.learning.run``): MPI_Init sets environment variables, and a
+library that is loaded meanwhile reads them, which can end in a segmentation fault.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 import signal
 import sys
-import threading
 
 from accel.cli.signs import SignsOfLife
 from accel.system.module_path import add_working_directory
@@ -44,7 +41,6 @@ def main() -> int:
 
         signs.stop()
         return guarded(lambda: act(info), "accel train")
-    threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
     status = guarded(lambda: _learn(info), "accel train")
     signs.stop()
     signs.say("ended", status)
