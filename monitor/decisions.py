@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.errors import RecorderError
+from monitor.line_file import LineFile
 
 DECISIONS_FILE = "decisions.jsonl"
 
@@ -64,6 +65,7 @@ class DecisionLog:
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         """Args: directory: an existing run directory; clock: Unix time in seconds."""
         self._path = directory / DECISIONS_FILE
+        self._file = LineFile(self._path)
         self._clock = clock
 
     def write(
@@ -76,24 +78,9 @@ class DecisionLog:
         reason: str,
         figures: Mapping[str, Figure] | None = None,
     ) -> Decision:
-        """Append one decision, stamped now. Raises RecorderError when it cannot be written."""
+        """Append one decision, stamped now. Where it cannot be written, a warning says so once."""
         decision = Decision(self._clock(), env_steps, actor, kind, before, after, reason, figures or {})
-        line = (json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode()
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                line = b"\n" + line if torn else line
-                written = os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise RecorderError(f"cannot write {self._path}: {error.strerror}") from error
-        if written != len(line):
-            raise RecorderError(
-                f"cannot write {self._path}: only {written} of {len(line)} bytes fit; is the disk full?"
-            )
+        self._file.append((json.dumps(decision.to_json(), allow_nan=False, separators=(",", ":")) + "\n").encode())
         return decision
 
     def forget_after(self, env_steps: int) -> None:
@@ -124,7 +111,7 @@ class DecisionLog:
     def go_on(self, env_steps: int, level: str) -> None:
         """``forget_after``, and a line of kind ``resume`` for each actor that had another level than it begins with.
 
-        Raises: RecorderError: the log exists and cannot be read or truncated, or the lines cannot be written.
+        Raises: RecorderError: the log exists and cannot be read or truncated.
         """
         self.forget_after(env_steps)
         acted: dict[int | None, str] = {}

@@ -12,29 +12,33 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 _FOLDERS = (
-    (re.compile(r"(return|length|lag)_(mean|min|max)"), r"\1/\2"),
-    (re.compile(r"(\w+)_loss"), r"loss/\1"),
-    (re.compile(r"(learner|actor)_(\w+)_share"), r"\1_time/\2"),
-    (re.compile(r"(staleness|compression|total)_(\w+)((?:/.+)?)"), r"\1/\2\3"),
-    (re.compile(r"([^/]+)"), r"training/\1"),
+    (re.compile(r"return_(mean)|(length_mean|episodes)"), r"returns/\1\2"),
+    (re.compile(r"(evaluation_\w+)"), r"returns/\1"),
+    (re.compile(r"(\w+)_loss"), r"losses/\1"),
+    (re.compile(r"loss"), r"losses/total"),
+    (re.compile(r"(entropy|explained_variance|gradient_norm|td_error|q_mean)"), r"losses/\1"),
+    (re.compile(r"((?:learner|actor)_\w+_share|env_steps_per_s|elapsed_s|dropped_unrolls|actors_alive)"), r"speed/\1"),
+    (re.compile(r"((?:staleness|compression|total|lag|rho|mismatch)_.+|behaviour_kl|kl_from_batch)"), r"mismatch/\1"),
+    (re.compile(r"(policy_bytes|[^/]+/.+)"), r"compression/\1"),
 )
 _CRC32C_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
 def event_tag(metric: str) -> str:
-    """A metric's tag: ``return/mean``, ``loss/policy``, ``learner_time/backward``, ``compression/kl/int8``.
-
-    Metrics that have a folder keep their name; those of no folder are in ``training``.
+    """A metric's tag, in a folder: ``returns/mean``, ``losses/policy``, ``speed/learner_backward_share``,
+    ``mismatch/compression_kl/int8``; what a scheme's artifacts are and cost is in ``compression``, the rest in
+    ``training``.
     """
     for pattern, tag in _FOLDERS:
         if match := pattern.fullmatch(metric):
             return match.expand(tag)
-    return metric
+    return f"training/{metric}"
 
 
 class EventFile:
@@ -72,8 +76,9 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and close; closing twice is fine."""
-        self._file.close()
+        """Close; what was not flushed and cannot be written is lost. Closing twice is fine."""
+        with suppress(OSError):
+            self._file.close()
 
     def _append(self, record: bytes) -> None:
         length = struct.pack("<Q", len(record))

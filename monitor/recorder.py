@@ -19,6 +19,7 @@ import numpy as np
 
 from monitor.errors import RecorderError
 from monitor.event_file import EventFile
+from monitor.line_file import LineFile
 
 Metric = float | int | bool | str | None | np.generic
 Record = dict[str, float | int | bool | str | None]
@@ -35,8 +36,8 @@ class Recorder:
 
     Every record reaches ``metrics.jsonl`` as one whole line in one write, so a kill loses none of it. TensorBoard
     events are buffered until ``tensorboard_interval_s`` has passed, ``max_pending`` records wait, or ``close``, so that
-    a short run does not import TensorBoard while it trains. If they cannot be written, a warning says so once and the
-    run continues without them.
+    a short run does not import TensorBoard while it trains. Where either cannot be written, a warning says so once and
+    the run goes on: without TensorBoard from then on, and without the lines that did not fit.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Recorder:
             RecorderError: the directory cannot be written, or its metrics file is not one of ours.
         """
         self._path = directory / METRICS_FILE
+        self._file = LineFile(self._path)
         self._directory = directory
         self._clock = clock
         self._tensorboard = tensorboard
@@ -72,26 +74,22 @@ class Recorder:
         self._pending: list[tuple[float, int, dict[str, float]]] = []
         self._events: EventFile | None = None
         self._flushed_s = clock()
-        try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise RecorderError(f"cannot write {self._path}: {error.strerror}; choose a writable directory") from error
         self._closed = False
         try:
-            _truncate(self._path, self._descriptor, resume_env_steps)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+            with self._path.open("ab+") as file:
+                _truncate(self._path, file.fileno(), resume_env_steps)
+        except OSError as error:
+            raise RecorderError(f"cannot write {self._path}: {error.strerror}; choose a writable directory") from error
 
     def record(self, env_steps: int, metrics: Mapping[str, Metric]) -> None:
         """Append one record.
 
         Args:
             env_steps: how far the run is; not less than in the record before.
-            metrics: by name, ``group/name`` where grouped. NaN and infinities become the strings ``"nan"``, ``"inf"``
-                and ``"-inf"`` in the JSON, which has no such numbers; ``read_metrics`` turns them back.
+            metrics: by name, ``name/scheme`` where of one scheme. NaN and infinities become the strings ``"nan"``,
+                ``"inf"`` and ``"-inf"`` in the JSON, which has no such numbers; ``read_metrics`` turns them back.
         Raises:
-            RecorderError: the recorder is closed, the disk is full, a value is no scalar or a name is reserved.
+            RecorderError: the recorder is closed, a value is no scalar or a name is reserved.
         """
         if self._closed:
             raise RecorderError(f"{self._path} is closed; nothing can be recorded")
@@ -109,7 +107,7 @@ class Recorder:
                 line[name] = value
             else:
                 raise RecorderError(f"metric {name!r} is a {type(value).__name__}; needs a number, string or None")
-        self._append((json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode())
+        self._file.append((json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode())
         if self._tensorboard:
             self._pending.append((now_s, int(env_steps), scalars))
             if now_s - self._flushed_s >= self._interval_s or len(self._pending) >= self._max_pending:
@@ -128,7 +126,10 @@ class Recorder:
             self._events.flush()
         except (OSError, ImportError) as error:
             logger.warning("TensorBoard events are no longer written: %s", error)
-            self._tensorboard, self._events = False, None
+            self._tensorboard = False
+            if self._events is not None:
+                self._events.close()
+                self._events = None
         self._pending.clear()
 
     def close(self) -> None:
@@ -136,12 +137,9 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        try:
-            self.flush()
-            if self._events is not None:
-                self._events.close()
-        finally:
-            os.close(self._descriptor)
+        self.flush()
+        if self._events is not None:
+            self._events.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,16 +148,6 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _append(self, line: bytes) -> None:
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            raise RecorderError(f"cannot write {self._path}: {error.strerror}") from error
-        if written != len(line):
-            raise RecorderError(
-                f"cannot write {self._path}: only {written} of {len(line)} bytes fit; is the disk full?"
-            )
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
@@ -201,7 +189,7 @@ def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None
 def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecorderError(f"{path}, line {number} is not JSON; move the file away to continue") from error
     if not isinstance(record, dict) or STEP_KEY not in record:
         raise RecorderError(f"{path}, line {number} has no {STEP_KEY!r}: not a metrics file; move it away to continue")

@@ -22,31 +22,41 @@ hypothesis.settings.register_profile("ci", _NO_STOPWATCH, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# Files whose tests take longer together than about five seconds on an idle core: `scripts/test --fast` leaves them out.
+# Files whose tests take longer together than about three seconds on an idle core, which `scripts/test --fast` omits.
 SLOW = frozenset(
     """
     accel/test_bench_evidence.py
     accel/test_bench_policy.py
+    accel/test_bench_refresh.py
     accel/test_checkpoint.py
     accel/test_cli.py
     accel/test_computing.py
     accel/test_damaged_files.py
+    accel/test_damaged_imports.py
     accel/test_envs_native.py
     accel/test_export.py
     accel/test_export_c.py
+    accel/test_export_progress.py
     accel/test_export_table.py
+    accel/test_full_disks.py
+    accel/test_hostile_bundles.py
+    accel/test_import_policy.py
     accel/test_play_progress.py
     accel/test_policies_page.py
     accel/test_publisher_background.py
+    accel/test_publisher_runs.py
     accel/test_report_commands.py
     accel/test_session.py
     accel/test_signals.py
     accel/test_sweep_after_training.py
     accel/test_sweep_in_training.py
+    accel/test_sweep_space.py
     accel/test_sweep_storage.py
     accel/test_sweep_study.py
     accel/test_validation.py
     accel/test_verify.py
+    compressors/test_distill.py
+    compressors/test_int8.py
     compressors/test_layer_choices.py
     compressors/test_layer_choices_oracle.py
     compressors/test_networks.py
@@ -57,22 +67,31 @@ SLOW = frozenset(
     contracts/test_stores.py
     contracts/test_transport.py
     monitor/test_report_page.py
+    monitor/test_report_series.py
     monitor/test_statistics.py
-    monitor/test_tuner.py
     test_docs.py
     test_import_rules.py
     test_published.py
+    test_scripts.py
     test_training_runs.py
     """.split()
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds.
+
+    Those that take ten minutes run where they are asked for: -m long.
+    """
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
     items.sort(key=_cost)
+    if "long" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
 
 
 def _cost(item: pytest.Item) -> int:

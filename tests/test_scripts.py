@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
+
+def _first_line(path: Path) -> str:
+    return path.read_text().split("\n", 1)[0]
+
+
 PROJECT = Path(__file__).parents[1]
 SCRIPTS = [PROJECT / ".ci" / "run", *sorted(path for path in (PROJECT / "scripts").rglob("*") if path.is_file())]
-SHELL_SCRIPTS = [path for path in SCRIPTS if path.suffix in {"", ".sh", ".sbatch"}]
+SHELL_SCRIPTS = [
+    path for path in SCRIPTS if path.suffix in {"", ".sh", ".sbatch"} and "python" not in _first_line(path)
+]
 
 
 def shell(project: Path, commands: str, *arguments: str) -> subprocess.CompletedProcess[str]:

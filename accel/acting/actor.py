@@ -11,13 +11,15 @@ import numpy as np
 
 from accel.acting.collector import UnrollCollector
 from accel.acting.policy import ActingPolicy, SessionPolicy
+from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
-from accel.acting.shared import SharedPolicy
+from accel.acting.timing import LevelTimer, split_update
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.system.pulse import STEPPING
 from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
@@ -26,14 +28,14 @@ SEND, WAIT, PULL, DESERIALISE, LOAD = (
     ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load")
 )
 PREPARATION_S = 600.0
-"""How long a learner may take from the last actor's answer to its first policy: imports, a GPU, binding every level."""
+"""Time limit of the learner from the last actor's answer to its first policy: imports, a GPU, binding every level."""
 
 
 class Actor:
     """One actor: owns environments, policy and unrolls, and talks to the learner through a transport.
 
     Args:
-        config: what the learner told. transport: this actor's end.
+        config: from the learner. transport: this actor's end.
     Attributes:
         spec: its environments' layout.
     Raises:
@@ -43,7 +45,9 @@ class Actor:
     def __init__(self, config: ActorConfig, transport: ActorTransport) -> None:
         self.config = config
         self._transport = transport
-        seeds = np.random.SeedSequence([config.seed, transport.actor, config.restart]).spawn(2)
+        incarnation = [config.incarnation] if config.incarnation else []
+        number = config.number(transport.actor)
+        seeds = np.random.SeedSequence([config.seed, number, config.restart, *incarnation]).spawn(2)
         self._environment = make_vector_env(
             config.env,
             config.envs_per_actor,
@@ -53,12 +57,17 @@ class Actor:
             seed=int(seeds[0].generate_state(1)[0]),
             squash_actions=config.squash_actions,
         )
+        self._environment.pulse = transport.pulse
         self.spec: EnvSpec = self._environment.spec
         self._generator = np.random.default_rng(seeds[1])
         self._views: dict[int, Unroll] = {}
-        self._env_steps_per_unroll = config.actors * config.envs_per_actor * config.unroll_length
+        self._rows = config.envs_per_actor * self.spec.agents
+        self._env_steps_per_unroll = config.actors * self._rows * config.unroll_length
         self._send_s = 0.0
         self._refused = False
+        self._newest = -1
+        self._timed = ""
+        self._untimed: Mapping[str, bytes] = {}
 
     def start(self) -> None:
         """Take the learner's agreement, wait for the first policy and reset the environments.
@@ -75,31 +84,38 @@ class Actor:
         self.layout = UnrollLayout(
             self.spec,
             config.unroll_length,
-            config.envs_per_actor,
+            self._rows,
             agreement.state_shapes,
             agreement.output_size,
             agreement.explores,
+            agreement.priorities is not None,
         )
         if self.layout.digest != agreement.digest:
             raise TransportError(
                 "actors and learner lay out unrolls differently: install the same version on every node"
             )
-        seat = Seat(config.envs_per_actor, config.unroll_length, self._transport.actor, config.actors)
+        seat = Seat(self._rows, config.unroll_length, config.number(self._transport.actor), config.actors)
         sampler = rule.bind(seat, self._generator)
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
+        self._timer = LevelTimer(self.layout, rule, sampler)
         self._policy = self._make_policy(sampler)
         self._load(self._transport.wait_policy(timeout_s))
-        self._collector = UnrollCollector(self._environment, self._policy, sampler, self.layout)
+        priorities = None
+        if agreement.priorities is not None:
+            priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
+        self._collector = UnrollCollector(self._environment, self._policy, sampler, self.layout, priorities)
+        self._transport.pulse.enter(STEPPING)
 
     def step(self) -> None:
-        """One unroll: a free buffer, the policy that is newest then, T environment steps, off it goes. Raises Stopped.
+        """Collect one unroll: acquire a buffer, pull the newest policy, take T vector steps, push. Raises Stopped.
 
-        Where the learner is behind, the wait is for the buffer: a policy taken before it would be older by that long.
+        The policy is pulled after the wait for a free buffer, as one pulled before it would be older.
         """
         before = perf_counter()
         buffer = self._transport.acquire()
+        newer = self._wait_for_newer() if self.config.waits_for_policy and self._collector.unrolls else None
         acquired = perf_counter()
-        update = self._transport.pull()
+        update = self._transport.pull() if newer is None else newer
         pulled = perf_counter()
         deserialise_s = 0.0 if update is None else self._load(update)
         loaded = perf_counter()
@@ -107,14 +123,25 @@ class Actor:
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
         env_steps = self.config.env_steps + self._collector.unrolls * self._env_steps_per_unroll
-        self._collector.collect(unroll, self._policy.scheme_ids(self.config.schemes), env_steps)
+        scheme_id = self.config.schemes.index(self._policy.scheme)
+        self._collector.collect(unroll, scheme_id, env_steps)
+        if self._environment.failures:
+            self._report_failures()
+        timing_s = self._time_levels(unroll) if self._untimed else 0.0
         timings = unroll["timings_s"]
         timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
-        timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s
+        timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s + timing_s
         timings[SEND] = self._send_s
         before = perf_counter()
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
+
+    def _report_failures(self) -> None:
+        for failure in self._environment.failures:
+            self._transport.report(
+                {"environment": failure.environment, "raised": failure.error, "traceback": failure.traceback}
+            )
+        self._environment.failures.clear()
 
     def close(self) -> None:
         """Close the environments."""
@@ -130,24 +157,33 @@ class Actor:
 
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
         if self.config.torch_options is not None:
-            from accel.acting.torch_policy import TorchPolicy
+            from accel.acting.torch_policy import TorchPolicy, make_module
 
-            return TorchPolicy(self.config.torch_options, self.layout, sampler)
-        if self.config.shares_levels:
-            return SharedPolicy(self.layout, sampler, self._transport.report)
+            return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
         return SessionPolicy(self.layout, sampler)
 
-    def _load(self, update: PolicyUpdate) -> float:
-        """Take a newer policy; seconds that deserialising took.
+    def _wait_for_newer(self) -> PolicyUpdate:
+        """The policy that was learned from this actor's last unroll, waited for. Raises Stopped, TransportError."""
+        timeout_s = self.config.peer_timeout_s + PREPARATION_S
+        while (update := self._transport.wait_policy(timeout_s)).version <= self._newest:
+            self._load(update)  # another scheme of the same version
+        return update
 
-        One that cannot be loaded is reported and the old one stays; a first one must load. Notices that a refused
-        policy is also a newer version's then say nothing of the old one.
+    def _load(self, update: PolicyUpdate) -> float:
+        """Load a newer policy; returns the seconds that deserialising took.
+
+        A policy that cannot be loaded is reported, and the old one is kept; the first must load. After a refusal,
+        updates without a payload are ignored, as they refer to the refused policy.
         """
+        self._newest = update.version
         if update.payload is None and self._refused:
             return 0.0
         try:
-            deserialise_s = self._policy.load(update)
+            acting, payloads = split_update(update)
+            deserialise_s = self._policy.load(acting)
             self._refused = False
+            if update.scheme != self._timed:
+                self._timed, self._untimed = update.scheme, payloads
             return deserialise_s
         except CompressorError as error:
             self._refused = True
@@ -160,6 +196,18 @@ class Actor:
                 }
             )
             return 0.0
+
+    def _time_levels(self, unroll: Unroll) -> float:
+        """Time the levels that came with the last assignment, once, on an unroll just collected; seconds it took."""
+        before = perf_counter()
+        payloads, self._untimed = self._untimed, {}
+        try:
+            self._transport.report({"timed": self._timer.time(payloads, unroll)})
+        except CompressorError as error:
+            self._transport.report(
+                {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
+            )
+        return perf_counter() - before
 
 
 class InlineActor:
@@ -174,19 +222,20 @@ class InlineActor:
         self.actor = join(self._transport, 0.0)
 
 
-def join(transport: ActorTransport, timeout_s: float, pin: Callable[[], object] = lambda: None) -> Actor:
+def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], object] = lambda learners: None) -> Actor:
     """Take the learner's welcome, make the environments and answer.
 
     Args:
         transport: this actor's end.
         timeout_s: how long to wait for the configuration.
-        pin: binds this process to its core; called if the configuration wants that, before environments start threads.
+        pin: binds this process to its core, beside so many learners; called if the configuration wants that,
+            before environments start threads.
     Raises:
         AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
     """
     config = ActorConfig.from_json(transport.welcome(timeout_s))
     if config.pin_cores:
-        pin()
+        pin(config.learners)
     try:
         actor = Actor(config, transport)
     except AccelError as error:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.policy import ActingPolicy
+from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
@@ -19,11 +20,22 @@ ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", 
 
 
 class UnrollCollector:
-    """Steps environments with a policy and fills unrolls; keeps what one unroll hands to the next."""
+    """Steps environments with a policy and fills unrolls; keeps the state between unrolls.
+
+    Args:
+        environment, policy, sampler, layout: of this actor.
+        priorities: where unrolls carry some.
+    """
 
     def __init__(
-        self, environment: VectorEnvironment, policy: ActingPolicy, sampler: Sampler, layout: UnrollLayout
+        self,
+        environment: VectorEnvironment,
+        policy: ActingPolicy,
+        sampler: Sampler,
+        layout: UnrollLayout,
+        priorities: TemporalDifferences | None = None,
     ) -> None:
+        self._priorities = priorities
         self._environment = environment
         self._policy = policy
         self._layout = layout
@@ -38,8 +50,8 @@ class UnrollCollector:
         self._observations = environment.reset()
         self.unrolls = 0
 
-    def collect(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16], env_steps: int = 0) -> None:
-        """Fill every field of one unroll by stepping T times; ``scheme_id`` is one for all environments, or [B].
+    def collect(self, unroll: Unroll, scheme_id: int, env_steps: int = 0) -> None:
+        """Fill every field of one unroll by stepping T times.
 
         ``env_steps``: of the whole run so far, as far as this actor knows.
 
@@ -61,12 +73,14 @@ class UnrollCollector:
         )
         newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
         first, valid = self._first, self._valid
+        pulse = environment.pulse.words
         env_s = policy_s = 0.0
         rows = zip(
             list(arrays["actions"]), list(arrays["behaviour_params"]), list(arrays["rewards"]),
             list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
         )  # fmt: skip
         for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
+            pulse[0] = t
             write(t)[...] = observations if newest is None else observations[:, newest]
             before_policy = perf_counter()
             act(observations, first if recurrent and first.any() else None, t, actions, params)
@@ -99,7 +113,7 @@ class UnrollCollector:
             frames[k] = observations[:, k * channels : (k + 1) * channels]
         return list(frames[older:]).__getitem__
 
-    def _finish(self, unroll: Unroll, scheme_id: int | npt.NDArray[np.int16]) -> None:
+    def _finish(self, unroll: Unroll, scheme_id: int) -> None:
         """Everything that can be computed for the whole unroll at once."""
         arrays = unroll.arrays
         done = np.logical_or(arrays["terminated"], arrays["truncated"])
@@ -116,9 +130,17 @@ class UnrollCollector:
         arrays["behaviour_log_prob"][...] = self._sampler.log_prob(params, actions)
         if self._sampler.exploration is not None:
             arrays["exploration"][...] = self._sampler.exploration
+        if self._priorities is not None:
+            arrays["priority"][...] = self._priorities.of(unroll)
         arrays["policy_version"][...] = self._policy.version
         arrays["scheme_id"][...] = scheme_id
         self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
+        for failure in self._environment.failures:
+            # As for numbers that are not finite: the environment's part of the unroll is left out.
+            valid[:, failure.environment] = False
+            row = failure.tick - 1 - self.unrolls * self._layout.unroll_length
+            arrays["episode_return"][row, failure.environment] = 0.0
+            arrays["episode_length"][row, failure.environment] = 0
         header = arrays["header"]
         header[0], header[1], header[2], header[3] = (
             self.unrolls,

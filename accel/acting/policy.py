@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -30,11 +29,10 @@ class ActingPolicy(Protocol):
     def load(self, update: PolicyUpdate) -> float:
         """Take a newer policy; on any error the old one stays in place.
 
-        Without a payload the policy that acts is also that version's: the caller sees to it that it is the one sent
-        last.
+        An update without a payload changes the version only; the caller makes sure that the policy sent last is loaded.
 
         Returns:
-            Seconds that reading the payload took, as against making something of it.
+            Seconds that reading the payload took, without building the session.
         """
         ...
 
@@ -54,33 +52,29 @@ class ActingPolicy(Protocol):
         """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
         ...
 
-    def scheme_ids(self, schemes: Sequence[str]) -> int | npt.NDArray[np.int16]:
-        """Which of ``schemes`` act: one number for all environments, or [B]."""
-        ...
-
 
 class SessionPolicy:
     """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
 
-    def __init__(self, layout: UnrollLayout, sampler: Sampler, envs: int | None = None) -> None:
-        """Args: layout: of the unrolls; sampler: chooses actions; envs: how many act, None: all of the layout's."""
+    def __init__(self, layout: UnrollLayout, sampler: Sampler) -> None:
+        """Args: layout: of the unrolls; sampler: chooses actions."""
         self.version = -1
         self.scheme = ""
         self._layout = layout
-        self._envs = envs = layout.envs if envs is None else envs
         self._sampler = sampler
         self._state_shapes = state_shapes = layout.state_shapes
+        self._is_record = bool(layout.spec.parts)
         self._session: PolicySession | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
-        self._carried = tuple(np.zeros((envs, *shape), np.float32) for shape in state_shapes)
+        self._carried = tuple(np.zeros((layout.envs, *shape), np.float32) for shape in state_shapes)
 
     def load(self, update: PolicyUpdate) -> float:
         """Build a session for the update and change over to it, between two unrolls.
 
-        The session is built here, in the actor's own thread, while no environment step waits. A second thread would
-        not make it cheaper, as an actor has one core; and waiting for its turns with the interpreter lock, a policy
-        arrives several times later than it does so (``scripts/evidence/policy_transfer.py`` measures both).
+        The session is built in the actor's own thread. A second thread would not be cheaper, as an actor has one core,
+        and as it competes for the interpreter lock, a policy would be loaded several times later
+        (``scripts/evidence/policy_transfer.py`` measures both).
 
         Returns:
             Seconds that reading the payload took.
@@ -94,7 +88,7 @@ class SessionPolicy:
             artifact = CompressedPolicy.from_bytes(update.payload)
             deserialise_s = perf_counter() - before
             self._check_contract(artifact)
-            session = PolicySession(artifact, batch=self._envs)
+            session = PolicySession(artifact, batch=self._layout.envs)
             names = range(len(self._state_shapes))
             inputs = tuple(session.inputs[f"state_{i}"] for i in names)
             for target, source in zip(inputs, self.states(), strict=True):
@@ -102,7 +96,8 @@ class SessionPolicy:
             self._carried = inputs  # type: ignore[assignment]
             self._inputs = inputs
             self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in names)
-            self._observations = session.inputs["observations"]
+            self._observed = [(part, session.inputs[part.name]) for part in self._layout.spec.inputs]
+            self._observations = self._observed[0][1]
             self._params = session.outputs["params"]
             self._session = session
             self._run = session.run
@@ -111,10 +106,10 @@ class SessionPolicy:
         return deserialise_s
 
     def _check_contract(self, artifact: CompressedPolicy) -> None:
-        """Names, shapes and dtypes of what goes in and comes out are this environment's and network's."""
+        """Check that names, shapes and dtypes of inputs and outputs are this environment's and network's."""
         parts = range(len(self._state_shapes))
         spec = self._layout.spec
-        wanted = {"observations": (spec.observation_dtype, spec.observation_shape)}
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {part.name: (part.dtype, part.shape) for part in spec.inputs}
         wanted |= {f"state_{i}": ("float32", self._state_shapes[i]) for i in parts}
         wanted |= {"params": ("float32", (self._layout.outputs,))}
         wanted |= {f"next_state_{i}": ("float32", self._state_shapes[i]) for i in parts}
@@ -132,18 +127,18 @@ class SessionPolicy:
         """The recurrent state [B, *shape] before the next ``act``."""
         return self._carried
 
-    def scheme_ids(self, schemes: Sequence[str]) -> int:
-        """See ``ActingPolicy.scheme_ids``."""
-        return schemes.index(self.scheme)
-
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """See ``ActingPolicy.act``."""
         self.infer(observations, first, params)
         self._sampler.sample(params, t, actions)
 
     def infer(self, observations: Array, first: Bools | None, params: Floats) -> None:
-        """The policy without the sampling: fill ``params`` [B, P] and go on to the next recurrent state."""
-        self._observations[...] = observations
+        """Run the policy without sampling: fill ``params`` [B, P] and advance the recurrent state."""
+        if self._is_record:
+            for part, target in self._observed:
+                target[...] = part.of_record(observations)
+        else:
+            self._observations[...] = observations
         if first is not None:
             for state in self._inputs:
                 state[first] = 0.0

@@ -1,9 +1,9 @@
-"""Action rules: how an actor turns the policy's outputs into actions, and which policy μ that makes. No torch.
+"""Action rules: how an actor turns the policy's outputs into actions, and the resulting policy μ. No torch.
 
 A rule is chosen by the algorithm and travels to the actors as a ``RuleSpec``. Bound to an actor it is a ``Sampler``,
-which draws the noise of a whole unroll in one call. A rule also tells the action distribution that outputs stand for,
-so that recorded log-probabilities, divergences and mismatch are of the policy that really acted;
-``accel.algorithms.distributions`` holds the torch twins.
+which draws the noise of a whole unroll in one call. A rule also gives the action distribution for outputs, so that
+recorded log-probabilities, divergences and mismatch are those of the acting policy; ``accel.algorithms.distributions``
+holds the torch twins.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import ALLOWED_ABOVE, MASKED, ActionSpec
 from accel.errors import ConfigError
 from accel.json_object import Json
 
 FloatArray = npt.NDArray[np.float32]
 ActionArray = npt.NDArray[np.int64 | np.float32]
 
+LOG_STD_BOUNDS = (-5.0, 2.0)
+"""Of a Gaussian whose deviation the policy gives for each state: wider ones explore nothing but the actions' ends."""
 _LOG_2PI = math.log(2.0 * math.pi)
-# What float32 draws of an exponential resolve: an exact zero stands for anything below it.
+# resolution of float32 draws of an exponential: an exact zero stands for anything below it
 _LEAST_EXPONENTIAL = np.float32(2.0**-25)
-# Probabilities below this are written as this: a logarithm of zero is no number to compare with.
+# lower bound of probabilities, as log 0 is not finite
 _LEAST_PROBABILITY = 1e-8
 
 
@@ -36,7 +38,8 @@ class RuleSpec:
     """Which rule, as it travels.
 
     Attributes:
-        name: ``stochastic``, ``epsilon-greedy``, or ``module:factory``, a function of the ActionSpec and the options.
+        name: ``stochastic``, ``squashed-gaussian``, ``gaussian-noise``, ``epsilon-greedy``, or ``module:factory``, a
+            function of the ActionSpec and the options.
         options: keyword arguments of the rule, plain JSON values.
     """
 
@@ -95,10 +98,10 @@ class Sampler(Protocol):
     sampled: indices (int64), or Gaussian samples (float32) before clipping or squashing.
 
     Attributes:
-        exploration: ε of the unroll that was begun last; None where the rule does not explore.
+        exploration: ε of the unroll that was begun last, one for all or [B]; None where the rule does not explore.
     """
 
-    exploration: float | None
+    exploration: float | FloatArray | None
 
     def begin(self, env_steps: int = 0) -> None:
         """Draws the noise of one whole unroll, [T, B, ...]; ``env_steps``: of the whole run so far, as far as known."""
@@ -127,9 +130,16 @@ def make_rule(spec: RuleSpec, action: ActionSpec) -> ActionRule:
         return StochasticRule(action)
     if spec.name == "epsilon-greedy":
         return EpsilonGreedyRule(action, **spec.options)  # type: ignore[arg-type]
+    if spec.name == "squashed-gaussian":
+        return SquashedGaussianRule(action)
+    if spec.name == "gaussian-noise":
+        return GaussianNoiseRule(action, **spec.options)  # type: ignore[arg-type]
     module_name, colon, name = spec.name.partition(":")
     if not colon:
-        raise ConfigError(f"unknown action rule '{spec.name}'; there are stochastic, epsilon-greedy, or module:factory")
+        raise ConfigError(
+            f"unknown action rule '{spec.name}'; there are stochastic, squashed-gaussian, gaussian-noise, "
+            "epsilon-greedy, or module:factory"
+        )
     try:
         factory = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
@@ -155,15 +165,75 @@ class StochasticRule:
         return outputs
 
 
-class EpsilonGreedyRule:
-    """The greatest Q-value with probability 1 − ε + ε/n, any other action with ε/n.
+class SquashedGaussianRule(StochasticRule):
+    """A Gaussian whose means and log deviations the policy gives for each state, these kept within bounds."""
 
-    ε falls linearly from ``initial_epsilon`` to ``final_epsilon`` over ``exploration_env_steps`` of the whole run.
+    def __init__(self, action: ActionSpec) -> None:
+        _require_box(action)
+        super().__init__(action)
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """See ``ActionRule.bind``."""
+        return _SquashedGaussianSampler(self._action, seat.envs, seat.unroll_length, generator)
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """Means and bounded log deviations, [..., 2k]."""
+        params = outputs.copy()
+        log_std = params[..., self._action.sizes[0] :]
+        np.clip(log_std, *LOG_STD_BOUNDS, out=log_std)
+        return params
+
+
+class GaussianNoiseRule:
+    """A deterministic policy's action, tanh of its outputs in [-1, 1], with noise of one deviation around it.
+
+    The divergence of two such policies is that of the Gaussians: squared action error over twice the noise's variance.
+
+    Args:
+        action: continuous, with finite bounds.
+        noise: σ, in units of half the action's range.
+    """
+
+    explores = False
+
+    def __init__(self, action: ActionSpec, *, noise: float) -> None:
+        _require_box(action)
+        self._action = action
+        self.noise = noise
+        self.output_size = action.sizes[0]
+
+    def bind(self, seat: Seat, generator: np.random.Generator) -> Sampler:
+        """See ``ActionRule.bind``."""
+        return _GaussianNoiseSampler(self, self._action, seat, generator)
+
+    def action_params(self, outputs: FloatArray, exploration: FloatArray | None) -> FloatArray:
+        """Means in [-1, 1] and log σ, [..., 2k]."""
+        means = np.tanh(outputs)
+        return np.concatenate((means, np.full_like(means, math.log(self.noise))), -1)
+
+
+def _require_box(action: ActionSpec) -> None:
+    if action.kind != "gaussian" or not action.squash:
+        raise ConfigError(
+            f"this rule needs continuous actions that are squashed into their bounds, not {action.kind} ones: "
+            "set --squash-actions, or use another algorithm"
+        )
+
+
+class EpsilonGreedyRule:
+    """The greatest Q-value with probability 1 − ε + ε/n, any other action with ε/n, n allowed ones.
+
+    ε falls linearly from ``initial_epsilon`` to ``final_epsilon`` over ``exploration_env_steps`` of the whole run. With
+    an ``exponent`` α it is constant, and another one for each of the M environments of all actors,
+    initial^(1 + α i/(M−1)).
 
     Args:
         action: one discrete action.
         duelling: outputs are n advantages and the state's value, [A…, V], with Q = V + A − mean A; else Q itself.
-        initial_epsilon, final_epsilon, exploration_env_steps: the schedule of ε.
+        initial_epsilon, final_epsilon, exploration_env_steps: the schedule of ε. exponent: α.
+
+    Source of α:
+        Horgan et al. 2018, arXiv:1803.00933, section 4.1. Deviation: i counts environments; an actor has several.
     """
 
     explores = True
@@ -175,18 +245,26 @@ class EpsilonGreedyRule:
         duelling: bool = False,
         initial_epsilon: float = 1.0,
         final_epsilon: float = 0.05,
-        exploration_env_steps: int = 20_000,
+        exploration_env_steps: int = 10_000,
+        exponent: float | None = None,
     ) -> None:
         if action.kind != "categorical":
             raise ConfigError(
                 f"ε-greedy actions need one discrete action, not {action.kind} actions: use --algorithm ppo"
             )
         self.actions = action.sizes[0]
+        self.masked = action.masked
         self.output_size = self.actions + duelling
         self._initial, self._final, self._steps = initial_epsilon, final_epsilon, exploration_env_steps
+        self._exponent = exponent
 
-    def epsilon(self, env_steps: int) -> float:
-        """ε after so many environment steps of the whole run."""
+    def epsilon(self, env_steps: int, seat: Seat) -> float | FloatArray:
+        """ε after so many environment steps of the whole run; [B] where each environment has its own."""
+        if self._exponent is not None:
+            environments = seat.actors * seat.envs
+            place = (seat.actor * seat.envs + np.arange(seat.envs)) / max(environments - 1, 1)
+            found: FloatArray = (self._initial ** (1.0 + self._exponent * place)).astype(np.float32)
+            return found
         left = max(1.0 - env_steps / self._steps, 0.0)
         return self._final + (self._initial - self._final) * left
 
@@ -198,39 +276,54 @@ class EpsilonGreedyRule:
         """log μ(·|s) [..., n], with probabilities of zero as 1e-8."""
         epsilon = np.full(outputs.shape[:-1], self._final, np.float32) if exploration is None else exploration
         best = outputs[..., : self.actions].argmax(-1)
-        probabilities = np.repeat((epsilon / self.actions)[..., None], self.actions, axis=-1).astype(np.float32)
+        allowed = outputs[..., : self.actions] > ALLOWED_ABOVE
+        count = np.maximum(allowed.sum(-1), 1) if self.masked else self.actions
+        probabilities = np.repeat((epsilon / count)[..., None], self.actions, axis=-1).astype(np.float32)
         np.put_along_axis(
             probabilities,
             best[..., None],
             np.take_along_axis(probabilities, best[..., None], -1) + (1.0 - epsilon)[..., None],
             -1,
         )
-        return np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
+        log_probabilities = np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
+        return np.where(allowed, log_probabilities, np.float32(MASKED)) if self.masked else log_probabilities
 
 
 class _EpsilonGreedySampler:
     def __init__(self, rule: EpsilonGreedyRule, seat: Seat, rng: np.random.Generator) -> None:
-        self.exploration: float | None = rule.epsilon(0)
+        self.exploration: float | FloatArray | None = rule.epsilon(0, seat)
         self._rule = rule
+        self._seat = seat
         self._rng = rng
         self._size = (seat.unroll_length, seat.envs)
         self._explores = np.zeros(self._size, np.bool_)
         self._random = np.zeros(self._size, np.int64)
+        self._uniform = np.zeros(self._size)
 
     def begin(self, env_steps: int = 0) -> None:
-        self.exploration = self._rule.epsilon(env_steps)
+        self.exploration = self._rule.epsilon(env_steps, self._seat)
         self._explores = self._rng.random(self._size, np.float32) < self.exploration
-        self._random = self._rng.integers(self._rule.actions, size=self._size)
+        if self._rule.masked:
+            self._uniform = self._rng.random(self._size)
+        else:
+            self._random = self._rng.integers(self._rule.actions, size=self._size)
 
     def sample(self, outputs: FloatArray, t: int, out: ActionArray) -> None:
         self.greedy(outputs, out)
-        np.copyto(out, self._random[t], where=self._explores[t])
+        random = self._allowed(outputs, self._uniform[t]) if self._rule.masked else self._random[t]
+        np.copyto(out, random, where=self._explores[t])
+
+    def _allowed(self, outputs: FloatArray, uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """One of each row's allowed actions, [B], by uniform numbers in [0, 1); the first where there are none."""
+        count = np.cumsum(outputs[:, : self._rule.actions] > ALLOWED_ABOVE, axis=1)
+        chosen: npt.NDArray[np.int64] = (count > np.floor(uniform * count[:, -1])[:, None]).argmax(1)
+        return chosen
 
     def greedy(self, outputs: FloatArray, out: ActionArray) -> None:
         outputs[:, : self._rule.actions].argmax(1, out)  # type: ignore[type-var]
 
     def log_prob(self, outputs: FloatArray, actions: ActionArray) -> FloatArray:
-        epsilon = np.full(outputs.shape[:-1], self.exploration, np.float32)
+        epsilon = np.broadcast_to(np.asarray(self.exploration, np.float32), outputs.shape[:-1])
         params = self._rule.action_params(outputs, epsilon)
         return np.take_along_axis(params, actions[..., None].astype(np.int64), -1)[..., 0]
 
@@ -261,7 +354,7 @@ def make_sampler(action: ActionSpec, num_envs: int, unroll_length: int, rng: np.
 class _CategoricalSampler:
     """Gumbel-max: argmax_i(logit_i + g_i) ~ softmax(logits), with g = -log e and e standard exponential."""
 
-    exploration: float | None = None
+    exploration: float | FloatArray | None = None
 
     def __init__(self, size: int, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -290,7 +383,7 @@ class _CategoricalSampler:
 class _MultiCategoricalSampler:
     """Independent categoricals, laid out [B, k, largest size] so that one argmax serves them all."""
 
-    exploration: float | None = None
+    exploration: float | FloatArray | None = None
 
     def __init__(self, sizes: tuple[int, ...], num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -343,7 +436,7 @@ class _MultiCategoricalSampler:
 class _GaussianSampler:
     """Diagonal Gaussian over the sample before squashing; no Jacobian enters the density."""
 
-    exploration: float | None = None
+    exploration: float | FloatArray | None = None
 
     def __init__(self, action: ActionSpec, num_envs: int, unroll_length: int, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -397,6 +490,49 @@ class _GaussianSampler:
         return np.minimum(clipped, self._high, out=clipped)
 
 
+class _SquashedGaussianSampler(_GaussianSampler):
+    def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
+        scale = self._scale
+        np.clip(params[:, self._size :], *LOG_STD_BOUNDS, out=scale)
+        np.exp(scale, scale)
+        np.multiply(scale, self._rows[t], scale)
+        np.add(params[:, : self._size], scale, out)
+
+    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
+        params = params.copy()
+        log_std = params[..., self._size :]
+        np.clip(log_std, *LOG_STD_BOUNDS, out=log_std)
+        return super().log_prob(params, actions)
+
+
+class _GaussianNoiseSampler(_GaussianSampler):
+    """Actions as sampled are the noisy ones in units of half the range; what lies outside is clipped for the env."""
+
+    def __init__(self, rule: GaussianNoiseRule, action: ActionSpec, seat: Seat, rng: np.random.Generator) -> None:
+        super().__init__(action, seat.envs, seat.unroll_length, rng)
+        self._rule = rule
+
+    def begin(self, env_steps: int = 0) -> None:
+        super().begin(env_steps)
+        self._noise *= np.float32(self._rule.noise)
+
+    def sample(self, params: FloatArray, t: int, out: ActionArray) -> None:
+        np.tanh(params, out)
+        np.add(out, self._rows[t], out)
+
+    def greedy(self, params: FloatArray, out: ActionArray) -> None:
+        np.tanh(params, out)
+
+    def log_prob(self, params: FloatArray, actions: ActionArray) -> FloatArray:
+        return super().log_prob(self._rule.action_params(params, None), actions)
+
+    def to_env(self, actions: ActionArray) -> ActionArray:
+        clipped: FloatArray = np.clip(cast(FloatArray, actions), -1.0, 1.0)
+        clipped *= self._half_range
+        clipped += self._centre
+        return clipped
+
+
 def _centre_and_half_range(low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Such that centre ± half_range, rounded to float32, stays within the bounds."""
     centre, half_range = low / np.float32(2.0) + high / np.float32(2.0), high / np.float32(2.0) - low / np.float32(2.0)
@@ -408,7 +544,7 @@ def _centre_and_half_range(low: FloatArray, high: FloatArray) -> tuple[FloatArra
 def _draw_negative_gumbel(rng: np.random.Generator, out: FloatArray) -> None:
     """Fills ``out`` with log e, e standard exponential; a drawn zero is as large as the least that float32 resolves.
 
-    A smaller number would have actions win whose probability is zero in single precision.
+    With a smaller number, actions whose probability is zero in single precision could be drawn.
     """
     rng.standard_exponential(dtype=np.float32, out=out)
     np.maximum(out, _LEAST_EXPONENTIAL, out=out)

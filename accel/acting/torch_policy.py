@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter
 
 import numpy as np
@@ -15,7 +15,9 @@ from accel.acting.policy import Array, Bools, Floats
 from accel.acting.rules import ActionArray, Sampler
 from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
 from accel.experience.unroll import UnrollLayout
+from accel.networks.policy import PolicyModule
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
 
@@ -25,26 +27,31 @@ def serialise_module(module: torch.nn.Module) -> bytes:
     return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()})
 
 
+def make_module(options: Mapping[str, object], spec: EnvSpec) -> PolicyModule:
+    """The acting module of a run with these options, with initial weights."""
+    network = make_algorithm(TrainConfig.from_json(options), spec, torch.device("cpu")).network
+    return network.acting_module()
+
+
 class TorchPolicy:
     """Acts with torch eager on one thread; loads full-precision weights at each publication.
 
     Convolutions run on images with their channels last: up to twice as fast, and never slower, on a CPU.
     """
 
-    def __init__(self, options: Mapping[str, object], layout: UnrollLayout, sampler: Sampler) -> None:
-        """Args: options: the run's, which make the network; layout: of the unrolls; sampler: chooses actions."""
+    def __init__(self, module: PolicyModule, layout: UnrollLayout, sampler: Sampler) -> None:
+        """Args: module: takes the weights, and is changed; layout: of the unrolls; sampler: chooses actions."""
         torch.set_num_threads(1)
         self.version = -1
         self.scheme = ""
         self._sampler = sampler
-        spec, envs = layout.spec, layout.envs
-        network = make_algorithm(TrainConfig.from_json(options), spec, torch.device("cpu")).network
-        self._module = network.acting_module().eval()
+        self._spec = layout.spec
+        self._module = module.eval()
         self._memory_format = torch.contiguous_format
-        if spec.is_image and any(isinstance(part, torch.nn.Conv2d) for part in self._module.modules()):
+        if layout.spec.is_image and any(isinstance(part, torch.nn.Conv2d) for part in self._module.modules()):
             self._memory_format = torch.channels_last
             self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._states = tuple(torch.zeros(envs, *shape) for shape in network.state_shapes)
+        self._states = tuple(torch.zeros(layout.envs, *shape) for shape in module.state_shapes)
 
     def load(self, update: PolicyUpdate) -> float:
         """Load the published weights.
@@ -64,7 +71,7 @@ class TorchPolicy:
         return deserialise_s
 
     def _read(self, payload: bytes) -> dict[str, torch.Tensor]:
-        """All of the module's tensors, checked before any is written: a partly loaded policy would act for nobody."""
+        """All of the module's tensors, checked before any is written: so that no policy is loaded in part."""
         try:
             tensors = load_tensors(bytes(payload))
         except (SafetensorError, ValueError, KeyError) as error:
@@ -78,9 +85,10 @@ class TorchPolicy:
         """The recurrent state [B, *shape] before the next ``act``."""
         return tuple(state.numpy() for state in self._states)
 
-    def scheme_ids(self, schemes: Sequence[str]) -> int:
-        """See ``ActingPolicy.scheme_ids``."""
-        return schemes.index(self.scheme)
+    def _tensors(self, observations: Array) -> list[torch.Tensor]:
+        if self._spec.parts:
+            return [torch.from_numpy(np.ascontiguousarray(part)) for part in self._spec.split(observations).values()]
+        return [torch.from_numpy(np.ascontiguousarray(observations)).contiguous(memory_format=self._memory_format)]
 
     @torch.inference_mode()
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
@@ -88,8 +96,7 @@ class TorchPolicy:
         if first is not None:
             keep = torch.from_numpy(np.logical_not(first))
             self._states = tuple(s * keep.view(-1, *[1] * (s.dim() - 1)) for s in self._states)
-        tensor = torch.from_numpy(np.ascontiguousarray(observations)).contiguous(memory_format=self._memory_format)
-        outputs = self._module(tensor, *self._states)
+        outputs = self._module(*self._tensors(observations), *self._states)
         output, self._states = (outputs[0], tuple(outputs[1:])) if isinstance(outputs, tuple) else (outputs, ())
         params[...] = output.numpy()
         self._sampler.sample(params, t, actions)

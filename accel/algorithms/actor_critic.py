@@ -1,4 +1,4 @@
-"""What actor-critics share: the forward pass, corrected targets, the three terms of the loss, their statistics."""
+"""The base of actor-critics: forward pass, corrected targets, the three terms of the loss, statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from accel.algorithms import losses
 from accel.algorithms.base import GradientAlgorithm, Update
 from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
 from accel.algorithms.distributions import ActionDistribution
-from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.models import ActorCriticConfig
 from accel.envs.spaces import EnvSpec
@@ -23,7 +22,7 @@ from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
 
 @dataclass(frozen=True)
 class Targets:
-    """What the correction hands to the loss; nothing carries a gradient. All of one shape, [T, B] for a batch.
+    """The correction's results for the loss, without gradient. All of one shape, [T, B] for a batch.
 
     Attributes:
         values: the critic's targets. advantages: of the policy gradient, times the importance weight where asked for.
@@ -42,7 +41,7 @@ class ActorCritic(GradientAlgorithm):
     """A base: network with policy and critic, and a correction.
 
     Args:
-        config, spec, device, exchange: as for ``GradientAlgorithm``.
+        config, spec, device: as for ``GradientAlgorithm``.
         options: the algorithm's own. correction: makes the targets, and says which critic it needs.
     Raises:
         ConfigError: the network does not suit the environment or the correction.
@@ -58,17 +57,16 @@ class ActorCritic(GradientAlgorithm):
         *,
         network: PolicyNetwork | None = None,
         networks: torch.nn.Module | None = None,
-        exchange: GradientExchange | None = None,
     ) -> None:
         network = network or seeded_network(config, spec, correction)
-        super().__init__(config, spec, device, network, networks, exchange)
+        super().__init__(config, spec, device, network, networks)
         self.options = options
         self.correction = correction
         if network.state_shapes and spec.autoreset == "same_step":
             raise ConfigError(
                 f"network '{config.policy.network}' is recurrent, and {config.environment.env} resets within a step, "
                 "where the value of an episode's final observation would need a recurrent state that is gone: use a "
-                "network without +lstm"
+                "network without +lstm or +gru"
             )
 
     def forward(self, batch: Batch) -> NetworkOutput:
@@ -78,7 +76,8 @@ class ActorCritic(GradientAlgorithm):
         return output
 
     def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
-        """[T, B] every valid row's share of a mean over the batch, of all learners together."""
+        """[T, B] every valid row's share of a mean over all learners' batches; their statistics are shared first."""
+        self.share_statistics()
         return batch.valid / max(self.exchange.count(valid_steps), 1.0)
 
     def targets(
@@ -119,7 +118,9 @@ class ActorCritic(GradientAlgorithm):
         )
         if not weigh:
             corrected = replace(corrected, weights=torch.ones_like(corrected.weights))
-        advantages = centre_and_weight(corrected, weights, normalise=self.options.normalise_advantages)
+        advantages = centre_and_weight(
+            corrected, weights, normalise=self.options.normalise_advantages, exchange=self.exchange
+        )
         return Targets(corrected.targets, advantages, log_prob.detach(), log_rhos, predictions)
 
     def predictions(self, output: NetworkOutput, batch: Batch) -> Tensor:
@@ -173,9 +174,11 @@ class Statistics:
         """Means over valid steps by metric name; synchronises a CUDA device.
 
         Losses are in loss units, entropy and KL in nats; ``rho_mean`` is the untruncated π_θ/μ, ``rho_clipped`` the
-        share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ).
+        share of weights above clip_rho, ``behaviour_kl`` the sampled KL(μ ‖ π_θ). With several learners, losses and
+        gradient are those of all, the rest is this one's.
         """
-        weights, targets = self.weights, self.targets
+        targets = self.targets
+        weights = self.weights / self.weights.sum().clamp_min(1e-8)  # of several learners each has a share
         rho = torch.exp(targets.log_rhos)
         mean_rho = losses.masked_mean(rho, weights)
         clipped = losses.masked_mean((rho > (self.clip_rho or float("inf")) * 1.0001).float(), weights)

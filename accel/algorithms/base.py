@@ -1,4 +1,4 @@
-"""What every algorithm is: networks, how actors act with them, and what one update does."""
+"""The protocol of algorithms: networks, how actors act with them, and one update; and a base class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Phase = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Update:
-    """What an update leaves behind.
+    """The result of an update.
 
     Attributes:
         read: metrics by name, as host numbers; synchronises a CUDA device, so it is called when they are wanted.
@@ -46,6 +46,8 @@ class Algorithm(Protocol):
         networks: everything trainable or kept beside it, targets and critics included.
         network: whose policy side acts: actors get its ``acting_module()``.
         rule: how actors turn its outputs into actions. output_size: P. explores: whether unrolls record ε.
+        initial_priorities: options of ``accel.acting.priorities.TemporalDifferences``, where actors can compute the
+            priorities of their own transitions; None otherwise.
     """
 
     networks: nn.Module
@@ -53,6 +55,7 @@ class Algorithm(Protocol):
     rule: RuleSpec
     output_size: int
     explores: bool
+    initial_priorities: Mapping[str, object] | None
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The policy that outputs [..., P] make under the rule, at ε [...] where it explores: the rule's torch twin."""
@@ -90,15 +93,19 @@ class Algorithm(Protocol):
 class GradientAlgorithm:
     """A base with one optimiser: learning rate, clipping, precision, exchange of gradients, saving.
 
+    Attributes:
+        exchange: with the run's other learners. ``make_algorithm`` sets it.
+        defers: whether loss and gradient are read only at the end of an update, which waits for a CUDA device.
+
     Args:
         config: the run's, its precision chosen.
         spec: the environment's layout. device: where the networks live.
         network: the network whose policy side acts. networks: all of them; None: that one.
-        exchange: sums gradients over learners.
     """
 
     rule = RuleSpec()
     explores = False
+    initial_priorities: Mapping[str, object] | None = None
 
     def __init__(
         self,
@@ -107,7 +114,6 @@ class GradientAlgorithm:
         device: torch.device,
         network: PolicyNetwork,
         networks: nn.Module | None = None,
-        exchange: GradientExchange | None = None,
     ) -> None:
         self.config = config
         self.spec = spec
@@ -116,20 +122,35 @@ class GradientAlgorithm:
         self.networks: nn.Module = network if networks is None else networks.to(device)
         self.output_size = spec.action.param_size
         self.generator = torch.Generator().manual_seed(config.run.seed)
-        self.exchange = LocalGradients() if exchange is None else exchange
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.exchange: GradientExchange = LocalGradients()
+        self.parameters = [p for p in self.networks.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(config.optimiser, self.parameters)
+        self.defers = device.type == "cuda"
+        self._unread: tuple[Tensor, Tensor, Tensor] | None = None
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The action space's own distribution."""
         return make_distribution(self.spec.action, outputs)
 
     def observe(self, unroll: Unroll) -> None:
-        """Update the observation normaliser with the unroll's valid rows."""
-        if self.network.normaliser is not None:
-            observations = torch.from_numpy(unroll["observations"][:-1])
-            valid = torch.from_numpy(unroll["valid"][:-1])
-            self.network.normaliser.update(observations[valid].to(self.device))
+        """Update the observation normaliser with the unroll's valid rows; with several learners, at the next update."""
+        normaliser = self.network.normaliser
+        if normaliser is None:
+            return
+        observations = torch.from_numpy(unroll["observations"][:-1])
+        rows = observations[torch.from_numpy(unroll["valid"][:-1])].to(self.device)
+        if self.exchange.learners == 1:
+            normaliser.update(rows)
+        else:
+            normaliser.collect(rows)
+
+    def share_statistics(self) -> None:
+        """Make what learners observed since the last update part of every learner's normaliser."""
+        normaliser = self.network.normaliser
+        if normaliser is not None and self.exchange.learners > 1:
+            sums = normaliser.collected()
+            self.exchange.sum([sums])
+            normaliser.merge(sums)
 
     def is_finite(self) -> bool:
         """Whether every parameter and buffer is a finite number."""
@@ -161,18 +182,26 @@ class GradientAlgorithm:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def step(self, loss: Tensor) -> Tensor:
+    def step(self, loss: Tensor, *terms: Tensor, last: bool = True) -> Tensor:
         """Backward and one optimiser step; returns the gradient's global norm.
 
+        Args:
+            loss: this learner's share of a mean over all of them; afterwards the mean. terms: the same for its parts.
+            last: whether the update ends with it; if not, ``check`` must be called at its end.
         Raises:
-            DivergenceError: the loss or the norm is not finite; nothing was stepped.
+            DivergenceError: the loss or the norm is not finite; nothing was stepped, now or since.
         """
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.exchange.sum(gradients)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        self.exchange.sum([*gradients, loss.detach(), *terms])
+        norm: Tensor = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        if self.defers:
+            self._step_unread(gradients, loss.detach(), norm)
+            if last:
+                self.check()
+            return norm
         size, value = float(norm), float(loss.detach())
         if not (abs(size) < float("inf") and abs(value) < float("inf")):
             raise DivergenceError(f"loss {value}, gradient norm {size}")
@@ -182,8 +211,27 @@ class GradientAlgorithm:
         self.optimizer.step()
         return norm
 
+    def check(self) -> None:
+        """At the end of an update of several steps: read whether all of them were made. Raises DivergenceError."""
+        if self._unread is not None:
+            (finite, loss, norm), self._unread = self._unread, None
+            if not bool(finite):
+                raise DivergenceError(f"loss {float(loss)}, gradient norm {float(norm)}")
 
-def make_optimizer(options: OptimiserConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def _step_unread(self, gradients: list[Tensor], loss: Tensor, norm: Tensor) -> None:
+        """Clip and step without the host's knowing a number; from one that is not finite on, nothing is stepped."""
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        if self._unread is not None:
+            finite = finite & self._unread[0]
+        self._unread = finite, loss, norm
+        limit = self.config.optimiser.max_gradient_norm
+        if limit is not None:
+            torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0))
+        self.optimizer.skip = (~finite).float()
+        self.optimizer.step()
+
+
+def make_optimizer(options: OptimiserConfig, parameters: list[nn.Parameter]) -> QuickAdam | QuickRMSprop:
     """The optimiser that a run's options ask for."""
     if options.optimizer == "rmsprop":
         return QuickRMSprop(

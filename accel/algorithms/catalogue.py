@@ -7,35 +7,60 @@ A new algorithm of the package is one row here, its options in ``accel.config.mo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
-from accel.algorithms.base import Algorithm
+from accel.acting.rules import RuleSpec
+from accel.algorithms.base import Algorithm, GradientAlgorithm
+from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement
-from accel.config.models import CircularConfig, CustomAlgorithmConfig, FifoConfig
+from accel.config.models import (
+    CircularConfig,
+    CustomAlgorithmConfig,
+    FifoConfig,
+    PrioritisedConfig,
+    ReplayingConfig,
+    SequencesConfig,
+)
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Store
 from accel.experience.stores.circular import Circular
-from accel.experience.stores.fifo import Fifo
+from accel.experience.stores.fifo import Fifo, Rounds
+from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.replay import Replay
+from accel.experience.stores.sequences import Sequences
 from accel.experience.unroll import UnrollLayout
+
+logger = logging.getLogger("accel")
 
 _CLASSES = {
     "impala": "accel.algorithms.impala:Impala",
+    "a2c": "accel.algorithms.impala:Impala",
     "ppo": "accel.algorithms.ppo:Ppo",
+    "dppo": "accel.algorithms.ppo:Ppo",
     "impact": "accel.algorithms.impact:Impact",
     "dqn": "accel.algorithms.dqn:Dqn",
+    "apex": "accel.algorithms.dqn:Dqn",
+    "r2d2": "accel.algorithms.r2d2:R2d2",
+    "d4pg": "accel.algorithms.d4pg:D4pg",
+    "sac": "accel.algorithms.sac:Sac",
 }
 
 
-def make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) -> Algorithm:
+def make_algorithm(
+    config: TrainConfig, spec: EnvSpec, device: torch.device, exchange: GradientExchange | None = None
+) -> Algorithm:
     """The algorithm of a run, its networks on the device, initialised from the run's seed.
+
+    With an ``exchange`` it is one learner's part of an algorithm that several learners share.
 
     Raises:
         ConfigError: it does not suit the environment or the network, or a module:factory does not load.
@@ -43,49 +68,108 @@ def make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) -> 
     options = config.algorithm
     if isinstance(options, CustomAlgorithmConfig):
         return _load(options.algorithm)(config, spec, device, **options.kwargs)
-    return _load(_CLASSES[options.algorithm])(config, spec, device, options)
+    algorithm = _load(_CLASSES[options.algorithm])(config, spec, device, options)
+    if exchange is not None and isinstance(algorithm, GradientAlgorithm):
+        algorithm.exchange = exchange
+    return algorithm
 
 
 def make_store(
-    config: TrainConfig, spec: EnvSpec, device: torch.device, batcher: Batcher, rewards: RewardTransform
+    config: TrainConfig,
+    layout: UnrollLayout,
+    device: torch.device,
+    batcher: Batcher,
+    rewards: RewardTransform,
+    actors: Callable[[], int] = lambda: 1,
 ) -> Store:
-    """The store of a run."""
+    """The store of a run; ``actors`` tells how many there are at the moment."""
     options = config.store
+    if config.schedule.waits_for_policy:
+        return Rounds(actors, batcher, rewards)
     if isinstance(options, FifoConfig):
         return Fifo(options.batch_unrolls, batcher, rewards)
     if isinstance(options, CircularConfig):
         return Circular(options.batch_unrolls, options.buffer_batches, options.batch_uses, batcher, rewards)
-    return Replay(
+    generator = np.random.default_rng(np.random.SeedSequence([config.run.seed, 1]))
+    senders, n_step = config.acting.actors, config.algorithm.bootstrap_steps
+    least_rows = config.schedule.least_env_steps
+    if isinstance(options, SequencesConfig):
+        sequences = Sequences(options, n_step, layout, senders, device, rewards, generator, least_rows)
+        return _bounded(sequences, options)
+    arguments = (
         options.replay_capacity,
         options.batch_size,
-        config.algorithm.bootstrap_steps,
+        n_step,
         config.algorithm.discount,
-        config.acting.actors,
-        spec,
+        senders,
+        layout.spec,
         device,
         rewards,
-        np.random.default_rng(np.random.SeedSequence([config.run.seed, 1])),
-        config.schedule.least_env_steps,
+        generator,
+        least_rows,
     )
+    if isinstance(options, PrioritisedConfig):
+        return _bounded(PrioritisedReplay(options, *arguments), options)
+    return _bounded(Replay(*arguments), options)
+
+
+def _bounded(store: Replay | Sequences, options: ReplayingConfig) -> Store:
+    """The replay, its memory stated. Raises ConfigError: this machine has less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    logger.info(
+        "the replay takes %.4g MiB when it holds %d environment steps", store.nbytes / 2**20, options.replay_capacity
+    )
+    if store.nbytes > memory:
+        raise ConfigError(
+            f"replay_capacity = {options.replay_capacity:,} environment steps take {store.nbytes / 2**30:.1f} GiB, "
+            f"this machine has {memory / 2**30:.1f} GiB: set --replay-capacity to "
+            f"{options.replay_capacity * memory // store.nbytes // 2}"
+        )
+    return store
 
 
 def agree(config: TrainConfig, algorithm: Algorithm) -> tuple[ActorAgreement, UnrollLayout]:
     """What actors are told once their environment is known, and the layout of their unrolls."""
     network = algorithm.network
-    layout = UnrollLayout(
+    return agreement_for(
+        config,
         network.spec,
-        config.acting.unroll_length,
-        config.acting.envs_per_actor,
         network.state_shapes,
+        algorithm.rule,
         algorithm.output_size,
         algorithm.explores,
+        algorithm.initial_priorities if isinstance(config.store, PrioritisedConfig | SequencesConfig) else None,
+    )
+
+
+def agreement_for(
+    config: TrainConfig,
+    spec: EnvSpec,
+    state_shapes: tuple[tuple[int, ...], ...],
+    rule: RuleSpec,
+    output_size: int,
+    explores: bool,
+    priorities: Mapping[str, object] | None = None,
+) -> tuple[ActorAgreement, UnrollLayout]:
+    """The same for any policy: its recurrent state, its action rule, its outputs P, whether rows record ε, and how
+    actors compute priorities, where they do."""
+    acting = config.acting
+    layout = UnrollLayout(
+        spec,
+        acting.unroll_length,
+        acting.envs_per_actor * spec.agents,
+        state_shapes,
+        output_size,
+        explores,
+        priorities is not None,
     )
     agreement = ActorAgreement(
         state_shapes=layout.state_shapes,
-        output_size=algorithm.output_size,
-        explores=algorithm.explores,
-        rule=algorithm.rule.name,
-        rule_options=dict(algorithm.rule.options),
+        output_size=output_size,
+        explores=explores,
+        rule=rule.name,
+        rule_options=dict(rule.options),
+        priorities=None if priorities is None else dict(priorities),
         digest=layout.digest,
     )
     return agreement, layout

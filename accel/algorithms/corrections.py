@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.config.models import ActorCriticConfig
 from accel.networks.policy import Critic
 from correctors import nstep, retrace, vtrace
@@ -103,7 +104,7 @@ class Retrace:
 
 
 class NStep:
-    """``correctors.nstep``: the identity, which believes every step to be on-policy."""
+    """``correctors.nstep``: the identity, which treats every step as on-policy."""
 
     critic: Critic = "value"
 
@@ -127,7 +128,9 @@ CORRECTIONS: dict[str, type[VTrace] | type[Retrace] | type[NStep]] = {
 }
 
 
-def centre_and_weight(corrected: Corrected, weights: Tensor, *, normalise: bool) -> Tensor:
+def centre_and_weight(
+    corrected: Corrected, weights: Tensor, *, normalise: bool, exchange: GradientExchange | None = None
+) -> Tensor:
     """Factors of ∇ log π: advantages centred under the weights that they are going to carry, weighted, then scaled.
 
         Ã = ρ̂ (A − m) / s,   m = Σ w ρ̂ A / Σ w ρ̂,   s² = Σ w (ρ̂ (A − m))²
@@ -138,12 +141,16 @@ def centre_and_weight(corrected: Corrected, weights: Tensor, *, normalise: bool)
     Args:
         corrected: advantages and weights [T, B].
         weights: w [T, B], valid rows' shares of the mean, which sum to one; zero rows count for nothing.
-        normalise: whether to centre and scale at all.
+        normalise: whether to centre and scale at all. exchange: the sums are over all of its learners; None: one.
     """
+    exchange = exchange or LocalGradients()
     if not normalise:
         return corrected.advantages * corrected.weights
     shares = (weights * corrected.weights).flatten()
-    mean = torch.dot(shares, corrected.advantages.flatten()) / shares.sum().clamp_min(1e-8)
+    mean, total = torch.dot(shares, corrected.advantages.flatten()), shares.sum()
+    exchange.sum([mean, total])
+    mean = mean / total.clamp_min(1e-8)
     weighted = corrected.weights * (corrected.advantages - mean)
     variance = torch.dot(weights.flatten(), weighted.square().flatten())
+    exchange.sum([variance])
     return weighted.mul_(torch.rsqrt(variance + 1e-8))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import ALLOWED_ABOVE, MASKED, ActionSpec
 
 _LOG_2PI = math.log(2.0 * math.pi)
 _LEAST_EXPONENTIAL = 2.0**-25
@@ -66,12 +66,12 @@ def make_distribution(action: ActionSpec, params: Tensor) -> ActionDistribution:
 
 
 def epsilon_greedy(q_values: Tensor, epsilon: Tensor) -> ActionDistribution:
-    """The ε-greedy policy of Q-values [..., n] with ε [...]; twin of ``accel.acting.rules.EpsilonGreedyRule``."""
-    actions = q_values.shape[-1]
-    best = F.one_hot(q_values.argmax(-1), actions).to(torch.float32)
-    epsilon = epsilon.unsqueeze(-1)
-    probabilities = epsilon / actions + (1.0 - epsilon) * best
-    return _Categorical(probabilities.clamp_min(_LEAST_PROBABILITY).log())
+    """The ε-greedy policy of Q-values [..., n] with ε [...], of MASKED ones not at all; twin of
+    ``accel.acting.rules.EpsilonGreedyRule``."""
+    best = F.one_hot(q_values.argmax(-1), q_values.shape[-1]).to(torch.float32)
+    epsilon, allowed = epsilon.unsqueeze(-1), q_values > ALLOWED_ABOVE
+    probabilities = epsilon / allowed.sum(-1, keepdim=True).clamp_min(1) + (1.0 - epsilon) * best
+    return _Categorical(torch.where(allowed, probabilities.clamp_min(_LEAST_PROBABILITY).log(), MASKED))
 
 
 class _Categorical(ActionDistribution):

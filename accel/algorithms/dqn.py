@@ -1,12 +1,17 @@
 """DQN: double, duelling, n-step Q-learning from replay; actors are ε-greedy.
 
-    y = R_t + γ^m Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)),   loss: Huber(Q(o_t, a_t) − y)
+    y = h(R_t + γ^m h⁻¹(Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)))),   loss: Huber(Q(o_t, a_t) − y)
 
-The duelling head gives n advantages and the state's value, Q = V + A − mean A. Actors run it as it is: the greatest
-advantage is the greatest Q-value, so a compressed policy carries no arithmetic behind its head.
+with h the rescaling of values, which keeps the greatest the greatest, or the identity.
+
+The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
+run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
+
+Ape-X is the same from prioritised replay, with actors that differ in their ε and compute priorities.
 
 Source: Mnih et al. 2015 (DQN); van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016, arXiv:1511.06581,
-eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step). Deviations: both streams of the duelling head are one
+eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Pohlen et al. 2018, arXiv:1805.11593, proposition A.2
+(h); Horgan et al. 2018, arXiv:1803.00933 (Ape-X). Deviations: both streams of the duelling head are one
 linear layer on the shared torso; n-step returns are not corrected for the policy that acted.
 """
 
@@ -19,52 +24,77 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accel.acting.priorities import RESCALING
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
-from accel.config.models import DqnConfig
-from accel.envs.spaces import EnvSpec
+from accel.config.models import DqnConfig, LadderConfig, QLearningConfig
+from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import CheckpointError, ConfigError
 from accel.experience.stores.base import Sample, Transitions
 from accel.networks import PolicyNetwork, build_from_config
 from accel.runs.state_tree import Tree
+
+COMPARED_EPSILON = 0.05
+"""At which policies are compared where no ε is anybody's final one."""
 
 
 class Dqn(GradientAlgorithm):
     """Args: as for ``GradientAlgorithm``; the options say which parts of DQN are on."""
 
     explores = True
+    recurrent = False
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: DqnConfig) -> None:
+    def __init__(
+        self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: DqnConfig | LadderConfig
+    ) -> None:
         if spec.action.kind != "categorical":
             raise ConfigError(
-                f"dqn needs one discrete action, {config.environment.env} has {spec.action.kind} actions: "
-                "use --algorithm ppo"
+                f"{config.algorithm.algorithm} needs one discrete action, {config.environment.env} has "
+                f"{spec.action.kind} actions: use --algorithm ppo"
             )
         self.actions = spec.action.sizes[0]
         outputs = self.actions + options.duelling
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
             network = build_from_config(config.policy, spec, critic="none", outputs=outputs)
-        if network.state_shapes:
+        if self.recurrent and not network.state_shapes:
             raise ConfigError(
-                f"dqn learns from single steps, network '{config.policy.network}' is recurrent: leave +lstm out"
+                f"{config.algorithm.algorithm} is recurrent, network '{config.policy.network}' is not: add "
+                "+lstm:128, or use --algorithm apex"
+            )
+        if network.state_shapes and not self.recurrent:
+            raise ConfigError(
+                f"{config.algorithm.algorithm} learns from single steps, network '{config.policy.network}' is "
+                "recurrent: leave +lstm or +gru out"
             )
         self.target = copy.deepcopy(network).requires_grad_(False)
         networks = nn.ModuleDict({"online": network, "target": self.target})
         super().__init__(config, spec, device, network, networks)
-        self.options = options
+        self.options: QLearningConfig = options
         self.output_size = outputs
-        self.rule = RuleSpec(
-            "epsilon-greedy",
-            {
-                "duelling": options.duelling,
+        explores: dict[str, object]
+        if isinstance(options, LadderConfig):
+            self._final_epsilon = COMPARED_EPSILON
+            explores = {"initial_epsilon": options.base_epsilon, "exponent": options.epsilon_exponent}
+        else:
+            self._final_epsilon = options.final_epsilon
+            explores = {
                 "initial_epsilon": options.initial_epsilon,
-                "final_epsilon": options.final_epsilon,
                 "exploration_env_steps": options.exploration_env_steps,
-            },
+            }
+        self.rule = RuleSpec(
+            "epsilon-greedy", {"duelling": options.duelling, "final_epsilon": self._final_epsilon, **explores}
         )
+        self.initial_priorities = {
+            "n_step": options.n_step,
+            "discount": options.discount,
+            "duelling": options.duelling,
+            "value_rescaling": options.value_rescaling,
+            "reward_scale": config.rewards.reward_scale,
+            "reward_clip": config.rewards.reward_clip,
+        }
         self._updates = 0
 
     def q_values(self, outputs: Tensor) -> Tensor:
@@ -72,23 +102,26 @@ class Dqn(GradientAlgorithm):
         if not self.options.duelling:
             return outputs
         advantages, value = outputs[..., :-1], outputs[..., -1:]
-        return value + advantages - advantages.mean(-1, keepdim=True)
+        if not self.spec.action.masked:
+            return value + advantages - advantages.mean(-1, keepdim=True)
+        allowed = advantages > ALLOWED_ABOVE
+        total = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
+        mean = total / allowed.sum(-1, keepdim=True).clamp_min(1)
+        return torch.where(allowed, value + advantages - mean, MASKED)
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The ε-greedy policy; without ε, of the final one, as publication checks compare policies."""
         if exploration is None:
-            exploration = torch.full(outputs.shape[:-1], self.options.final_epsilon, device=outputs.device)
+            exploration = torch.full(outputs.shape[:-1], self._final_epsilon, device=outputs.device)
         return epsilon_greedy(outputs[..., : self.actions].float(), exploration)
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         if sample.transitions is None:
-            raise ConfigError("dqn learns from transitions: use --store replay")
-        steps, options = sample.transitions, self.options
+            raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
+        steps = sample.transitions
         rate = self.set_learning_rate(progress)
-        if self._updates % options.target_interval_updates == 0:
-            self.target.load_state_dict(self.network.state_dict())
-        self._updates += 1
+        self.refresh_target()
         targets = self._targets(steps)
         mark("correct")
         with self.autocast():
@@ -116,6 +149,12 @@ class Dqn(GradientAlgorithm):
 
         return Update(read, errors.abs())
 
+    def refresh_target(self) -> None:
+        """Before every update: copy the trained network where its turn has come."""
+        if self._updates % self.options.target_interval_updates == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        self._updates += 1
+
     @torch.no_grad()
     def _targets(self, steps: Transitions) -> Tensor:
         """[N] y."""
@@ -123,7 +162,10 @@ class Dqn(GradientAlgorithm):
             following = self._q(self.target, steps.next_observations)
             chooser = self._q(self.network, steps.next_observations) if self.options.double else following
         best = chooser.argmax(-1, keepdim=True)
-        return steps.returns + steps.discounts * following.gather(-1, best).squeeze(-1)
+        values = following.gather(-1, best).squeeze(-1)
+        if not self.options.value_rescaling:
+            return steps.returns + steps.discounts * values
+        return rescale(steps.returns + steps.discounts * unscale(values))
 
     def _q(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
         """[N, *obs] to Q [N, n]."""
@@ -141,3 +183,14 @@ class Dqn(GradientAlgorithm):
         if not isinstance(updates, int):
             raise CheckpointError("the checkpoint lacks DQN's number of updates: it is of another algorithm")
         self._updates = updates
+
+
+def rescale(values: Tensor) -> Tensor:
+    """h(x) = sign(x) (√(|x| + 1) − 1) + x/1000, of any shape."""
+    return values.sign() * ((values.abs() + 1.0).sqrt() - 1.0) + RESCALING * values
+
+
+def unscale(values: Tensor) -> Tensor:
+    """h⁻¹, of any shape."""
+    root = (1.0 + 4.0 * RESCALING * (values.abs() + 1.0 + RESCALING)).sqrt()
+    return values.sign() * (((root - 1.0) / (2.0 * RESCALING)).square() - 1.0)

@@ -1,4 +1,4 @@
-"""What learners exchange in the middle of an update: gradients and counts. One learner alone exchanges nothing."""
+"""What several learners of one run exchange: gradients, sums, decisions. One learner alone exchanges nothing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,39 @@ from torch import Tensor
 
 
 class GradientExchange(Protocol):
-    """Adds up over all learners; every learner calls the same methods in the same order."""
+    """Joins the learners of a run; each calls the same methods in the same order, or the others wait for it.
+
+    Attributes:
+        learner: this learner's number, of ``learners``; number 0 publishes and records.
+
+    Every method raises TransportError when another learner is gone or silent.
+    """
+
+    learner: int
+    learners: int
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over learners, in place."""
+        """Replace each tensor by its sum over learners, in place; the same bits on every learner."""
         ...
 
     def count(self, steps: float) -> float:
         """The sum of the learners' valid steps, by which each divides its losses."""
         ...
 
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Every learner's numbers, by learner; all give equally many."""
+        ...
+
+    def share(self, content: bytes | None, learner: int = 0) -> bytes:
+        """The content that this one of the learners gives, on all of them."""
+        ...
+
 
 class LocalGradients:
     """The identity: one learner."""
+
+    learner = 0
+    learners = 1
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Leave them."""
@@ -29,3 +49,11 @@ class LocalGradients:
     def count(self, steps: float) -> float:
         """The steps themselves."""
         return steps
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """The numbers alone."""
+        return [list(numbers)]
+
+    def share(self, content: bytes | None, learner: int = 0) -> bytes:
+        """The content itself."""
+        return content or b""

@@ -46,10 +46,10 @@ class Impact(ActorCritic):
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
         options, rate = self.options, self.set_learning_rate(progress)
+        weights = self.mean_weights(batch, sample.valid_steps)
         if self._updates % options.target_interval_updates == 0:
             self.target.load_state_dict(self.network.state_dict())
         self._updates += 1
-        weights = self.mean_weights(batch, sample.valid_steps)
         output = self.forward(batch)
         distribution = self.distribution(output.params[:-1].float(), None)
         log_prob = distribution.log_prob(batch.actions)
@@ -67,7 +67,7 @@ class Impact(ActorCritic):
             ratio, torch.zeros_like(ratio), targets.advantages, weights, options.clip_ratio
         )
         terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
-        norm = self.step(terms.total)
+        norm = self.step(terms.total, terms.policy, terms.value, terms.entropy)
         mark("backward")
         with torch.no_grad():
             kl = losses.masked_mean(target_distribution.kl(distribution), weights)

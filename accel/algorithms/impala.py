@@ -15,7 +15,7 @@ from accel.algorithms.actor_critic import ActorCritic, Statistics, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
-from accel.config.models import ImpalaConfig
+from accel.config.models import A2cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample
 
@@ -23,7 +23,9 @@ from accel.experience.stores.base import Sample
 class Impala(ActorCritic):
     """Args: as for ``ActorCritic``; the options say which correction."""
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig) -> None:
+    def __init__(
+        self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig | A2cConfig
+    ) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
@@ -40,7 +42,7 @@ class Impala(ActorCritic):
         mark("correct")
         policy = losses.policy_gradient(log_prob, targets.advantages, weights)
         terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
-        norm = self.step(terms.total)
+        norm = self.step(terms.total, terms.policy, terms.value, terms.entropy)
         mark("backward")
         return Statistics(
             terms, norm, targets, weights, torch.zeros((), device=self.device), rate, self.options.clip_rho

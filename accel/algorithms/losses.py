@@ -27,7 +27,7 @@ class LossTerms:
 
 def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
     """Mean of ``values`` under weights that sum to one: weights = valid / valid.sum(), any shape."""
-    return (values * weights).sum()
+    return torch.dot(values.flatten(), weights.to(values.dtype).flatten())
 
 
 def normalise(advantages: Tensor, weights: Tensor) -> Tensor:

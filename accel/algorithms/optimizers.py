@@ -29,6 +29,9 @@ def undecorated(function: Function) -> Function:
 class _Undecorated(Optimizer):
     """Overrides whatever torch decorates, except ``zero_grad``, which is not used."""
 
+    def _patch_step_function(self) -> None:
+        """Leaves ``step`` as it is: torch's would wrap it for its profiler and for hooks, which nobody sets."""
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """See ``torch.optim.Optimizer``."""
         undecorated(Optimizer.add_param_group)(self, param_group)
@@ -43,20 +46,59 @@ class _Undecorated(Optimizer):
 
 
 class QuickAdam(_Undecorated, Adam):
-    """``torch.optim.Adam``."""
+    """``torch.optim.Adam``, fused, of one group, with its tensors looked up once instead of in every step.
+
+    Attributes:
+        skip: () float on the parameters' device; where it is 1, ``step`` changes nothing. None: it always steps.
+    """
+
+    skip: Tensor | None = None
+    _found: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See ``torch.optim.Optimizer``."""
+        self._found = None
+        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients in place."""
-        undecorated(Adam.step)(self)
+        (group,) = self.param_groups
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        if self._found is None or len(gradients) != len(self._found[0]):
+            self._found = self._find(group)
+        parameters, means, squares, steps = self._found
+        torch._foreach_add_(steps, 1)
+        beta1, beta2 = group["betas"]
+        torch._fused_adam_(
+            parameters, gradients, means, squares, [], steps, amsgrad=False, lr=group["lr"], beta1=beta1,
+            beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], maximize=False, grad_scale=None,
+            found_inf=self.skip,
+        )  # fmt: skip
+        if self.skip is not None:
+            torch._foreach_sub_(steps, [self.skip] * len(steps))
+
+    def _find(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+        """Parameters that have gradients, their moments and step counters, which torch makes."""
+        found: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] = ([], [], [], [])
+        parameters, means, squares, steps = found
+        self._init_group(group, parameters, [], means, squares, [], steps)  # type: ignore[no-untyped-call]
+        return found
 
 
 class QuickRMSprop(_Undecorated, RMSprop):
-    """``torch.optim.RMSprop``."""
+    """``torch.optim.RMSprop``. Attributes: as of ``QuickAdam``."""
+
+    skip: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients in place."""
+        if self.skip is not None:
+            bad = self.skip.bool()
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.masked_fill_(bad, 0.0)  # which moves no parameter: there is no momentum
         undecorated(RMSprop.step)(self)
 
 

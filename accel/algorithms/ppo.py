@@ -22,8 +22,9 @@ from accel.algorithms.actor_critic import ActorCritic, Statistics, Targets, stat
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.algorithms.distributions import ActionDistribution
+from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
-from accel.config.models import PpoConfig
+from accel.config.models import SurrogateConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
@@ -32,9 +33,9 @@ from accel.experience.stores.base import Sample
 class Ppo(ActorCritic):
     """Args: as for ``ActorCritic``; the options say how many passes and minibatches."""
 
-    options: PpoConfig
+    options: SurrogateConfig
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: PpoConfig) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SurrogateConfig) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
@@ -53,7 +54,7 @@ class Ppo(ActorCritic):
         for done in range(options.passes):
             kl = torch.zeros((), device=self.device)
             measures_kl = options.target_kl is not None or done == options.passes - 1
-            for part in split(batch, targets, params, weights, options.minibatches, self.generator):
+            for part in split(batch, targets, params, weights, options.minibatches, self.generator, self.exchange):
                 with self.autocast():
                     out = self.network(part.observations, part.first, part.states)
                 distribution = self.distribution(out.params.float(), None)
@@ -67,12 +68,15 @@ class Ppo(ActorCritic):
                     options.clip_ratio,
                 )
                 terms = self.total_loss(policy, distribution, state_values(out), part.targets, part.weights)
-                norm = self.step(terms.total)
+                norm = self.step(terms.total, terms.policy, terms.value, terms.entropy, last=False)
                 mark("backward")
                 if measures_kl:
                     kl += part.share * self._kl_from_batch(part, distribution)
+            if measures_kl:
+                self.exchange.sum([kl])
             if options.target_kl is not None and float(kl) > options.target_kl:
                 break
+        self.check()
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
 
     @torch.no_grad()
@@ -86,7 +90,7 @@ class Minibatch:
     """One optimiser step's share of a batch, as [T', B', ...]; weights sum to one over its valid steps.
 
     Attributes:
-        share: of the batch's valid steps.
+        share: of the batch's valid steps. Weights and shares are of all learners together.
     """
 
     observations: Tensor
@@ -100,14 +104,26 @@ class Minibatch:
 
 
 def split_steps(
-    batch: Batch, targets: Targets, params: Tensor, weights: Tensor, count: int, generator: torch.Generator
+    batch: Batch,
+    targets: Targets,
+    params: Tensor,
+    weights: Tensor,
+    count: int,
+    generator: torch.Generator,
+    exchange: GradientExchange,
 ) -> Iterator[Minibatch]:
     """Shuffle the valid steps of all times and environments into ``count`` minibatches of one row each."""
     rows = torch.nonzero(batch.valid.reshape(-1)).squeeze(1)
+    parts = _least(min(count, len(rows)), exchange)
+    if parts == 0:
+        yield from split_environments(batch, targets, params, weights, 1, generator, exchange)
+        return
     order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
     observations, actions = batch.observations[:-1].flatten(0, 1), batch.actions.flatten(0, 1)
     first = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
-    for chosen in order.tensor_split(min(count, len(order))):
+    total = exchange.count(len(order))
+    for chosen in order.tensor_split(parts):
+        steps = exchange.count(len(chosen))
 
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
             return values.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
@@ -120,19 +136,28 @@ def split_steps(
             actions.index_select(0, chosen).unsqueeze(0),
             select(params),
             part,
-            torch.full_like(part.values, 1.0 / len(chosen)),
-            len(chosen) / len(order),
+            torch.full_like(part.values, 1.0 / steps),
+            steps / total,
         )
 
 
 def split_environments(
-    batch: Batch, targets: Targets, params: Tensor, weights: Tensor, count: int, generator: torch.Generator
+    batch: Batch,
+    targets: Targets,
+    params: Tensor,
+    weights: Tensor,
+    count: int,
+    generator: torch.Generator,
+    exchange: GradientExchange,
 ) -> Iterator[Minibatch]:
     """Shuffle environments, each with its whole unroll, so that a recurrent core runs through time."""
     order = torch.randperm(batch.valid.shape[1], generator=generator).to(batch.valid.device)
-    total = weights.sum().clamp_min(1e-8)
-    for chosen in order.tensor_split(min(count, len(order))):
+    total = weights.sum()
+    exchange.sum([total])
+    for chosen in order.tensor_split(_least(min(count, len(order)), exchange)):
         part_weights = weights[:, chosen]
+        part_total = part_weights.sum()
+        exchange.sum([part_total])
 
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
             return values[:, chosen]
@@ -144,9 +169,14 @@ def split_environments(
             batch.actions[:, chosen],
             params[:, chosen],
             _select(targets, select),
-            part_weights / part_weights.sum().clamp_min(1e-8),
-            part_weights.sum() / total,
+            part_weights / part_total.clamp_min(1e-8),
+            part_total / total.clamp_min(1e-8),
         )
+
+
+def _least(number: int, exchange: GradientExchange) -> int:
+    """The least of the learners' numbers: all make equally many steps."""
+    return int(min(theirs for (theirs,) in exchange.gather([number])))
 
 
 def _select(targets: Targets, function: Callable[[Tensor], Tensor]) -> Targets:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 
 from accel.acting.actor import Actor
 from accel.acting.collector import ENV, POLICY
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
-from accel.acting.torch_policy import serialise_module
-from accel.algorithms.catalogue import agree, make_algorithm
+from accel.acting.torch_policy import TorchPolicy, serialise_module
+from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.bench.subject import NO_MISMATCH, Subject, make_subject
@@ -26,6 +27,8 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs import make_vector_env
 from accel.envs.base import Actions
+from accel.networks.policy import PolicyModule
+from accel.runs.trained_policy import TrainedPolicy
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
@@ -40,7 +43,7 @@ def bench_actor(
     config: TrainConfig | None = None,
     *,
     networks: Sequence[str] = ("mlp:64x2",),
-    run: Path | None = None,
+    run: Path | TrainedPolicy | None = None,
     envs_per_actor: Sequence[int] = (1, 8),
     schemes: Sequence[str] = SCHEMES,
     runtimes: Sequence[str] = RUNTIMES,
@@ -58,7 +61,8 @@ def bench_actor(
     Args:
         config: environment, its options, unroll length and network options; None: the defaults, CartPole-v1.
         networks: network texts, instead of the config's; weights are random.
-        run: a run's directory: its environment, network and trained weights; excludes ``config`` and ``networks``.
+        run: a run's directory or a trained policy: its environment, network and weights; excludes ``config`` and
+            ``networks``.
         envs_per_actor: environments that one actor steps together.
         schemes: compression schemes, on onnxruntime. Full precision is always measured too.
         runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``.
@@ -88,8 +92,8 @@ def bench_actor(
     rows: list[Row] = []
     with torch_threads():
         for text in texts:
-            logger.info("compressing %s", text or run)
             subject = make_subject(text, None, config, run, config.policy.activation)
+            logger.info("compressing %s", subject.network)
             contest = _ActorCells(subject, schemes, runtimes, notify)
             for envs in counts:
                 logger.info("measuring %s, environments per actor: %d", subject.network, envs)
@@ -113,14 +117,14 @@ class _ActorCells:
 
     def measure(self, envs: int, budget_s: float, repeats: int) -> list[Row]:
         """Rows for one number of environments."""
-        config = self._subject.run.config.replace(envs_per_actor=envs)
+        run = replace(self._subject.run, config=self._subject.run.config.replace(envs_per_actor=envs))
         takers: dict[tuple[str, str], Callable[[], Split]] = {}
         with ExitStack() as stack:
-            random = RandomStepper(config)
+            random = RandomStepper(run.config)
             stack.callback(random.close)
             takers["environment", ""] = _filled(random.unroll)
             for (runtime, scheme), payload in self._payloads.items():
-                actor = ActorLoop(config, runtime, scheme, payload)
+                actor = ActorLoop(run, runtime, scheme, payload)
                 stack.callback(actor.close)
                 takers[runtime, scheme] = _filled(actor.unroll)
             samples, cpu_share = interleave(takers, budget_s, repeats)
@@ -139,7 +143,7 @@ class _ActorCells:
         config = self._subject.run.config
         row: Row = {
             "env": config.environment.env,
-            "network": config.policy.network,
+            "network": self._subject.network,
             "runtime": runtime,
             "scheme": scheme,
             "envs": envs,
@@ -216,13 +220,14 @@ class _MeteredPolicy(SessionPolicy):
 
 
 class _MeteredActor(Actor):
-    """A real actor whose session is timed separately."""
+    """A real actor whose session is timed separately, or which runs a module on torch."""
 
     metered: _MeteredPolicy | None = None
+    module: PolicyModule | None = None
 
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
-        if self.config.torch_options is not None:
-            return super()._make_policy(sampler)
+        if self.module is not None:
+            return TorchPolicy(self.module, self.layout, sampler)
         self.metered = _MeteredPolicy(self.layout, sampler)
         return self.metered
 
@@ -230,13 +235,16 @@ class _MeteredActor(Actor):
 class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
-    def __init__(self, config: TrainConfig, runtime: str, scheme: str, payload: bytes) -> None:
-        config = config.replace(actor_runtime=runtime, compressor=scheme, actors=1)
+    def __init__(self, run: TrainedPolicy, runtime: str, scheme: str, payload: bytes) -> None:
+        config = run.config.replace(actors=1)
         transport = LocalTransport(1)
         self._learner = transport.learner
         self._actor = _MeteredActor(ActorConfig.of(config, schemes=(scheme,)), transport.actor(0))
-        algorithm = make_algorithm(config, self._actor.spec, torch.device("cpu"))
-        agreement, self._layout = agree(config, algorithm)
+        if runtime == "torch":
+            self._actor.module = copy.deepcopy(run.policy)
+        agreement, self._layout = agreement_for(
+            config, self._actor.spec, run.policy.state_shapes, run.rule_spec, run.rule.output_size, run.rule.explores
+        )
         self._learner.welcome(agreement.to_json())
         self._learner.configure(self._layout.nbytes)
         self._learner.publish(0, {scheme: payload})
@@ -278,7 +286,7 @@ class RandomStepper:
             squash_actions=config.environment.squash_actions,
         )
         self._length = config.acting.unroll_length
-        action, envs = self._environment.spec.action, config.acting.envs_per_actor
+        action, envs = self._environment.spec.action, self._environment.num_envs
         self._sampler = make_sampler(action, envs, self._length, np.random.default_rng(config.run.seed))
         self._params = np.zeros((envs, action.param_size), np.float32)
         self._actions = np.zeros((self._length, envs, *action.shape), action.dtype)

@@ -14,6 +14,7 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.runs.playing import play
+from accel.runs.trained_policy import TrainedPolicy
 from compressors.quantisation.study import Simulation, check_width
 from monitor.statistics import mean_interval
 
@@ -31,7 +32,7 @@ def bench_bits(
     per_channel: bool = False,
     spec: EnvSpec | None = None,
     config: TrainConfig | None = None,
-    run: Path | None = None,
+    run: Path | TrainedPolicy | None = None,
     activation: str = "tanh",
     episodes: int = 0,
     seed: int = 0,
@@ -47,7 +48,7 @@ def bench_bits(
         per_channel: one scale per output channel instead of one per weight.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
         config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
-        run: a run's directory: its trained weights, on inputs from its environment.
+        run: a run's directory or a trained policy: its weights, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
         episodes: greedy episodes at each width and in full precision, on the same seeds; 0 for none, else at least 2.
         seed: of the episodes.

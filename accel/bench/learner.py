@@ -189,6 +189,9 @@ def _experience(layout: UnrollLayout, seed: int) -> Unroll:
             array = unroll[name]
             is_image = array.dtype == np.uint8
             array[...] = rng.integers(0, 256, array.shape) if is_image else rng.standard_normal(array.shape)
+            if layout.spec.float_bytes:
+                floats = array[..., : layout.spec.float_bytes].view(np.float32)
+                floats[...] = rng.standard_normal(floats.shape)
     unroll["rewards"][...] = rng.standard_normal(unroll["rewards"].shape)
     ends = rng.random(unroll["terminated"].shape) < _SHARE_OF_ENDS
     valid = unroll["valid"]

@@ -70,6 +70,7 @@ class EnvironmentOptions(OutputOptions):
     backend: Backend = "gymnasium"
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
+    network: Networks | None = None
     activation: Activation = "tanh"
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
@@ -96,6 +97,51 @@ class EnvironmentOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubjectOptions(EnvironmentOptions):
+    """A trained run, an environment with its options, or a policy that others trained."""
+
+    module: Module = None
+    weights: Weights = None
+    sb3: SB3 = None
+    rule: Rule = "greedy"
+    sb3_activation: SB3Activation = None
+    normaliser: Normaliser = None
+
+    def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
+        """See ``EnvironmentOptions.environment``; None beside an imported policy, which has its own."""
+        return super().environment(default, **options) if self.module is None and self.sb3 is None else None
+
+    def trained(self) -> Path | TrainedPolicy | None:
+        """The run, or the policy of --module or --sb3; None without one.
+
+        Raises:
+            ConfigError: options that contradict each other. CheckpointError, EnvError: it cannot be read or played.
+        """
+        if self.module is None and self.sb3 is None:
+            own = ("weights", "rule", "sb3_activation", "normaliser")
+            if said := [name for name in own if getattr(self, name) != getattr(SubjectOptions, name)]:
+                raise ConfigError(f"{_flags(said)}: these are for --module and --sb3, give one of them too")
+            return self.run
+        names = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
+        given = {name: getattr(self, name, None) for name in names}
+        if said := [name for name, value in given.items() if value != getattr(type(self), name, None)]:
+            raise ConfigError(f"--module and --sb3 bring their own network: leave out {_flags(said)}")
+        return PolicySource(
+            module=self.module,
+            weights=self.weights,
+            sb3=self.sb3,
+            env=self.env,
+            env_arg=self.env_arg,
+            wrapper=self.wrapper,
+            backend=self.backend,
+            squash_actions=self.squash_actions,
+            rule=self.rule,
+            activation=self.sb3_activation,
+            normaliser=self.normaliser,
+        ).load()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutOptions(EnvironmentOptions):
     """A policy's observations and actions."""
 
@@ -115,7 +161,7 @@ class LayoutOptions(EnvironmentOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions(LayoutOptions, BudgetOptions):
+class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
@@ -123,51 +169,19 @@ class PolicyOptions(LayoutOptions, BudgetOptions):
     or --sb3, with --env.
     """
 
-    network: Networks | None = None
-    module: Module = None
-    weights: Weights = None
-    sb3: SB3 = None
-    rule: Rule = "greedy"
-    sb3_activation: SB3Activation = None
-    normaliser: Normaliser = None
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,32"
     schemes: Schemes = _SCHEMES
     runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
 
-    def policy(self) -> TrainedPolicy | None:
-        """The policy of --module or --sb3; None without one. Raises ConfigError, and what reading it raises."""
-        if self.module is None and self.sb3 is None:
-            own = ("weights", "rule", "sb3_activation", "normaliser")
-            if said := [name for name in own if getattr(self, name) != getattr(PolicyOptions, name)]:
-                raise ConfigError(f"{_flags(said)}: these are for --module and --sb3, give one of them too")
-            return None
-        names = ("run", "network", "activation", "normalise_observations", "observation_shape", "actions")
-        if said := [name for name in names if getattr(self, name) != getattr(PolicyOptions, name)]:
-            raise ConfigError(f"--module and --sb3 bring their own network: leave out {_flags(said)}")
-        return PolicySource(
-            module=self.module,
-            weights=self.weights,
-            sb3=self.sb3,
-            env=self.env,
-            env_arg=self.env_arg,
-            wrapper=self.wrapper,
-            backend=self.backend,
-            squash_actions=self.squash_actions,
-            rule=self.rule,
-            activation=self.sb3_activation,
-            normaliser=self.normaliser,
-        ).load()
-
 
 @dataclass(frozen=True, kw_only=True)
-class ActorOptions(EnvironmentOptions, BudgetOptions):
+class ActorOptions(SubjectOptions, BudgetOptions):
     """Microseconds per environment step of the actor loop: environment, policy and overhead, for each scheme.
 
     The environment alone, stepped by random actions, is measured as the lower limit. Without --run and --env:
-    CartPole-v1.
+    CartPole-v1. Your own policy: --module or --sb3, with --env.
     """
 
-    network: Networks | None = None
     envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8"
     schemes: Schemes = "fp32,int8,int8-dynamic,prune(0.5),prune(0.5)+int8"
     runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager) and onnxruntime")] = "torch,onnxruntime"
@@ -177,27 +191,27 @@ class ActorOptions(EnvironmentOptions, BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshOptions(LayoutOptions, BudgetOptions):
+class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, send, load; and the break-even.
 
-    Break-even: the environment steps per refresh from which on an actor is faster than with onnxruntime's fp32.
+    Break-even: the environment steps per refresh from which on an actor is faster than with onnxruntime's fp32. Your
+    own policy, whose weights change a little each time: --module or --sb3, with --env.
     """
 
-    network: Networks | None = None
     schemes: Schemes = _SCHEMES
     envs: Annotated[int, tyro.conf.arg(help="environments per actor")] = 8
     send: Send = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitsOptions(LayoutOptions):
+class BitsOptions(SubjectOptions, LayoutOptions):
     """Mismatch, bytes and, on request, return of a policy quantised to 2 to 8 bits, simulated in floating point.
 
     Each width is measured twice: with weights quantised, and with weights and activations quantised. Only 8 bits run as
-    int8, and 4-bit weights as int4, with a scale for each block. Speed is not measured.
+    int8, and 4-bit weights as int4, with a scale for each block. Speed is not measured. Your own policy: --module or
+    --sb3, with --env.
     """
 
-    network: Networks | None = None
     bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
     per_channel: Annotated[bool, tyro.conf.arg(help="one scale per output channel instead of one per weight")] = False
     episodes: Annotated[int, tyro.conf.arg(help="seeded episodes to play at each width; needs --run or --env")] = 0
@@ -210,10 +224,9 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
 
     The learner limits a run: compression gains nothing where the actors together are faster. Experience is random, with
     the layout of --run, --preset, --env, or --observation-shape and --actions; --run and --preset also set the training
-    options.
+    options. Networks are those of accel train: an imported policy (--module, --sb3) has no learner here.
     """
 
-    network: Networks | None = None
     preset: Annotated[str | None, tyro.conf.arg(help="preset of accel train: its environment and learner")] = None
     envs: Annotated[int | None, tyro.conf.arg(help="B, environments in a batch")] = None
     unroll_length: Annotated[int | None, tyro.conf.arg(help="T, vector steps per environment in a batch")] = None

@@ -164,17 +164,20 @@ def _faster_formats(
 
 def session_call(artifact: CompressedPolicy, inputs: Inputs) -> Call:
     """As an actor calls a session: copy observations in, run, carry the recurrent state over. Raises ArtifactError."""
-    observations = np.ascontiguousarray(inputs["observations"])
-    session = PolicySession(artifact, batch=len(observations))
+    session = PolicySession(artifact, batch=len(next(iter(inputs.values()))))
     for name, array in session.inputs.items():
         array[...] = inputs[name]
-    target, *states = session.inputs.values()
+    arrays = list(session.inputs.values())
+    count = len(arrays) - len(session.outputs) + 1
+    observed = list(zip(arrays[:count], map(np.ascontiguousarray, inputs.values()), strict=False))
+    states = arrays[count:]
     params, *following = session.outputs.values()
     carried = list(zip(states, following, strict=True))
     run = session.run
 
     def call() -> npt.NDArray[np.generic]:
-        target[...] = observations
+        for target, part in observed:
+            target[...] = part
         run()
         for state, next_state in carried:
             state[...] = next_state
@@ -185,15 +188,17 @@ def session_call(artifact: CompressedPolicy, inputs: Inputs) -> Call:
 
 def torch_call(module: Callable[..., tuple[torch.Tensor, ...]], inputs: Inputs, memory_format: str) -> Call:
     """An eager module or a compiled one; call it within ``torch.inference_mode``."""
-    observations, *states = (np.ascontiguousarray(array) for array in inputs.values())
+    arrays = [np.ascontiguousarray(array) for array in inputs.values()]
+    states = [array for name, array in zip(inputs, arrays, strict=True) if name.startswith("state_")]
+    observed = arrays[: len(arrays) - len(states)]
     carried = [torch.from_numpy(state) for state in states]
     channels_last = memory_format == CHANNELS_LAST
 
     def call() -> npt.NDArray[np.generic]:
-        tensor = torch.from_numpy(observations)
+        tensors = [torch.from_numpy(part) for part in observed]
         if channels_last:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        params, *carried[:] = module(tensor, *carried)
+            tensors = [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
+        params, *carried[:] = module(*tensors, *carried)
         array: npt.NDArray[np.generic] = params.numpy()
         return array
 

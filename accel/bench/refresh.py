@@ -28,6 +28,7 @@ from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import DISTILL_IMAGES, DISTILL_ROWS, DRIFT_ROWS, REFIT_STEPS
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
+from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
 from compressors.checks.verify import verify_artifact
 from compressors.errors import CompressorError
@@ -61,7 +62,7 @@ def bench_refresh(
     send: str = "none",
     spec: EnvSpec | None = None,
     config: TrainConfig | None = None,
-    run: Path | None = None,
+    run: Path | TrainedPolicy | None = None,
     activation: str = "tanh",
     seconds: float = 20.0,
     repeats: int = 50,
@@ -80,7 +81,7 @@ def bench_refresh(
         send: also time the transfer to an actor on this machine: ``local`` or ``mpi``; ``none`` omits it.
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
         config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
-        run: a run's directory: its trained weights and intervals, on inputs from its environment.
+        run: a run's directory or a trained policy: its weights and intervals, on inputs from its environment.
         activation: of mlp torsos with random weights, without ``config``.
         seconds: total measuring time, without binding and sending.
         repeats: refreshes of each scheme at most.
@@ -295,14 +296,14 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
             interval = max(1, config.compression.reselect_interval_updates // steps)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
-            rows = _first(every, DISTILL_IMAGES if run.spec.is_image else DISTILL_ROWS)
+            rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
             tasks["distill"] = config.compression.distill_interval_updates, UpkeepTask(distill_batches=[batch])
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(max(1, REFIT_STEPS // steps), 0.0, refit_s)
-    checked = _first(every, FULL_IMAGES if run.spec.is_image else FULL_ROWS)
+    checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)
     divergence = PolicyDivergence(run.spec.action)
 
     def measure(reference: npt.NDArray[np.generic], acting: npt.NDArray[np.generic]) -> float:

@@ -101,7 +101,7 @@ class Subject:
 
     def mismatch_of(self, artifact: CompressedPolicy) -> Row:
         """``mismatch`` of the policy as actors have it, on onnxruntime."""
-        session = PolicySession(artifact, batch=len(self.held_out["observations"]))
+        session = PolicySession(artifact, batch=len(next(iter(self.held_out.values()))))
         for name, array in session.inputs.items():
             array[...] = self.held_out[name]
         session.run()
@@ -253,4 +253,4 @@ def _played(run: TrainedPolicy, weights: str) -> Subject:
 
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:
     """Rows for calibration and for mismatch; fewer for images, which take memory."""
-    return (128, 128) if spec.is_image else (512, 512)
+    return (128, 128) if spec.has_images else (512, 512)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel.bench.rows import Row, Value
 
 _GAP = "  "
+_LEAST_TEXT = 12
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,11 @@ TRANSPORT = (
 def table_text(rows: Sequence[Row], columns: Sequence[Column], title: str, width: int) -> str:
     """The title, the rows under their headings, and a line that names the columns that do not fit."""
     shown = fitting(rows, columns, width)
-    text = aligned([column.heading for column in shown], _cells(rows, shown))
+    headings = [column.heading for column in shown]
+    text = aligned(headings, _narrowed(headings, _cells(rows, shown), width))
     missing = [column.heading for column in columns if column not in shown and not _is_empty(rows, column)]
     hint = [f"not shown: {', '.join(missing)}; --json writes every column"] if missing else []
-    return "\n".join([title, text, *hint])
+    return "\n".join([textwrap.fill(title, width), text, *(textwrap.fill(line, width) for line in hint)])
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
@@ -131,8 +134,7 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
     extra = [column for column in reversed(shown) if column.extra]
     constant = [c for c in shown if not c.extra and len(rows) > 1 and len({_write(row, c) for row in rows}) == 1]
     for candidate in [*extra, *constant]:
-        lines = [[column.heading for column in shown], *_cells(rows, shown)]
-        if sum(max(map(len, cells)) + len(_GAP) for cells in zip(*lines, strict=True)) - len(_GAP) <= width:
+        if _total([[column.heading for column in shown], *_cells(rows, shown)]) <= width:
             break
         shown.remove(candidate)
     return shown
@@ -147,6 +149,29 @@ def aligned(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
         _GAP.join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, is_number, strict=True)).rstrip()
         for line in lines
     )
+
+
+def _narrowed(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """The cells with the longest texts, such as networks and schemes, cut in the middle until the lines fit."""
+    lines = [list(headings), *(list(line) for line in cells)]
+    while (excess := _total(lines) - width) > 0:
+        texts = [i for i in range(len(headings)) if not all(_reads_as_number(line[i]) for line in cells)]
+        longest, i = max(((max(len(line[i]) for line in lines), i) for i in texts), default=(0, -1))
+        room = max(longest - excess, _LEAST_TEXT)
+        if room >= longest or len(lines[0][i]) > room:
+            break
+        for line in lines[1:]:
+            line[i] = _cut(line[i], room)
+    return lines[1:]
+
+
+def _cut(text: str, room: int) -> str:
+    tail = room // 2
+    return text if len(text) <= room else f"{text[: room - tail - 1]}…{text[-tail:]}"
+
+
+def _total(lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, cells)) + len(_GAP) for cells in zip(*lines, strict=True)) - len(_GAP)
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tyro
 
@@ -59,6 +59,7 @@ class Measured:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, check where results go, measure, print, write."""
+    _check_importable(arguments)
     options: OutputOptions = tyro.cli(
         Options,
         prog="accel bench",
@@ -116,15 +117,14 @@ def _measure(options: OutputOptions, refuse: Callable[[str], None]) -> Measured:
 def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.policy import bench_policy
 
-    policy = options.policy()
     rows = bench_policy(
         _networks(options, options.network, _POLICY_NETWORKS),
         batches=integers(options.batch),
         schemes=texts(options.schemes),
         runtimes=texts(options.runtimes),
         spec=options.spec(),
-        config=options.environment() if policy is None else None,
-        run=options.run if policy is None else policy,
+        config=options.environment(),
+        run=options.trained(),
         activation=options.activation,
         seconds=options.seconds,
         repeats=options.repeats,
@@ -137,15 +137,18 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
 
 def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
     from accel.bench.actor import bench_actor
+    from accel.runs.trained_policy import TrainedPolicy
 
     if options.run is not None and options.unroll_length is not None:
         raise ConfigError("--run brings its own unrolls: leave out --unroll-length")
     length = _UNROLL_LENGTH if options.unroll_length is None else options.unroll_length
-    config = options.environment(_ACTOR_ENV, unroll_length=length)
+    config, run = options.environment(_ACTOR_ENV, unroll_length=length), options.trained()
+    if isinstance(run, TrainedPolicy):
+        run = replace(run, config=run.config.replace(unroll_length=length))
     rows = bench_actor(
         config,
         networks=_networks(options, options.network, _POLICY_NETWORKS),
-        run=options.run,
+        run=run,
         envs_per_actor=integers(options.envs_per_actor),
         schemes=texts(options.schemes),
         runtimes=texts(options.runtimes),
@@ -172,7 +175,7 @@ def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Measured
         send=options.send,
         spec=options.spec(),
         config=options.environment(),
-        run=options.run,
+        run=options.trained(),
         activation=options.activation,
         seconds=options.seconds,
         repeats=options.repeats,
@@ -198,7 +201,7 @@ def _bits(options: BitsOptions) -> Measured:
         per_channel=options.per_channel,
         spec=options.spec(),
         config=options.environment(),
-        run=options.run,
+        run=options.trained(),
         activation=options.activation,
         episodes=options.episodes,
         seed=options.seed,
@@ -253,6 +256,16 @@ def _networks(options: EnvironmentOptions, given: str | None, default: str) -> l
     if given is not None and options.run is not None:
         raise ConfigError("--run brings its own network: leave --network out")
     return texts(default if given is None else given)
+
+
+def _check_importable(arguments: Sequence[str]) -> None:
+    """Raise ConfigError, before parsing, where an imported policy is given to a benchmark of training."""
+    given = [word.partition("=")[0] for word in arguments]
+    if "learner" in given[:1] and (flags := sorted({"--module", "--sb3"}.intersection(given))):
+        raise ConfigError(
+            f"bench learner times accel's training, and an imported policy has no learner: leave out {flags[0]}, or "
+            "measure the policy with bench policy, actor, refresh or bits"
+        )
 
 
 def _check_outputs(options: OutputOptions) -> None:

@@ -1,4 +1,4 @@
-"""``accel compress``: write a policy as a compressed artifact, and say what it is worth."""
+"""``accel compress``: write a policy as a compressed artifact, and compare its returns."""
 
 from __future__ import annotations
 

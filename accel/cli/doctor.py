@@ -56,11 +56,6 @@ while True:
         break
     time.sleep(0.01)
 print({_MARK!r} + json.dumps(sorted(endpoint.failed_ranks())), flush=True)
-from mpi4py import MPI
-joining = "from mpi4py import MPI; MPI.Comm.Get_parent().Disconnect()"
-child = MPI.COMM_SELF.Spawn(sys.executable, ["-P", "-c", joining], 1)
-print({_MARK!r} + json.dumps(child.Get_remote_size()), flush=True)
-child.Disconnect()
 """
 _GPU_PROBE = "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.version.cuda]))"
 _TERMINATION_S = 5.0
@@ -233,7 +228,13 @@ def _ranks(output: str, timeout_s: float) -> Iterator[Finding]:
         yield from _faults(timeout_s)
     else:
         advice = "continue from the last checkpoint then (--resume); Open MPI 5 can do better"
-        yield Finding("fault tolerance", "note", "none: a dead actor ends the run", advice)
+        yield Finding("fault tolerance", "note", "none: a lost rank or node ends the run", advice)
+    if Path("/proc/self/stat").exists():
+        value = "an actor that crashes, leaves, hangs or is stopped is replaced by its rank; a lost rank or node is not"
+        yield Finding("replacement", "ok", value)
+    else:
+        advice = "such an actor is replaced after --actor-timeout-s, as one whose environments hang"
+        yield Finding("replacement", "note", "this system does not tell of processes that were stopped", advice)
     shared = Path("/dev/shm")
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SMALL_SHARED_MEMORY_BYTES:
         advice = "MPI sends through it on one node; give a container more: docker run --shm-size=1g"
@@ -241,7 +242,7 @@ def _ranks(output: str, timeout_s: float) -> Iterator[Finding]:
 
 
 def _faults(timeout_s: float) -> Iterator[Finding]:
-    """Kills a rank and starts another in its place."""
+    """Kills a rank."""
     from accel.transport.launcher import mpirun_command
 
     command = [*mpirun_command(2, silence_s=timeout_s), sys.executable, "-P", "-c", _FAULT_PROBE]
@@ -250,15 +251,10 @@ def _faults(timeout_s: float) -> Iterator[Finding]:
     except AccelError:
         seen = []
     if seen[:1] == [[1]]:
-        yield Finding("fault tolerance", "ok", "ULFM: a killed rank was noticed, a run goes on when an actor dies")
+        yield Finding("fault tolerance", "ok", "ULFM: a killed rank was noticed, a run goes on without it")
     else:
         advice = "continue from the last checkpoint when a run ends or hangs (--resume)"
         yield Finding("fault tolerance", "note", "ULFM is there, but a killed rank was not noticed", advice)
-    if seen[1:] == [1]:
-        yield Finding("replacement", "ok", "a new rank can take the place of a dead one")
-    else:
-        advice = "runs go on with the actors that are left"
-        yield Finding("replacement", "note", "this MPI starts no ranks while a job is running", advice)
 
 
 def _marked(output: str) -> list[Any]:

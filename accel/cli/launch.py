@@ -9,30 +9,29 @@ import shlex
 import signal
 import sys
 import tomllib
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.errors import AccelError, JobError, LaunchError, TransportError
+from accel.acting.host import Host
+from accel.cli.actor import command as actor_command
+from accel.errors import AccelError, DivergenceError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
-from accel.system.pinning import free_cores, local_size, pin_rank
+from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
 from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals
 from accel.transport import (
-    Aborted,
     LaunchInfo,
-    Stopped,
+    Role,
     Topology,
     TransportOptions,
-    connect,
     detect_launch,
     is_actor,
     join_world,
 )
-from accel.transport.base import ActorTransport
 from accel.transport.join import START_TIMEOUT_S
+from accel.transport.learners import LearnerLink, give_roles, take_role
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 EXIT_ABORTED = 3
 EXIT_INTERRUPTED = 130
+SILENCE_S = 10.0
+"""How long an actor's rank, which tells that it lives every two seconds, may be silent."""
 _OF_USERS = (AccelError, CompressorError, MonitorError)
 
 logger = logging.getLogger("accel")
@@ -76,7 +77,8 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     """
     from accel.runs.job import Job, check_config
 
-    job = Job(check_config(config), resume)
+    chosen = "compressor" in config.compression.model_fields_set
+    job = Job(check_config(config), resume, compressor_chosen=chosen)
     info = detect_launch()
     if is_actor(info):
         raise LaunchError("train() belongs on the first rank only; on the others call accel.cli.launch.act()")
@@ -93,111 +95,165 @@ def start(job: Job) -> Summary:
 
 
 def learn(job: Job, info: LaunchInfo) -> Summary:
-    """The learner's role in a launched job. Whatever goes wrong, every actor is told and ends too."""
+    """The first learner's role in a launched job. Whatever goes wrong, every other rank is told and ends too."""
     from accel.learning.run import run_session
 
     stop = StopRequest()
     with stop.installed():
-        endpoint, transport = _connect(
-            info, job.config.run.peer_timeout_s, job.config.acting.unrolls_in_flight, job.config.store.held_unrolls
-        )
-        if not isinstance(transport, RemoteLearner):
-            raise LaunchError(f"rank {info.rank} is an actor: call accel.cli.launch.act() on it")
+        endpoint = join_world(info, job.config.run.peer_timeout_s)
+        learners, ranks = job.config.learner.learners, endpoint.size
         try:
+            topology = Topology.of(ranks, learners)
             if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
-                job = replace(job, config=job.config.replace(actors=transport.actors))
-            if transport.actors != job.config.acting.actors:
+                job = replace(job, config=job.config.replace(actors=ranks - learners))
+            if ranks - learners != job.config.acting.actors:
                 raise LaunchError(
-                    f"actors = {job.config.acting.actors}, but the launcher started {transport.actors} ranks beside "
-                    f"the learner: start {job.config.acting.actors + 1} ranks, or leave --actors out"
+                    f"actors = {job.config.acting.actors}, but the launcher started {ranks - learners} ranks beside "
+                    f"the learner{'s' if learners > 1 else ''}: start {job.config.acting.actors + learners} ranks, or "
+                    "leave --actors out"
                 )
+        except LaunchError as error:
+            _end_all(endpoint, error)
+            raise
+        given = give_roles(endpoint, topology, job.to_text())
+        seat = _Seat(job, info, endpoint, topology)
+        try:
             allowed = all_cores()  # Before pinning: the machine is what all ranks share.
-            cores = free_cores(allowed, local_size(os.environ))
-            if job.config.acting.pin_cores:
-                pin_rank(info)
-            summary = run_session(job, transport, stop, cores=cores, allowed_cores=len(allowed))
-            if transport.alive():
+            summary = run_session(
+                job, seat.transport, stop, cores=seat.pin(), allowed_cores=len(allowed), link=seat.link
+            )
+            if seat.transport.alive() or seat.transport.silent():
                 # Its actors never said goodbye, and the launcher waits for them: but the caller has a summary to show.
                 atexit.register(endpoint.abort_job, EXIT_ABORTED)
             return summary
         except BaseException as error:
-            reason = str(error) or type(error).__name__
-            if deaf := transport.abort(reason):
-                # This ends the process too, so nobody above could tell what was wrong.
-                logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, _OF_USERS))
-                logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
-                endpoint.abort_job(EXIT_ABORTED)
+            seat.give_up(error)
             raise
         finally:
-            transport.close()
+            seat.transport.close()
+            del given
 
 
-def act(info: LaunchInfo | None = None, timeout_s: float = START_TIMEOUT_S) -> int:
-    """An actor's role in a launched job; returns the exit status. Errors reach the user through the learner.
+def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> int:
+    """The role of every other learner; returns the exit status. What it meets, it says on standard error."""
+    from accel.learning.run import follow_session
+
+    stop = StopRequest()
+    seat = _Seat(job, info, endpoint, topology)
+    if seat.link is not None and logging.getLogger().handlers:
+        logging.getLogger().handlers[0].setFormatter(logging.Formatter(f"learner {seat.link.learner}: %(message)s"))
+    with stop.installed():
+        try:
+            if seat.link is not None:
+                follow_session(job, seat.transport, stop, seat.link, cores=seat.pin())
+            return 0
+        except DivergenceError as error:
+            seat.give_up(error)
+            return EXIT_ABORTED  # learner 0 has said it
+        except BaseException as error:
+            seat.give_up(error)
+            raise
+        finally:
+            seat.transport.close()
+
+
+class _Seat:
+    """A learner's place in a job: its transport, its cores, its link to the other learners."""
+
+    def __init__(self, job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -> None:
+        number = [group.learner for group in topology.groups].index(endpoint.rank)
+        share = job.config.share(number)
+        held = share.store.held_unrolls
+        options = TransportOptions(
+            share.acting.unrolls_in_flight, held + 1, held, SILENCE_S, lost_s=job.config.run.peer_timeout_s
+        )
+        self.transport = RemoteLearner(endpoint, topology.groups[number], options=options, formats=FORMATS)
+        # Another learner may wait for its actors, and import torch, before it answers.
+        patience_s = 2.0 * job.config.run.peer_timeout_s + START_TIMEOUT_S
+        self.link = LearnerLink(endpoint, topology, patience_s) if topology.learners > 1 else None
+        self._job, self._info, self._endpoint = job, info, endpoint
+
+    def pin(self) -> tuple[int, ...]:
+        """The cores that this learner computes on; pins it where the configuration wants that."""
+        cores, place = free_cores(all_cores(), local_size(os.environ)), None
+        learners = 1
+        if self.link is not None:
+            host = os.uname().nodename
+            learners, hosts = self.link.learners, [told["host"] for told in self.link.gather({"host": host})]
+            place = hosts[: self.link.learner].count(host), hosts.count(host)
+            cores = share_cores(self._info, local_size(os.environ), all_cores(), place)
+            if local_size(os.environ) is None or len(cores) == len(all_cores()):
+                cores = cores[: max(len(cores) // place[1] - 1, 1)]
+        if self._job.config.acting.pin_cores:
+            pin_rank(self._info, learners, place)
+        return cores
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other learners and this one's actors; ends the job where they do not answer."""
+        reason = str(error) or type(error).__name__
+        if self.link is not None:
+            self.link.abort(reason)
+        try:
+            deaf = self.transport.abort(reason)
+        except TransportError:  # such as another learner's word that it gives up too; the first error is what counts
+            deaf = frozenset()
+        if deaf:
+            # This ends the process too, so nobody above could tell what was wrong.
+            logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, _OF_USERS))
+            logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
+            self._endpoint.abort_job(EXIT_ABORTED)
+
+
+def act(info: LaunchInfo | None = None, timeout_s: float = START_TIMEOUT_S, host: Host | None = None) -> int:
+    """The role of every rank but the first, as that one says; returns the exit status. Actors' errors reach the user
+    through their learner.
 
     Args:
         info: what the launcher announced; None: read it from the environment.
         timeout_s: how long MPI may take to start.
+        host: whose child is starting already.
 
     From then on this process ignores stop signals and, on Linux, ends when its launcher does.
     """
     ignore_stop_signals()
-    end_with_parent(signal.SIGKILL)  # an environment that hangs would else outlive a launcher that gives up
+    end_with_parent(signal.SIGKILL)
     info = info or detect_launch()
-    _, transport = _connect(info, timeout_s, 2, 1)
-    if not isinstance(transport, RemoteActor):
-        raise LaunchError(f"rank {info.rank} is the learner: call accel.train() on it")
+    if info.rank == 0:
+        raise LaunchError("rank 0 is the learner: call accel.train() on it")
+    host = host or Host(actor_command(info))
     try:
-        return run_actor(transport, lambda: pin_rank(info))
-    except Aborted:
-        return EXIT_ABORTED
+        endpoint = join_world(info, timeout_s)
+        topology, job = take_role(endpoint)
+        if topology.role(endpoint.rank) is not Role.LEARNER:
+            options = TransportOptions(in_flight=2, max_held=2, prefetch=1)
+            transport = RemoteActor(endpoint, topology.group(endpoint.rank), options=options, formats=FORMATS)
+            try:
+                return host.serve(transport)
+            finally:
+                transport.close()
     finally:
-        transport.close()
+        host.close()
+    from accel.runs.job import Job
 
-
-def run_actor(transport: ActorTransport, pin: Callable[[], object] = lambda: None, timeout_s: float = 600.0) -> int:
-    """Serve a learner until it stops this actor; returns the exit status.
-
-    Args:
-        transport: this actor's end.
-        pin: see ``accel.acting.actor.join``.
-        timeout_s: how long to wait for the configuration and for the learner's answer to an error.
-    """
-    from accel.acting.actor import join
-
-    try:
-        actor = join(transport, timeout_s, pin)
-    except (Aborted, TransportError):
-        raise
-    except Exception:
-        logger.debug("actor %d cannot start", transport.actor, exc_info=True)
-        transport.wait_policy(timeout_s)
-        return EXIT_ABORTED
-    try:
-        actor.start()
-        while True:
-            actor.step()
-    except Stopped:
-        return 0
-    except TransportError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the learner reports it
-        told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
-        if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
-            told["traceback"] = traceback.format_exc()
-        transport.report(told)
-        return EXIT_ABORTED
-    finally:
-        actor.close()
+    return follow(Job.from_text(job), info, endpoint, topology)
 
 
 def abort_job(info: LaunchInfo, error: AccelError) -> None:
     """Before a job exists: make every other rank of a launched job end with this error."""
     if info.is_launched and (info.size is None or info.size > 1):
-        _, transport = _connect(info, START_TIMEOUT_S, 1, 1)
-        if isinstance(transport, RemoteLearner):
-            transport.abort(str(error))
-            transport.close()
+        _end_all(join_world(info, START_TIMEOUT_S), error)
+
+
+def _end_all(endpoint: Endpoint, error: AccelError) -> None:
+    """Make every other rank, which waits for its role, end as an actor of this one does."""
+    if endpoint.size == 1:
+        return
+    topology = Topology.single_learner(endpoint.size)
+    given = give_roles(endpoint, topology)
+    transport = RemoteLearner(endpoint, topology.groups[0], formats=FORMATS)
+    transport.abort(str(error))
+    transport.close()
+    del given
 
 
 def all_cores() -> tuple[int, ...]:
@@ -218,14 +274,6 @@ def start_timeout_s(arguments: Sequence[str]) -> float:
         return float(values.get("--peer-timeout-s", file.get("peer_timeout_s", START_TIMEOUT_S)))
     except (OSError, ValueError, TypeError):
         return START_TIMEOUT_S  # The learner reports what is wrong with it.
-
-
-def _connect(
-    info: LaunchInfo, timeout_s: float, in_flight: int, batch_unrolls: int
-) -> tuple[Endpoint, RemoteLearner | RemoteActor]:
-    endpoint = join_world(info, timeout_s)
-    options = TransportOptions(in_flight=in_flight, max_held=batch_unrolls + 1, prefetch=batch_unrolls)
-    return endpoint, connect(endpoint, Topology.single_learner(endpoint.size), options=options, formats=FORMATS)
 
 
 def _learn_alone(job: Job) -> Summary:
@@ -256,15 +304,20 @@ def _start_mpirun(job: Job) -> Summary:
 
     config = job.config
     hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
+    ranks = config.acting.actors + config.learner.learners
     command = mpirun_command(
-        config.acting.actors + 1, hosts=hosts, hostfile=config.acting.hostfile, silence_s=config.run.peer_timeout_s
+        ranks,
+        hosts=hosts,
+        hostfile=config.acting.hostfile,
+        silence_s=config.run.peer_timeout_s,
+        by_node=config.learner.learners > 1,
     )
     elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
     starts = job.path / STARTS
     before = _written_at(starts)
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.cli.rank", job.to_text()],
-        ranks=config.acting.actors + 1,
+        ranks=ranks,
         can_stop=lambda: elsewhere or _written_at(starts) != before,
         patience_s=config.run.peer_timeout_s,
     )
@@ -280,7 +333,7 @@ def _start_mpirun(job: Job) -> Summary:
     if ended.stopped and not began:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
     kept = f". {_what_is_kept(job, ended)}" if began else ""
-    raise JobError(f"{_what_happened(ended)}{kept}", _exit_code(ended))
+    raise JobError(f"{_what_happened(ended)}{kept}{_registered_here(config.environment.env)}", _exit_code(ended))
 
 
 def _what_happened(ended: Ended) -> str:
@@ -294,6 +347,21 @@ def _what_happened(ended: Ended) -> str:
         return "stopped before the run could end in good order"
     when = "before the learner had started" if learner is None else "and there is no summary"
     return f"mpirun ended with status {ended.status} {when}; see the messages above"
+
+
+def _registered_here(env: str) -> str:
+    """A hint for environments that a script has registered: ranks are processes of their own."""
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    if ":" in env or env not in registry:
+        return ""
+    made_by = registry[env].entry_point
+    module = made_by if isinstance(made_by, str) else str(getattr(made_by, "__module__", ""))
+    if module.startswith(("gymnasium.", "ale_py.")):
+        return ""
+    return (
+        f"\n{env} is registered in this process; ranks are processes of their own and do not know that: register it in "
+        f"a module, and give env='module:{env}'"
+    )
 
 
 def _what_is_kept(job: Job, ended: Ended) -> str:

@@ -30,9 +30,16 @@ def main() -> int:
     add_working_directory()
     info = detect_launch()
     signs = SignsOfLife(info.rank)
-    acts = is_actor(info)
+    host = None
+    if acts := is_actor(info):
+        from accel.acting.host import Host
+        from accel.cli.actor import command
+
+        host = Host(command(info))
     status = guarded(lambda: _join(info), "accel train")
     if status != 0:
+        if host is not None:
+            host.close()
         signs.say("failed", status)
         return status
     signs.say("joined")
@@ -40,7 +47,7 @@ def main() -> int:
         from accel.cli.launch import act
 
         signs.stop()
-        return guarded(lambda: act(info), "accel train")
+        return guarded(lambda: act(info, host=host), "accel train")
     status = guarded(lambda: _learn(info), "accel train")
     signs.stop()
     signs.say("ended", status)

@@ -29,6 +29,13 @@ class ReportChoices:
         tuple[str, ...],
         tyro.conf.arg(help="options, such as compressor, by which to put runs together; default: all but the seed"),
     ] = ()
+    label: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            help="names of the configurations, one for each, in their order, a baseline first; default: what differs "
+            "where that is short, else the runs' names"
+        ),
+    ] = ()
     confidence: Annotated[float, tyro.conf.arg(help="of the intervals, in (0, 1)")] = 0.95
     overwrite: Annotated[bool, tyro.conf.arg(help="replace a report that is there")] = False
 
@@ -38,7 +45,9 @@ class ReportChoices:
 
         group = tuple(key.replace("-", "_") for key in self.group)
         try:
-            return Choices(self.threshold, margin, group, force, self.confidence, margin_return=margin_return)
+            return Choices(
+                self.threshold, margin, group, force, self.confidence, margin_return=margin_return, labels=self.label
+            )
         except MonitorError as error:
             raise ReportError(str(error)) from None
 

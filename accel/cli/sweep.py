@@ -1,15 +1,16 @@
-"""``accel sweep``: search compression policies with Optuna, after training (--run) or in training (--config)."""
+"""``accel sweep``: search compression policies with Optuna: of a trained policy, or in training (--config)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from accel.errors import ConfigError
+from accel.imports.options import CLI, PolicySource
 from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 
 
-@dataclass(frozen=True)
-class SweepOptions:
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(PolicySource):
     """Search compression policies with Optuna.
 
-    --run RUN: per-layer compression of a trained policy, seconds per trial. --config FILE: whole training runs, with
-    any fields of the configuration as search space. The same command, given again or several times at once, also under
-    mpirun or as a Slurm array, works on the same study; a killed sweep continues where it stopped.
+    --run RUN, or your own policy (--module or --sb3, with --env): per-layer compression of a trained policy, seconds
+    per trial. --config FILE: whole training runs, with any fields of the configuration as search space. The same
+    command, given again or several times at once, also under mpirun or as a Slurm array, works on the same study; a
+    killed sweep continues where it stopped.
     """
 
     run: Annotated[Path | None, tyro.conf.arg(help="run directory of a trained policy")] = None
@@ -89,19 +91,26 @@ class SweepOptions:
 def main(arguments: Sequence[str]) -> int:
     """Parse, sweep, print."""
     argv = list(arguments)
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)
-    options = tyro.cli(SweepOptions, prog="accel sweep", args=argv, config=config)
-    if (options.run is None) == (options.config is None):
-        raise ConfigError("give --run RUN to sweep a trained policy, or --config FILE to sweep training runs")
+    options = tyro.cli(SweepOptions, prog="accel sweep", args=argv, config=CLI)
+    policies = [name for name in ("run", "module", "sb3") if getattr(options, name) is not None]
+    if len(policies) + (options.config is not None) != 1:
+        raise ConfigError(
+            "give --run RUN, or --module or --sb3 with --env, to sweep a trained policy, or --config FILE to sweep "
+            "training runs"
+        )
+    options.check_sampling(options.sample and not options.config)
     from accel.sweep import sweep_run, sweep_training
 
     command = ("accel", "sweep", *argv)
-    if options.run is not None:
-        result = sweep_run(options.run, _search(options), _candidates(options), command=command)
+    if policies:
+        result = sweep_run(options.load(), _search(options), _candidates(options), command=command)
     else:
-        given = [name for name in _CANDIDATES if getattr(options, name) not in (None, False)]
+        own = (*_CANDIDATES, *(field.name for field in fields(PolicySource)))
+        given = [name for name in own if getattr(options, name) != getattr(SweepOptions, name)]
         if given:
-            raise ConfigError(f"--{given[0].replace('_', '-')} needs --run; trials of --config are training runs")
+            raise ConfigError(
+                f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
+            )
         result = sweep_training(Path(str(options.config)), _search(options), command=command)
     print(without_controls(_text(result)))
     return 0
@@ -145,8 +154,9 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 def _text(result: SweepResult) -> str:
     lines = [result.tally, f"Pareto front of {len(result.front)}:"]
-    for place, (row, file) in enumerate(zip(result.front, result.configurations, strict=True)):
-        lines.append(f"  trial {row.number}: {row.label}\n    {_values(row)}\n    accel train --config {file}")
+    for place, row in enumerate(result.front):
+        lines.append(f"  trial {row.number}: {row.label}\n    {_values(row)}")
+        lines += [f"    accel train --config {result.configurations[place]}"] if result.configurations else []
         lines += [f"    {result.exports[place]}"] if result.exports else []
     return "\n".join([*lines, f"tables and plots: {result.directory}"])
 

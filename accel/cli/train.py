@@ -38,8 +38,8 @@ _SOURCES = {
 }
 _OPTIONAL = frozenset(name for name, field in all_options().items() if takes_none(field))
 _TITLES = {
-    "environment": "what the actors step",
-    "rewards": "what becomes of rewards",
+    "environment": "the environments",
+    "rewards": "transforms of rewards before learning",
     "acting": "actors: how many, where, how they step",
     "policy": "the network",
     "compression": "how the acting policy is compressed and validated",
@@ -83,10 +83,11 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         # Another algorithm on top of a preset takes what it reads of it.
         read = readable_options(preset | chosen_kinds) if "algorithm" in chosen_kinds else frozenset(preset)
         values |= {name: value for name, value in preset.items() if name in read}
-    if sources["config"]:
-        values |= load_toml(Path(sources["config"]))
+    file = load_toml(Path(sources["config"])) if sources["config"] else {}
+    values |= file
     if info.is_launched and _value(argv, "actors") is None:
-        values["actors"] = max((info.size or 1) - 1, 1)
+        learners = _value(argv, "learners") or str(values.get("learners", 1))
+        values["actors"] = max((info.size or 1) - (int(learners) if learners.isdigit() else 1), 1)
     defaults = TrainConfig.create(**values | chosen_kinds)
     before = defaults.options()
     given = _parse_flags(argv, defaults)
@@ -97,7 +98,14 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     config = check_config(TrainConfig.create(**chosen))
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None
-    return Job(config, resume, process_started_at(), columns, ("accel", "train", *arguments))  # type: ignore[arg-type]
+    return Job(
+        config,
+        resume,  # type: ignore[arg-type]
+        process_started_at(),
+        columns,
+        ("accel", "train", *arguments),
+        compressor_chosen="compressor" in file or _value(argv, "compressor") is not None,
+    )
 
 
 def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object]:

@@ -45,16 +45,20 @@ class ActorConfig(_Message):
         env, env_args, wrappers, backend, squash_actions: as ``accel.envs.make_vector_env`` takes them.
         actors: how many actors there are. envs_per_actor: B. unroll_length: T.
         unrolls_in_flight: how many unrolls may be on their way. pin_cores: whether to bind this process to a core.
-        peer_timeout_s: how long to wait for the learner. seed: the run's. restart: earlier starts.
-        schemes: every scheme that may act; unrolls name them by place. shares_levels: whether several act at once.
+        peer_timeout_s: how long to wait for the learner, and how long construction and resets may take.
+        actor_timeout_s: how long a step may take. max_actor_restarts: how many failures in a row are made good.
+        seed: the run's. restart: earlier starts of the run. incarnation: earlier processes of this actor in this start.
+        waits_for_policy: whether to wait, after each unroll, for a newer policy than made it.
+        schemes: every scheme that may act; unrolls name them by place.
         env_steps: of the whole run, where it goes on.
+        learner, learners: whose actor this is, and of how many; learners have actors in turns.
         torch_options: the run's options where actors run torch eager, which builds the learner's network.
     """
 
     env: str
     env_args: Mapping[str, EnvValue]
     wrappers: tuple[str, ...]
-    backend: Literal["gymnasium", "envpool"]
+    backend: Literal["gymnasium", "envpool", "pettingzoo"]
     squash_actions: bool
     actors: int
     envs_per_actor: int
@@ -63,15 +67,24 @@ class ActorConfig(_Message):
     pin_cores: bool
     peer_timeout_s: float
     seed: int
+    actor_timeout_s: float = 20.0
+    max_actor_restarts: int = 10
     restart: int = 0
+    incarnation: int = 0
+    waits_for_policy: bool = False
     schemes: tuple[str, ...] = ("fp32",)
-    shares_levels: bool = False
     env_steps: int = 0
+    learner: int = 0
+    learners: int = 1
     torch_options: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("wrappers", "schemes"):  # JSON has lists only
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def number(self, actor: int) -> int:
+        """Among the run's actors, of the learner's actor of this number."""
+        return actor * self.learners + self.learner
 
     @classmethod
     def of(
@@ -79,9 +92,9 @@ class ActorConfig(_Message):
         config: TrainConfig,
         *,
         schemes: tuple[str, ...] = ("fp32",),
-        shares_levels: bool = False,
         restart: int = 0,
         env_steps: int = 0,
+        learner: int = 0,
     ) -> Self:
         """What the actors of a run are told."""
         environment, acting = config.environment, config.acting
@@ -97,11 +110,15 @@ class ActorConfig(_Message):
             unrolls_in_flight=acting.unrolls_in_flight,
             pin_cores=acting.pin_cores,
             peer_timeout_s=config.run.peer_timeout_s,
+            actor_timeout_s=acting.actor_timeout_s,
+            max_actor_restarts=acting.max_actor_restarts,
             seed=config.run.seed,
             restart=restart,
+            waits_for_policy=config.schedule.waits_for_policy,
             schemes=schemes,
-            shares_levels=shares_levels,
             env_steps=env_steps,
+            learner=learner,
+            learners=config.learner.learners,
             torch_options=config.to_json() if acting.actor_runtime == "torch" else None,
         )
 
@@ -114,6 +131,7 @@ class ActorAgreement(_Message):
         state_shapes: of one environment's recurrent state. output_size: P, the policy's outputs.
         explores: whether unrolls record ε. rule, rule_options: of a ``RuleSpec``.
         digest: of the unroll layout that the learner has made of it.
+        priorities: options of ``accel.acting.priorities.TemporalDifferences``, where unrolls carry priorities.
     """
 
     state_shapes: tuple[tuple[int, ...], ...]
@@ -122,6 +140,7 @@ class ActorAgreement(_Message):
     rule: str
     digest: str
     rule_options: Mapping[str, object] = field(default_factory=dict)
+    priorities: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_shapes", tuple(tuple(shape) for shape in self.state_shapes))

@@ -72,12 +72,14 @@ Clip = Annotated[float, Field(gt=0)] | None
 
 
 class EnvironmentConfig(Options):
-    """What the actors step."""
+    """The environments."""
 
     env: str = Field("CartPole-v1", min_length=1, description="gymnasium id, or module:id to import the module first")
     env_arg: tuple[str, ...] = Field((), description="k=v passed to the environment's constructor; may be repeated")
     wrapper: tuple[str, ...] = Field((), description="module:function applied to each environment; may be repeated")
-    backend: Literal["gymnasium", "envpool"] = Field("gymnasium", description="what steps the environments")
+    backend: Literal["gymnasium", "envpool", "pettingzoo"] = Field(
+        "gymnasium", description="what steps the environments"
+    )
     squash_actions: bool = Field(False, description="tanh-squash Box actions into their bounds instead of clipping")
 
     @model_validator(mode="after")
@@ -92,7 +94,7 @@ class EnvironmentConfig(Options):
 
 
 class RewardConfig(Clips):
-    """What becomes of rewards before anything is learned from them."""
+    """Transforms of rewards before learning."""
 
     reward_scale: float = Field(1.0, gt=0, description="factor on every reward, after normalising and clipping")
     reward_clip: Clip = Field(None, description="clip rewards to [-x, x] before scaling; none to leave them")
@@ -120,6 +122,12 @@ class ActingConfig(Options):
     pin_cores: bool = Field(
         True, description="pin each actor to one core and the learner to the rest, where cores suffice"
     )
+    actor_timeout_s: float = Field(
+        20.0, gt=0, description="most seconds that a step of an actor's environments may take; then it is replaced"
+    )
+    max_actor_restarts: int = Field(
+        10, ge=0, description="failures in a row after which an actor is not replaced again"
+    )
     hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
 
@@ -136,17 +144,19 @@ class NetworkConfig(Options):
     """The network that is trained."""
 
     network: str = Field(
-        "mlp:64x2",
-        description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], each with +lstm:SIZE; "
-        "or module:factory",
+        "auto:64x2",
+        description="mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE] or impala-resnet[:MULTIPLE], or module:factory; each with "
+        "+lstm:SIZE or +gru:SIZE; auto:WIDTHxDEPTH is an mlp for vectors, a nature-cnn for images, an impala-resnet "
+        "for small ones",
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="activation of mlp torsos")
     separate_value_torso: bool | None = Field(
-        None, description="give the critic its own torso; default: yes for mlp, no for images and lstm"
+        None, description="give the critic its own torso; default: yes for mlp, no for images and recurrent networks"
     )
     initial_log_std: float = Field(0.0, ge=-5, le=2, description="initial log standard deviation of Box actions")
     normalise_observations: bool = Field(
-        False, description="running mean and standard deviation, inside the exported graph; not for images"
+        True,
+        description="running mean and deviation, inside the exported graph; images are scaled to [0, 1] instead",
     )
 
 
@@ -166,12 +176,12 @@ class CompressionConfig(Clips):
         512, description="recent observations used to calibrate activation ranges"
     )
     drift_interval_updates: Count = Field(
-        50, description="learner updates between looks for activations that left their range, which recalibrate at once"
+        50, description="learner updates between drift checks; an activation outside its range causes a recalibration"
     )
     reselect_interval_updates: Count = Field(
         1000,
-        description="learner updates between choices of pruned channels and low-rank bases; sooner at the start, and "
-        "as much more often as a batch takes optimiser steps",
+        description="learner updates between selections of pruned channels and low-rank bases, divided by an update's "
+        "optimiser steps; more frequent at the start",
     )
     distill_interval_updates: Count = Field(
         2, description="learner updates between training steps of a distilled student on recent observations"
@@ -203,7 +213,7 @@ class OptimiserConfig(Clips):
 
 
 class Trace(NamedTuple):
-    """How far a correction looks ahead: λ, ρ̄ and c̄, for what mismatch costs it."""
+    """λ, ρ̄ and c̄ of a correction's trace, by which retention and clipped shares are measured."""
 
     lambda_: float = 0.0
     clip_rho: float | None = 1.0
@@ -211,15 +221,17 @@ class Trace(NamedTuple):
 
 
 class AlgorithmConfig(Clips):
-    """What every algorithm has.
+    """Options of every algorithm.
 
     Attributes:
         system: option defaults that go with the algorithm, its store and schedule among them.
         stores: the stores that it can learn from; empty for any.
+        many_learners: whether several learners can share its updates.
     """
 
     system: ClassVar[Mapping[str, object]] = {}
     stores: ClassVar[tuple[str, ...]] = ()
+    many_learners: ClassVar[bool] = False
 
     discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
 
@@ -240,9 +252,10 @@ class AlgorithmConfig(Clips):
 
 
 class ActorCriticConfig(AlgorithmConfig):
-    """What the actor-critics share."""
+    """Options of the actor-critics."""
 
-    stores: ClassVar[tuple[str, ...]] = ("fifo", "circular")
+    stores: ClassVar[tuple[str, ...]] = ("fifo",)
+    many_learners: ClassVar[bool] = True
 
     lambda_: float = Field(1.0, ge=0, le=1, description="λ of the trace")
     clip_rho: Clip = Field(1.0, description="ρ̄, clip on the importance weight of V-trace's temporal difference")
@@ -271,7 +284,6 @@ class ImpalaConfig(ActorCriticConfig):
     """IMPALA: policy gradient and critic on corrected targets, each batch once."""
 
     system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
-    stores: ClassVar[tuple[str, ...]] = ("fifo",)
 
     algorithm: Literal["impala"] = "impala"
     corrector: Literal["vtrace", "retrace", "none"] = Field(
@@ -279,16 +291,38 @@ class ImpalaConfig(ActorCriticConfig):
     )
 
 
-class PpoConfig(ActorCriticConfig):
-    """PPO's clipped surrogate on corrected advantages: several passes over each batch."""
+class A2cConfig(ActorCriticConfig):
+    """A2C: policy gradient and critic on n-step targets; one unroll of every actor, all with the newest policy."""
 
-    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
-    stores: ClassVar[tuple[str, ...]] = ("fifo",)
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "synchronous"}
 
-    algorithm: Literal["ppo"] = "ppo"
+    algorithm: Literal["a2c"] = "a2c"
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "none", description="correction for the compression of the policy that acted; none believes it to be the same"
+    )
+
+
+class SurrogateConfig(ActorCriticConfig):
+    """PPO's clipped surrogate, whatever the schedule.
+
+    The defaults learn most environments untuned (results/defaults): batches of 2048 steps with eight environments, and
+    rewards divided by the deviation of the return, without which large or small rewards need another learning rate.
+    """
+
+    learns_untuned: ClassVar[Mapping[str, object]] = {
+        "store": "fifo",
+        "unroll_length": 256,
+        "learning_rate": 5e-4,
+        "normalise_rewards": True,
+    }
+
     corrector: Literal["vtrace", "none"] = Field("vtrace", description="off-policy correction")
-    passes: Count = Field(1, description="passes over each batch")
-    minibatches: Count = Field(1, description="minibatches per pass; with an lstm they split environments, not time")
+    lambda_: float = Field(0.95, ge=0, le=1, description="λ of the trace")
+    entropy_cost: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    passes: Count = Field(8, description="passes over each batch")
+    minibatches: Count = Field(
+        8, description="minibatches per pass; with lstm or gru they split environments, not time"
+    )
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="ε of the clipped surrogate")
     target_kl: Clip = Field(
         None, description="stop a batch's passes when the mean KL from the batch's policy exceeds this"
@@ -300,10 +334,31 @@ class PpoConfig(ActorCriticConfig):
         return self.passes * self.minibatches
 
 
+class PpoConfig(SurrogateConfig):
+    """PPO's clipped surrogate on corrected advantages: several passes over each batch."""
+
+    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.learns_untuned, "schedule": "asynchronous"}
+
+    algorithm: Literal["ppo"] = "ppo"
+
+
+class DppoConfig(SurrogateConfig):
+    """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        **SurrogateConfig.learns_untuned,
+        "schedule": "synchronous",
+        "corrector": "none",
+    }
+
+    algorithm: Literal["dppo"] = "dppo"
+
+
 class ImpactConfig(ActorCriticConfig):
     """IMPACT: a clipped surrogate around a slowly refreshed target network, batches used several times."""
 
     system: ClassVar[Mapping[str, object]] = {"store": "circular", "schedule": "asynchronous"}
+    stores: ClassVar[tuple[str, ...]] = ("fifo", "circular")
 
     algorithm: Literal["impact"] = "impact"
     clip_ratio: float = Field(0.3, gt=0, lt=1, description="ε of the clipped surrogate")
@@ -315,28 +370,134 @@ class ImpactConfig(ActorCriticConfig):
     )
 
 
-class DqnConfig(AlgorithmConfig):
-    """DQN: double, duelling, n-step Q-learning from replay, with ε-greedy actors."""
+Q_LEARNING_SYSTEM: Mapping[str, object] = {
+    "schedule": "samples-per-insert",
+    "network": "auto:128x2",
+    "activation": "relu",
+    "learning_rate": 1e-3,
+    "max_gradient_norm": 10.0,
+    "unroll_length": 8,
+}
 
-    system: ClassVar[Mapping[str, object]] = {
-        "store": "replay",
-        "schedule": "samples-per-insert",
-        "learning_rate": 5e-4,
-        "max_gradient_norm": 10.0,
-        "unroll_length": 8,
-    }
-    stores: ClassVar[tuple[str, ...]] = ("replay",)
 
-    algorithm: Literal["dqn"] = "dqn"
+class QLearningConfig(AlgorithmConfig):
+    """What Q-learning is, however its actors explore and its experience is kept."""
+
     n_step: int = Field(3, ge=1, le=64, description="n, rewards summed before the bootstrap")
     double: bool = Field(True, description="the online network chooses the bootstrap's action, the target rates it")
     duelling: bool = Field(True, description="Q = V + A − mean A, from two streams on one torso")
-    target_interval_updates: Count = Field(200, description="updates between copies to the target network")
-    initial_epsilon: float = Field(1.0, ge=0, le=1, description="ε of the first steps")
-    final_epsilon: float = Field(0.05, ge=0, le=1, description="ε from exploration-env-steps on")
-    exploration_env_steps: Count = Field(
-        20_000, description="environment steps of the whole run over which ε falls linearly"
+    value_rescaling: bool = Field(
+        True, description="learn h(Q) = sign(Q) (√(|Q| + 1) − 1) + Q/1000, whatever the size of returns"
     )
+    target_interval_updates: Count = Field(100, description="updates between copies to the target network")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+
+class DqnConfig(QLearningConfig):
+    """DQN: double, duelling, n-step Q-learning from replay, with ε-greedy actors."""
+
+    system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "replay"}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["dqn"] = "dqn"
+    initial_epsilon: float = Field(1.0, ge=0, le=1, description="ε of the first steps")
+    final_epsilon: float = Field(0.02, ge=0, le=1, description="ε from exploration-env-steps on")
+    exploration_env_steps: Count = Field(
+        10_000, description="environment steps of the whole run over which ε falls linearly"
+    )
+
+
+class LadderConfig(QLearningConfig):
+    """Q-learning whose environments explore each with an ε of its own."""
+
+    base_epsilon: float = Field(0.4, gt=0, le=1, description="ε of the environment that explores most")
+    epsilon_exponent: float = Field(
+        7.0, ge=0, description="α: environment i of M has ε^(1 + α i / (M − 1)), those of all actors counted"
+    )
+
+
+class ApexConfig(LadderConfig):
+    """Ape-X: DQN from prioritised replay, an ε for each environment, priorities computed by the actors."""
+
+    system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "prioritised"}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["apex"] = "apex"
+
+
+class R2d2Config(LadderConfig):
+    """R2D2: recurrent Q-learning from sequences with stored state and burn-in, otherwise as Ape-X."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        **Q_LEARNING_SYSTEM,
+        "store": "sequences",
+        "network": "auto:128x1+lstm:128",
+        "unroll_length": 20,
+        "batch_size": 32,
+        "samples_per_insert": 8.0,
+    }
+    stores: ClassVar[tuple[str, ...]] = ("sequences",)
+
+    algorithm: Literal["r2d2"] = "r2d2"
+
+
+CONTINUOUS_SYSTEM: Mapping[str, object] = {
+    "store": "replay",
+    "schedule": "samples-per-insert",
+    "replay_capacity": 1_000_000,
+    "batch_size": 256,
+    "samples_per_insert": 256.0,
+    "squash_actions": True,
+    "network": "auto:256x2",
+    "activation": "relu",
+    "max_gradient_norm": None,
+    "unroll_length": 8,
+}
+
+
+class D4pgConfig(AlgorithmConfig):
+    """D4PG: a deterministic policy and a distributional critic, n-step, from replay."""
+
+    system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "normalise_rewards": True}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["d4pg"] = "d4pg"
+    n_step: int = Field(5, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    noise: float = Field(0.3, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
+    atoms: int = Field(51, ge=2, le=1001, description="values that the critic's distribution is over")
+    least_value: float = Field(-20.0, description="the least atom, in units of transformed rewards")
+    greatest_value: float = Field(20.0, description="the greatest atom; edge_probability says how much lies outside")
+    target_interval_updates: Count = Field(100, description="updates between copies to the target networks")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+    @model_validator(mode="after")
+    def _atoms_are_ordered(self) -> Self:
+        if self.least_value >= self.greatest_value:
+            raise ValueError(f"least_value ({self.least_value}) must be below greatest_value ({self.greatest_value})")
+        return self
+
+
+class SacConfig(AlgorithmConfig):
+    """SAC: twin critics, a squashed Gaussian policy, a learnt temperature, from replay."""
+
+    system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "learning_rate": 5e-4}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["sac"] = "sac"
+    n_step: int = Field(1, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    initial_temperature: float = Field(1.0, gt=0, description="α before anything is learned")
+    target_entropy: float = Field(
+        1.0, description="entropy that α is learned towards, as −target_entropy nats for each of the k actions"
+    )
+    target_rate: float = Field(0.005, gt=0, le=1, description="share of the critics that their targets take over")
 
     @property
     def bootstrap_steps(self) -> int:
@@ -393,24 +554,72 @@ class CircularConfig(Options):
         return self.batch_unrolls
 
 
-class ReplayConfig(Options):
-    """Replay of transitions, sampled uniformly."""
+class ReplayingConfig(Options):
+    """What every replay has."""
 
-    store: Literal["replay"] = "replay"
-    replay_capacity: int = Field(100_000, ge=1, description="transitions kept; a new one takes the oldest one's place")
-    batch_size: Count = Field(128, description="transitions per learner batch")
+    replay_capacity: int = Field(
+        100_000, ge=1, description="environment steps kept; a new one takes the oldest one's place"
+    )
 
     @property
     def held_unrolls(self) -> int:
         """Unrolls are copied at insertion."""
         return 1
 
+    def sampled_steps(self, unroll_length: int) -> int:
+        """Environment steps that an update learns from."""
+        raise NotImplementedError
+
+
+class TransitionsConfig(ReplayingConfig):
+    """What every replay of transitions has."""
+
+    batch_size: Count = Field(64, description="transitions per learner batch")
+
+    def sampled_steps(self, unroll_length: int) -> int:
+        """One each."""
+        return self.batch_size
+
+
+class ReplayConfig(TransitionsConfig):
+    """Replay of transitions, sampled uniformly."""
+
+    store: Literal["replay"] = "replay"
+
+
+class PrioritisedConfig(TransitionsConfig):
+    """Replay of transitions, sampled by priority."""
+
+    store: Literal["prioritised"] = "prioritised"
+    priority_exponent: float = Field(0.6, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
+    weight_exponent: float = Field(0.4, ge=0, le=1, description="β, on the importance weights of the samples")
+
+
+class SequencesConfig(ReplayingConfig):
+    """Replay of sequences with the recurrent state at their start, sampled by priority."""
+
+    store: Literal["sequences"] = "sequences"
+    batch_size: Count = Field(32, description="sequences per learner batch")
+    sequence_unrolls: int = Field(
+        2, ge=1, le=64, description="unrolls of one sequence; all but the last only warm up the recurrent state"
+    )
+    priority_exponent: float = Field(0.9, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
+    weight_exponent: float = Field(0.6, ge=0, le=1, description="β, on the importance weights of the samples")
+    priority_mix: float = Field(0.9, ge=0, le=1, description="η, share of the greatest error in a priority; else mean")
+
+    def sampled_steps(self, unroll_length: int) -> int:
+        """Those of the last unroll."""
+        return self.batch_size * unroll_length
+
 
 class ScheduleConfig(Options):
-    """What every schedule has."""
+    """What every schedule has.
 
-    publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
-    max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
+    Attributes:
+        waits_for_policy: whether an actor that sent an unroll waits for the policy that was learned from it.
+    """
+
+    waits_for_policy: ClassVar[bool] = False
 
     @property
     def least_env_steps(self) -> int:
@@ -422,6 +631,18 @@ class AsynchronousConfig(ScheduleConfig):
     """The learner updates whenever the store has a batch; actors never wait for a policy."""
 
     schedule: Literal["asynchronous"] = "asynchronous"
+    publish_interval_updates: Count = Field(1, description="learner updates between publications of the policy")
+    max_policy_lag: Count = Field(64, description="drop unrolls whose oldest policy is more versions old than this")
+
+
+class SynchronousConfig(ScheduleConfig):
+    """An update for one unroll of every actor; each then waits for the policy that was learned from it."""
+
+    waits_for_policy: ClassVar[bool] = True
+    publish_interval_updates: ClassVar[int] = 1
+    max_policy_lag: ClassVar[int] = 1
+
+    schedule: Literal["synchronous"] = "synchronous"
 
 
 class SamplesPerInsertConfig(ScheduleConfig):
@@ -430,7 +651,7 @@ class SamplesPerInsertConfig(ScheduleConfig):
     schedule: Literal["samples-per-insert"] = "samples-per-insert"
     publish_interval_updates: Count = Field(16, description="learner updates between publications of the policy")
     max_policy_lag: Count = Field(1_000_000, description="drop unrolls whose oldest policy is older than this")
-    samples_per_insert: float = Field(8.0, gt=0, description="sampled transitions for each environment step")
+    samples_per_insert: float = Field(16.0, gt=0, description="sampled transitions for each environment step")
     learning_starts: int = Field(1000, ge=0, description="environment steps before the first update")
     insert_tolerance: int = Field(
         2048, ge=1, description="environment steps that actors may be ahead of the ratio before they wait"
@@ -445,6 +666,12 @@ class SamplesPerInsertConfig(ScheduleConfig):
 class LearnerConfig(Options):
     """Where and how the learner computes."""
 
+    learners: Annotated[int, _at_most(256, "each learner is a process of its own")] = Field(
+        1,
+        ge=1,
+        description="learner processes, which share out actors and batches and train one policy; actors and "
+        "batch-unrolls stay the totals",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the learner computes")
     pinned_transfers: bool = Field(
         True, description="stage batches in page-locked memory, whose copies to a CUDA device overlap; CUDA only"
@@ -452,7 +679,7 @@ class LearnerConfig(Options):
     mixed_precision: Literal["none", "bf16", "auto"] = Field(
         "none",
         description="autocast of the learner's forward pass: bf16 on CUDA, or on a CPU with AVX512-BF16 or AMX; auto: "
-        "bf16 where such a CPU learns a convolutional network without lstm or qat, else none",
+        "bf16 where such a CPU learns a convolutional network without lstm, gru or qat, else none",
     )
     learner_threads: Annotated[int, _at_most(1024, "torch starts every one of them")] = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"
@@ -471,8 +698,24 @@ class RunConfig(Options):
     seed: int = Field(0, ge=0, description="seed of everything random")
     results_dir: Path = Field(Path("results"), description="where run directories are made")
     name: str | None = Field(None, description="the run's directory name; default: environment, time and seed")
+    evaluate_every: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="play the newest published policy greedily about every this many environment steps, beside "
+        "training, and keep the best one for --which best",
+    )
+    evaluation_episodes: Annotated[int, _at_most(100_000, "their returns are kept in memory")] = Field(
+        10, ge=1, description="episodes of each evaluation, on seeds of their own"
+    )
+    wandb: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="project on Weights & Biases that gets the metrics too; needs accel-rl[wandb]"
+    )
     checkpoint_interval_s: float = Field(60.0, gt=0, description="seconds between checkpoints")
     keep_checkpoints: Count = Field(2, description="checkpoints kept")
+    watts_per_core: float | None = Field(
+        None,
+        gt=0,
+        description="watts of one busy core, for the energy of a run where the machine has no readable counters",
+    )
     log_interval_s: float = Field(
         1.0, gt=0, description="most seconds between metric records; a run's first ones are closer together"
     )
@@ -486,19 +729,44 @@ class RunConfig(Options):
         return value
 
 
-AnyAlgorithm = ImpalaConfig | PpoConfig | ImpactConfig | DqnConfig | CustomAlgorithmConfig
-AnyStore = FifoConfig | CircularConfig | ReplayConfig
-AnySchedule = AsynchronousConfig | SamplesPerInsertConfig
+AnyAlgorithm = (
+    ImpalaConfig
+    | A2cConfig
+    | PpoConfig
+    | DppoConfig
+    | ImpactConfig
+    | DqnConfig
+    | ApexConfig
+    | R2d2Config
+    | D4pgConfig
+    | SacConfig
+    | CustomAlgorithmConfig
+)
+AnyStore = FifoConfig | CircularConfig | ReplayConfig | PrioritisedConfig | SequencesConfig
+AnySchedule = AsynchronousConfig | SynchronousConfig | SamplesPerInsertConfig
 
 ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "impala": ImpalaConfig,
+    "a2c": A2cConfig,
     "ppo": PpoConfig,
+    "dppo": DppoConfig,
     "impact": ImpactConfig,
     "dqn": DqnConfig,
+    "apex": ApexConfig,
+    "r2d2": R2d2Config,
+    "d4pg": D4pgConfig,
+    "sac": SacConfig,
 }
-STORES: Mapping[str, type[AnyStore]] = {"fifo": FifoConfig, "circular": CircularConfig, "replay": ReplayConfig}
+STORES: Mapping[str, type[AnyStore]] = {
+    "fifo": FifoConfig,
+    "circular": CircularConfig,
+    "replay": ReplayConfig,
+    "prioritised": PrioritisedConfig,
+    "sequences": SequencesConfig,
+}
 SCHEDULES: Mapping[str, type[AnySchedule]] = {
     "asynchronous": AsynchronousConfig,
+    "synchronous": SynchronousConfig,
     "samples-per-insert": SamplesPerInsertConfig,
 }
 CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
@@ -506,7 +774,7 @@ CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
     "store": STORES,
     "schedule": SCHEDULES,
 }
-DEFAULT_ALGORITHM = "impala"
+DEFAULT_ALGORITHM = "ppo"
 _DESCRIPTIONS = {
     "algorithm": f"what is trained and how: {', '.join(ALGORITHMS)}, or module:factory; sets the defaults of the rest",
     "store": f"when experience is used, and used again: {', '.join(STORES)}; default: the algorithm's",
@@ -549,6 +817,7 @@ class TrainConfig(BaseModel):
             raise ConfigError(
                 "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )
+        self._check_learners()
         steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls
         if steps > MAX_BATCH_ENV_STEPS:
             raise ConfigError(
@@ -561,16 +830,62 @@ class TrainConfig(BaseModel):
                 f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
                 f"use {' or '.join(allowed)}"
             )
+        if isinstance(self.schedule, SynchronousConfig):
+            self._check_rounds()
         if isinstance(self.store, FifoConfig) and isinstance(self.schedule, SamplesPerInsertConfig):
             raise ConfigError(
                 "store 'fifo' takes in no more than one batch, so schedule 'samples-per-insert' would wait for ever: "
                 "use --schedule asynchronous, or --store replay"
             )
-        if isinstance(self.store, ReplayConfig) and isinstance(self.schedule, AsynchronousConfig):
+        if isinstance(self.store, ReplayingConfig) and isinstance(self.schedule, AsynchronousConfig):
             raise ConfigError(
-                "store 'replay' always has another sample, so that schedule 'asynchronous' would update without end on "
-                "few steps, and without any new one in a single process: use --schedule samples-per-insert"
+                f"store '{self.store.store}' always has another sample, so that schedule 'asynchronous' would update "
+                "without end on few steps, and without any new one in a single process: use --schedule "
+                "samples-per-insert"
             )
+
+    def _check_rounds(self) -> None:
+        """Whether every batch has one unroll of each actor, which else would wait for ever, or for another's."""
+        actors = max(self.acting.actors, 1)
+        if not isinstance(self.store, FifoConfig):
+            raise ConfigError(
+                f"schedule 'synchronous' learns once from one unroll of every actor, store '{self.store.store}' "
+                "keeps them longer: use --store fifo"
+            )
+        if self.store.batch_unrolls != actors:
+            raise ConfigError(
+                f"option 'batch_unrolls' = {self.store.batch_unrolls}: schedule 'synchronous' learns from one unroll "
+                f"of every actor, {actors} in all: leave it out"
+            )
+
+    def _check_learners(self) -> None:
+        learners, acting, scheme = self.learner.learners, self.acting, self.compression.compressor
+        name = f"learners = {learners}"
+        if learners == 1:
+            return
+        if not self.algorithm.many_learners:
+            raise ConfigError(f"{name}: algorithm '{self.algorithm.algorithm}' runs on one learner")
+        if acting.actors < learners:
+            raise ConfigError(f"{name} with actors = {acting.actors}: every learner needs an actor at least")
+        if getattr(self.store, "batch_unrolls", learners) < learners:
+            raise ConfigError(
+                f"{name} share out every batch: batch_unrolls must be at least {learners}, "
+                f"not {getattr(self.store, 'batch_unrolls', None)}"
+            )
+        if scheme.startswith("auto") or re.search(r"\bqat\b", scheme):
+            raise ConfigError(
+                f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as int8"
+            )
+
+    def share(self, learner: int) -> Self:
+        """The part of one of several learners: its actors, its unrolls of a batch, itself alone."""
+        learners = self.learner.learners
+        if learners == 1:
+            return self
+        changes: dict[str, object] = {"actors": _part(self.acting.actors, learner, learners), "learners": 1}
+        if isinstance(self.store, FifoConfig | CircularConfig):
+            changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
+        return self.replace(**changes)
 
     @property
     def parts(self) -> dict[str, Options]:
@@ -610,6 +925,8 @@ class TrainConfig(BaseModel):
     def replace(self, **changes: object) -> Self:
         """A checked copy with some options changed, without what a new algorithm, store or schedule does not read."""
         kept = self.options()
+        if "actors" in changes and kept.get("batch_unrolls") == max(self.acting.actors, 1):
+            del kept["batch_unrolls"]  # One per actor, however many there are.
         if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
             if "algorithm" in changed:
                 kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
@@ -677,6 +994,11 @@ def parse_pair(pair: str, option: str) -> tuple[str, EnvValue]:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return key, text
     return key, value if isinstance(value, str | int | float | bool) else text
+
+
+def _part(total: int, index: int, parts: int) -> int:
+    """One of nearly equal parts, the first ones the larger."""
+    return total // parts + (index < total % parts)
 
 
 def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, Group
 from rich.text import Text
 
-from accel.display.status import PlayingStatus, TrainingStatus, playing_counts
+from accel.display.status import EvaluationStatus, PlayingStatus, TrainingStatus, playing_counts
 from accel.display.text import CURVE_POINTS, count, curve, duration, format_return, lag_number, printable
 
 _LABEL_WIDTH = 9
@@ -23,7 +23,7 @@ class PipeConsole(Console):
 
 
 def training_panel(title: str, status: TrainingStatus, returns: Sequence[float], console: Console) -> Group:
-    """Six lines about training, each cut to the console's width.
+    """Six lines about training, seven with evaluations, each cut to the console's width.
 
     Args:
         title: what is trained.
@@ -32,9 +32,11 @@ def training_panel(title: str, status: TrainingStatus, returns: Sequence[float],
         console: tells width and encoding.
     """
     width, plain = console.width, _is_plain(console)
+    evaluated = [] if status.evaluation is None else [_evaluation_line(status.evaluation)]
     lines = [
         _headline(title, status, width),
         _return_line(status, returns, width, plain),
+        *evaluated,
         _steps_line(status, width, plain),
         _lag_line(status),
         _shares_line("learner", status.learner_shares, width),
@@ -98,6 +100,11 @@ def _return_line(status: TrainingStatus, returns: Sequence[float], width: int, p
     if not plain:
         line.append("  ").append(curve(returns, min(CURVE_POINTS, width - line.cell_len - len(episodes))), "green")
     return line.append(episodes, "dim")
+
+
+def _evaluation_line(evaluation: EvaluationStatus) -> Text:
+    line = _label("greedy").append(format_return(evaluation.mean), "bold green")
+    return line.append(f" at {count(evaluation.env_steps)} steps, best {format_return(evaluation.best)}")
 
 
 def _steps_line(status: TrainingStatus, width: int, plain: bool) -> Text:

@@ -1,7 +1,8 @@
-"""How far training or playing is, and that in one plain line."""
+"""Progress of training and of playing, and its text in one line."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -10,8 +11,30 @@ from accel.display.text import count, duration, format_return, lag_number
 
 
 @dataclass(frozen=True)
+class EvaluationStatus:
+    """What greedy episodes beside training earned.
+
+    Attributes:
+        mean: mean return of the newest policy that was played. env_steps: behind it. best: the best mean so far.
+    """
+
+    mean: float
+    env_steps: int
+    best: float
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, object]) -> Self | None:
+        """The result in a record; None where it has none."""
+        names = ("evaluation_return", "evaluation_env_steps", "evaluation_best_return")
+        numbers = [value for name in names if isinstance(value := record.get(name), int | float)]
+        if len(numbers) < len(names) or not all(map(math.isfinite, numbers)):
+            return None
+        return cls(numbers[0], int(numbers[1]), numbers[2])
+
+
+@dataclass(frozen=True)
 class TrainingStatus:
-    """How far training is.
+    """Progress of training.
 
     Attributes:
         elapsed_s: seconds of training so far.
@@ -24,6 +47,7 @@ class TrainingStatus:
         actor_shares: the same over all actors.
         scheme: compression scheme of the actors' policy. policy_version: the newest.
         actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
+        evaluation: the newest result of greedy episodes beside training, None before the first.
     """
 
     elapsed_s: float
@@ -43,12 +67,21 @@ class TrainingStatus:
     actors_alive: int
     actors: int
     dropped_unrolls: int = 0
+    evaluation: EvaluationStatus | None = None
 
     @classmethod
     def from_record(
-        cls, record: Mapping[str, object], *, total_env_steps: int, return_target: float | None, actors: int
+        cls,
+        record: Mapping[str, object],
+        *,
+        total_env_steps: int,
+        return_target: float | None,
+        actors: int,
+        evaluation: EvaluationStatus | None = None,
     ) -> Self:
         """The status in a flat metrics record of the trainer; shares are named ``learner_PHASE_share``.
+
+        ``evaluation`` is the newest one before the record; one of the record's own takes its place.
 
         Raises: KeyError for a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``,
         ``updates``, ``scheme`` or ``actors_alive``; TypeError for one that is no number.
@@ -71,6 +104,7 @@ class TrainingStatus:
             actors_alive=int(_number(record["actors_alive"])),
             actors=actors,
             dropped_unrolls=int(_number(record.get("dropped_unrolls", 0))),
+            evaluation=EvaluationStatus.from_record(record) or evaluation,
         )
 
     @property
@@ -82,7 +116,7 @@ class TrainingStatus:
 
 @dataclass(frozen=True)
 class PlayingStatus:
-    """How far playing is.
+    """Progress of playing.
 
     Attributes:
         episodes: finished ones, of ``total_episodes``; a total of 0 or 1 is not worth counting.
@@ -122,11 +156,21 @@ def status_line(stage: str, status: Status, elapsed_s: float) -> str:
         f"actors {' '.join(_largest(status.actor_shares, 4))}",
         status.scheme,
     ]
+    if status.evaluation is not None:
+        parts.insert(5, evaluation_text(status.evaluation))
     if status.actors_alive < status.actors:
         parts.append(f"{status.actors_alive} of {status.actors} actors alive")
     if status.dropped_unrolls:
         parts.append(f"{status.dropped_unrolls:,} unrolls dropped")
     return " | ".join(parts)
+
+
+def evaluation_text(evaluation: EvaluationStatus) -> str:
+    """``greedy 487.2 at 40k steps, best 500.0``."""
+    return (
+        f"greedy {format_return(evaluation.mean)} at {count(evaluation.env_steps)} steps, "
+        f"best {format_return(evaluation.best)}"
+    )
 
 
 def playing_counts(status: PlayingStatus) -> list[str]:

@@ -43,7 +43,7 @@ def count(number: float) -> str:
 
 
 def format_return(value: float) -> str:
-    """A return with about four significant digits and no exponent where it can be helped."""
+    """A return with about four significant digits, without an exponent if possible."""
     return f"{value:.1f}" if 10 <= abs(value) < 100_000 else f"{value:.4g}"
 
 

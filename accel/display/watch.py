@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from accel.display.progress import Progress, open_progress
-from accel.display.status import TrainingStatus, status_line
+from accel.display.status import EvaluationStatus, TrainingStatus, status_line
 from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
 from accel.runs.directory import STARTS, RunDirectory
@@ -111,6 +111,7 @@ class _Watcher:
         self._silent_since = time.monotonic()
         self._gone_since: float | None = None
         self._warned = False
+        self._evaluation: EvaluationStatus | None = None
 
     def show_once(self) -> int:
         status = self._look()
@@ -150,13 +151,17 @@ class _Watcher:
 
     def _look(self) -> TrainingStatus | None:
         """The newest status since the last read, if there is one."""
-        for record in reversed(self._tail.read()):
+        records = self._tail.read()
+        for record in records:
+            self._evaluation = EvaluationStatus.from_record(record) or self._evaluation
+        for record in reversed(records):
             try:
                 return TrainingStatus.from_record(
                     {one_line(name): one_line(v) if isinstance(v, str) else v for name, v in record.items()},
                     total_env_steps=int(str(self._config.get("total_env_steps", 0))),
                     return_target=self._target(),
                     actors=max(int(str(self._config.get("actors", 1))), 1),
+                    evaluation=self._evaluation,
                 )
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue  # A record of other metrics: the one before it says more.

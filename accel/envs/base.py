@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import EnvSpec
 from accel.errors import EnvError
+from accel.system.pulse import Pulse
 
 Observations: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Actions: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -19,7 +23,20 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 StepResult: TypeAlias = tuple[Observations, Floats, Flags, Flags]
 Seed: TypeAlias = int | Sequence[int]
-Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool"]
+Implementation: TypeAlias = Literal["loop", "vector", "atari", "envpool", "pettingzoo"]
+
+
+@dataclass(frozen=True)
+class EnvFailure:
+    """One environment of several raised in the vector step ``tick``, counted from 1: its row is no transition.
+
+    The row says ``truncated``, so that a reset follows, for which the environment is made anew.
+    """
+
+    tick: int
+    environment: int
+    error: str
+    traceback: str
 
 
 class VectorEnvironment(ABC):
@@ -37,16 +54,32 @@ class VectorEnvironment(ABC):
 
     Attributes:
         spec: shapes, dtypes and the autoreset mode.
+        layout: how one environment's own observations are stored, to convert others.
         action_space: one environment's own action space, whose start and shape ``spec.action`` leaves out.
-        num_envs: B.
+        observation_space: one environment's own observation space; None where it is not known.
+        metadata: one environment's own.
+        num_envs: B, rows: environments, times agents where one environment has several.
         implementation: which code steps the environments: a ``loop`` over single environments, the environment's own
             ``vector`` implementation, ``atari`` (ALE's C++ one) or ``envpool``.
+        failures: environments that raised and are made anew; whoever reads them empties the list.
+        pulse: where a loop over single environments shows that it resets one; the actor's own when it has one.
     """
 
     spec: EnvSpec
+    layout: ObservationLayout
     action_space: spaces.Space[object]
+    observation_space: spaces.Space[object] | None = None
+    metadata: Mapping[str, object] = MappingProxyType({})
     num_envs: int
     implementation: Implementation
+    failures: list[EnvFailure]
+    pulse: Pulse
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """An environment with a pulse that nobody watches."""
+        environment = super().__new__(cls)
+        environment.failures, environment.pulse = [], Pulse()
+        return environment
 
     @abstractmethod
     def reset(self, seed: Seed | None = None) -> Observations:

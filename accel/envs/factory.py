@@ -16,11 +16,13 @@ from gymnasium.vector import AutoresetMode
 from accel.envs.base import Seed, VectorEnvironment
 from accel.envs.lookup import creation_error, find_registration, import_function
 from accel.envs.loop import EnvLoop, SingleEnv
+from accel.envs.masks import MaskFromInfo, announces_masks
 from accel.envs.mujoco_warnings import log_mujoco_warnings
+from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import AccelError, EnvError
 
-Backend = Literal["gymnasium", "envpool"]
+Backend = Literal["gymnasium", "envpool", "pettingzoo"]
 _ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 # A vector step in numpy costs about as much as six steps of one environment in plain Python (CartPole-v1: 43 and 7 us).
 _VECTOR_PAYS_FROM = 6
@@ -48,7 +50,8 @@ def make_vector_env(
     Args:
         id: a gymnasium id, or ``module:id`` to import a module that registers it first.
         num_envs: B, at least 1.
-        backend: ``gymnasium``, or ``envpool`` for EnvPool's C++ environments (one thread) where it has the id.
+        backend: ``gymnasium``; ``envpool`` for EnvPool's C++ environments (one thread) where it has the id;
+            ``pettingzoo`` for a module of PettingZoo's parallel environments, whose agents are rows.
         env_args: the environment's own arguments; ``max_episode_steps`` changes its time limit.
         wrappers: ``package.module:function`` each, called with a single environment and returning the wrapped one,
             applied in this order.
@@ -68,8 +71,10 @@ def make_vector_env(
         raise EnvError(f"environment arguments {reserved} are set by the pipeline's own options: leave them out")
     if backend == "envpool":
         return _make_envpool(id, request)
+    if backend == "pettingzoo":
+        return _make_pettingzoo(id, request)
     if backend != "gymnasium":
-        raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium or envpool")
+        raise EnvError(f"unknown environment backend {backend!r}: choose gymnasium, envpool or pettingzoo")
     registration = find_registration(id)
     try:
         return _make(registration, request)
@@ -95,6 +100,20 @@ def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
 
     return EnvPoolEnv(
         id, request.num_envs, env_args=request.args, seed=request.seed, squash_actions=request.squash_actions
+    )
+
+
+def _make_pettingzoo(id: str, request: _Request) -> VectorEnvironment:
+    from accel.envs.pettingzoo_backend import PettingZooEnv
+
+    return PettingZooEnv(
+        id,
+        request.num_envs,
+        env_args=request.args,
+        wrappers=request.wrappers,
+        seed=request.seed,
+        squash_actions=request.squash_actions,
+        render=request.render,
     )
 
 
@@ -131,12 +150,16 @@ def _make_loop(registration: Registration, request: _Request) -> EnvLoop:
         _created(lambda: load_env_creator(cast(str, registration.entry_point)), {})
     log_mujoco_warnings()
 
+    masks: list[bool] = []  # whether info has them, once the first environment was asked
+
     def make_single() -> SingleEnv:
         made = _created(lambda: make(registration, disable_env_checker=True, **args), request.args)
         env = cast(SingleEnv, made)
         for name, function in functions:
             env = _wrapped(env, name, function)
-        return env
+        if not masks:
+            masks.append(announces_masks(env, env_seeds(request.seed, 1)[0]))
+        return MaskFromInfo(env) if masks[0] else env
 
     return EnvLoop(
         make_single,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 
 import gymnasium
@@ -18,12 +21,44 @@ from accel.system.extras import missing_extra
 _NAMESPACE_MODULES = MappingProxyType({"ALE": "ale_py"})
 
 
+@dataclass(frozen=True)
+class _Family:
+    """Environments of a package of their own: how their ids begin, what registers them, and how to go on."""
+
+    ids: str
+    module: str
+    install: str
+    use: str
+
+
+_IMAGE_OF_MINIGRID = "--wrapper minigrid.wrappers:ImgObsWrapper, as the mission is a text"
+_FAMILIES = (
+    _Family(r"MiniGrid-|BabyAI-", "minigrid", "minigrid", f"--env minigrid:{{name}} {_IMAGE_OF_MINIGRID}"),
+    _Family(r"MiniWorld-", "miniworld", "miniworld", "--env miniworld:{name}"),
+    _Family(r"dm_control/", "shimmy", "'shimmy[dm-control]'", "--env shimmy:{name}"),
+    _Family(r"bsuite/", "shimmy", "'shimmy[bsuite]'", "--env shimmy:{name}"),
+    _Family(
+        r"procgen-", "procgen", "procgen 'shimmy[gym-v21]'",
+        "--env shimmy:GymV21Environment-v0 --env-arg env_id=procgen:{name}, as procgen is for the old gym",
+    ),
+    _Family(
+        r"Fetch|HandReach|HandManipulate|Adroit|AntMaze|PointMaze|FrankaKitchen", "gymnasium_robotics",
+        "gymnasium-robotics", "--env gymnasium_robotics:{name}",
+    ),
+    _Family(r"(highway|merge|roundabout|parking|intersection|racetrack)-", "highway_env", "highway-env",
+            "--env highway_env:{name}"),
+    _Family(r"pettingzoo[./]|mpe2[./]|(mpe|butterfly|sisl|classic|magent)/", "pettingzoo", "'accel-rl[pettingzoo]'",
+            "--backend pettingzoo, with an id such as butterfly/pistonball_v6 or module mpe2.simple_spread_v3"),
+)  # fmt: skip
+
+
 def find_registration(env_id: str) -> Registration:
     """gymnasium's registration of ``env_id``: ``Name-v0``, ``namespace/Name-v0`` or ``module:Name-v0``.
 
     Raises:
         MissingExtraError: the id belongs to a package that is not installed.
-        EnvError: the id is unknown (with its closest matches), or its module cannot be imported.
+        EnvError: the id is unknown (with its closest matches, or the package that it comes with and the options that
+            take it), or its module cannot be imported.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -34,8 +69,16 @@ def find_registration(env_id: str) -> Registration:
         gymnasium.register_envs(import_module(plugin, f"environment {env_id!r}"))
     registration = registry.get(name) or registry.get(_latest(name))
     if registration is None:
-        raise EnvError(_unknown(env_id, name, registry))
+        family = next((family for family in _FAMILIES if re.match(family.ids, name)), None)
+        raise EnvError(_unknown(env_id, name, registry) if family is None else _of_family(env_id, name, family))
     return registration
+
+
+def _of_family(env_id: str, name: str, family: _Family) -> str:
+    """What to do for an id of a package of its own."""
+    here = importlib.util.find_spec(family.module) is not None
+    first = "imported first" if here else f"installed first: pip install {family.install}"
+    return f"unknown environment {env_id!r}: {family.module} must be {first}; then {family.use.format(name=name)}"
 
 
 def import_module(module: str, wanted_by: str) -> ModuleType:

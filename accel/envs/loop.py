@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import gymnasium
@@ -12,12 +14,13 @@ import numpy.typing as npt
 from gymnasium.wrappers import FrameStackObservation
 
 from accel.envs.actions import action_converter, action_spec
-from accel.envs.base import Actions, Observations, Seed, StepResult, VectorEnvironment
+from accel.envs.base import Actions, EnvFailure, Observations, Seed, StepResult, VectorEnvironment
 from accel.envs.lookup import creation_error
-from accel.envs.observations import ObservationLayout, observation_layout
+from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
 from accel.errors import EnvError
+from accel.system.pulse import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
 
@@ -27,6 +30,9 @@ class EnvLoop(VectorEnvironment):
 
     The same rows as ``gymnasium.vector.SyncVectorEnv`` in NEXT_STEP mode, without merging infos, iterating spaces and
     copying observations twice.
+
+    An environment that raises is made anew with another seed, and the others go on. One that raises again before it has
+    ended an episode raises here.
 
     Args:
         make_env: makes one environment; called ``num_envs`` times.
@@ -58,9 +64,14 @@ class EnvLoop(VectorEnvironment):
         except BaseException:
             self.close()
             raise
+        self._make_env = make_env
         self._seed: Seed | None = seed
+        self._first_seed = (seed,) if isinstance(seed, int) else tuple(seed)
+        self._broken: set[int] = set()
+        self._unproven: set[int] = set()
+        self._failed = 0
         self._max_episode_steps = max_episode_steps or sys.maxsize
-        self._observations = self._layout.empty(num_envs)
+        self._observations = self.layout.empty(num_envs)
         self._rows = list(self._observations)
         self._rewards = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.bool_)
@@ -72,16 +83,16 @@ class EnvLoop(VectorEnvironment):
 
     def _agree(self, squash_actions: bool) -> EnvSpec:
         first = self._envs[0]
-        self._layout = observation_layout(first.observation_space)
-        self.action_space = first.action_space
+        action = action_spec(first.action_space, squash=squash_actions)
+        self.layout = observation_layout(first.observation_space, action)
+        self.action_space, self.observation_space = first.action_space, first.observation_space
+        self.metadata = first.metadata
         self._to_env = action_converter(first.action_space)
         for i, env in enumerate(self._envs):
             theirs, ours = (env.observation_space, env.action_space), (first.observation_space, first.action_space)
             if theirs != ours:
                 raise EnvError(f"environments 0 and {i} of one actor have different spaces: {ours} and {theirs}")
-        action = action_spec(first.action_space, squash=squash_actions)
-        stack, fill = _frame_stack(first, self._layout)
-        return EnvSpec(self._layout.shape, self._layout.dtype, action, "next_step", stack, fill)
+        return self.layout.spec(action, "next_step", *_frame_stack(first, self.layout))
 
     def reset(self, seed: Seed | None = None) -> Observations:
         """New episodes everywhere; see VectorEnvironment."""
@@ -89,40 +100,92 @@ class EnvLoop(VectorEnvironment):
         self._seed = None
         seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
         for i, env in enumerate(self._envs):
-            observation, _ = env.reset(seed=seeds[i])
-            self._layout.check(observation)
-            self._layout.write(observation, self._rows[i])
+            try:
+                observation, _ = env.reset(seed=seeds[i])
+            except (TypeError, ValueError) as error:
+                if named := _named(error, f"environment {i}, reset()", "(observation, info)"):
+                    raise named from error
+                raise
+            self.layout.check(observation)
+            self.layout.write(observation, self._rows[i])
             self._is_over[i] = False
             self._deadlines[i] = self._tick + self._max_episode_steps
+        self._settle_masks()
         return self._observations
 
     def step(self, actions: Actions) -> StepResult:
-        """One action everywhere; see VectorEnvironment."""
+        """One action everywhere; see VectorEnvironment. Raises EnvError for results that no environment may give."""
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
         is_over, deadlines = self._is_over, self._deadlines
-        write = None if self._layout.is_plain else self._layout.write
+        write = None if self.layout.is_plain else self.layout.write
+        masked = self.spec.action.masked
         terminated.fill(False)
         truncated.fill(False)
         self._tick = tick = self._tick + 1
         i = 0
         for step, action, row in zip(self._steps, self._to_env(actions), self._rows, strict=True):
-            if is_over[i]:
-                observation, _ = self._envs[i].reset()
-                rewards[i] = 0.0
-                is_over[i] = False
-                deadlines[i] = tick + self._max_episode_steps
-            else:
-                observation, rewards[i], ends, cuts, _ = step(action)
-                if ends or cuts or tick == deadlines[i]:
-                    terminated[i] = ends
-                    truncated[i] = cuts or tick == deadlines[i]
-                    is_over[i] = True
-            if write is None:
-                row[...] = observation
-            else:
-                write(observation, row)
+            try:
+                if is_over[i]:
+                    observation = self._reset(i)
+                    rewards[i] = 0.0
+                    is_over[i] = False
+                    deadlines[i] = tick + self._max_episode_steps
+                else:
+                    observation, rewards[i], ends, cuts, _ = step(action)
+                    if ends or cuts or tick == deadlines[i]:
+                        terminated[i] = ends
+                        truncated[i] = cuts or tick == deadlines[i]
+                        is_over[i] = True
+                        self._unproven.discard(i)
+                if write is None:
+                    row[...] = observation
+                else:
+                    write(observation, row)
+            except Exception as error:
+                wanted = "(observation, reward, terminated, truncated, info)"
+                if isinstance(error, TypeError | ValueError) and (
+                    named := _named(error, f"environment {i}, step()", wanted)
+                ):
+                    raise named from error
+                self._replace_later(i, error)
             i += 1
+        if masked:
+            self._settle_masks()
         return self._observations, rewards, terminated, truncated
+
+    def _reset(self, i: int) -> object:
+        """Environment i's next episode; one that raised is made anew first."""
+        words = self.pulse.words
+        before, words[1] = words[1], PREPARING
+        seed = None
+        if i in self._broken:
+            self._envs[i] = env = self._make_env()
+            if (env.observation_space, env.action_space) != (self.layout.space, self.action_space):
+                raise EnvError(f"environment {i} has other spaces than before")
+            self._steps[i] = env.step
+            self._broken.discard(i)
+            seed = env_seeds((*self._first_seed, self._failed), self.num_envs)[i]
+        observation, _ = self._envs[i].reset(seed=seed)
+        words[1] = before
+        return observation
+
+    def _replace_later(self, i: int, error: Exception) -> None:
+        """Note that environment i raised; its next row is a reset. Raises the error if it did so again too soon."""
+        if i in self._unproven:
+            raise error
+        self._unproven.add(i)
+        self._broken.add(i)
+        self._failed += 1
+        self._rewards[i] = 0.0
+        self._terminated[i], self._truncated[i], self._is_over[i] = False, True, True
+        told = f"{type(error).__name__}: {error}"
+        self.failures.append(EnvFailure(self._tick, i, told, "".join(traceback.format_exception(error))))
+        with suppress(Exception):  # it is broken: closing it may be, too
+            self._envs[i].close()
+
+    def _settle_masks(self) -> None:
+        if self.spec.action.masked:
+            settle_masks(self.spec, self._observations, np.logical_not(self._is_over))
 
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
@@ -142,6 +205,22 @@ class EnvLoop(VectorEnvironment):
         for env in self._envs:
             env.close()
         self._envs = []
+
+
+def _named(error: Exception, who: str, wanted: str) -> EnvError | None:
+    """What an environment gave instead of what gymnasium wants; None for an error inside the environment."""
+    *outer, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = not outer
+    if (is_ours or innermost.f_globals.get("__name__", "").startswith("gymnasium.")) and "expected 5, got 4" in str(
+        error
+    ):
+        return EnvError(
+            f"{who}: it gave four values, as in the old gym interface; gymnasium wants five, {wanted}: return "
+            "`terminated` and `truncated` apart, or wrap the environment with shimmy.GymV21CompatibilityV0"
+        )
+    if is_ours:
+        return EnvError(f"{who}: its result is not {wanted} with an observation of its space and a number: {error}")
+    return None
 
 
 def _frame_stack(env: SingleEnv, layout: ObservationLayout) -> tuple[int, FrameFill]:

@@ -1,23 +1,40 @@
-"""Observation spaces as one array: images stay uint8 and become channels first, all else is a float32 vector.
+"""Observation spaces as one array: images stay uint8 and become channels first, a Dict is a record of its parts, all
+else is a float32 vector.
 
 A vector is the concatenation of the space's leaves in the order of ``gymnasium.spaces.flatten``: Box values flattened,
-Discrete and MultiDiscrete one-hot, MultiBinary as zeros and ones, Dict and Tuple one after the other.
+Discrete and MultiDiscrete one-hot, MultiBinary as zeros and ones, Tuple one after the other.
+
+Each entry of a Dict, at whatever depth, is an image or a vector of its own, and an input of the policy with the entry's
+name. So is each entry of a Tuple with images. The entry ``action_mask`` of an environment with discrete actions is no
+input of the network but says which actions are allowed.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from accel.envs.base import Observations
+from accel.envs.spaces import (
+    ACTION_MASK,
+    ActionSpec,
+    AutoresetMode,
+    EnvSpec,
+    FrameFill,
+    ObservationPart,
+    lay_out_record,
+)
 from accel.errors import EnvError
 
 _ENCODABLE = "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these"
+Observations = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 Space = spaces.Space[object]
 Numbers = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
@@ -31,12 +48,31 @@ class ObservationLayout(ABC):
         dtype: ``uint8`` for images, ``float32`` for vectors.
         space: the space it was made for.
         is_plain: whether an observation is stored as it is: ``row[...] = observation`` does what ``write`` does.
+        parts: of a record; empty for all other observations.
+        paths: where each part is found in an observation.
     """
 
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
     space: Space
     is_plain: bool
+    parts: tuple[ObservationPart, ...] = ()
+    paths: tuple[tuple[str | int, ...], ...] = ()
+
+    def spec(
+        self, action: ActionSpec, autoreset: AutoresetMode, frame_stack: int = 1, frame_fill: FrameFill = "zero"
+    ) -> EnvSpec:
+        """The layout of an environment with these observations."""
+        masked = any(part.name == ACTION_MASK for part in self.parts) and action.kind != "gaussian"
+        action = replace(action, masked=masked)
+        return EnvSpec(self.shape, self.dtype, action, autoreset, frame_stack, frame_fill, self.parts)
+
+    def holds(self, observation: object) -> bool:
+        """Whether ``observation`` has the structure and shapes of one environment's observation."""
+        try:
+            return _same_structure(self.space, observation)
+        except (TypeError, KeyError, ValueError, IndexError):
+            return False
 
     @abstractmethod
     def write(self, observation: object, row: Observations) -> None:
@@ -56,29 +92,67 @@ class ObservationLayout(ABC):
 
     def check(self, observation: object) -> None:
         """Raise EnvError unless ``observation``, one environment's first, has the structure its space announces."""
-        try:
-            fits = _same_structure(self.space, observation)
-        except (TypeError, KeyError, ValueError, IndexError):
-            fits = False
-        if not fits:
+        if not self.holds(observation):
             raise EnvError(
                 f"the environment's first observation ({_describe(observation)}) does not have the shape of its "
                 f"observation space {self.space}: correct the environment or the wrapper"
             )
 
 
-def observation_layout(space: Space) -> ObservationLayout:
-    """How observations of ``space`` are stored.
+def observation_layout(space: Space, action: ActionSpec | None = None) -> ObservationLayout:
+    """How observations of ``space`` are stored; ``action``, where it is discrete, gives ``action_mask`` its meaning.
 
     uint8 Box spaces of two dimensions or more are images: [H, W], [H, W, C], [C, H, W], or a stack of those
     [S, H, W, C] or [S, C, H, W]. The channel axis is the smaller of the candidates, the last one if they are equal.
 
     Raises:
-        EnvError: names the space (or the part of it) that has no fixed size.
+        EnvError: names the space (or the part of it) that has no fixed size, two entries of one name, or an action
+            mask that does not fit the actions.
     """
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2:
-        return _Image(space)
-    return _Vector(space)
+    if isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space)):
+        return _Record(space, action)
+    return _part_layout(space, "observation space")
+
+
+def settle_masks(spec: EnvSpec, observations: Observations, acts: Flags) -> None:
+    """Allow everything where a mask allows nothing and no action is taken, as at an episode's end.
+
+    Args:
+        spec: with masked actions.
+        observations: [B, *record], written in place.
+        acts: [B] whether the next action of this environment counts.
+    Raises:
+        EnvError: a mask allows nothing where an action is wanted.
+    """
+    mask = next(part for part in spec.parts if part.name == ACTION_MASK).of_record(observations)
+    starts = np.cumsum((0, *spec.action.sizes[:-1]))
+    empty = np.logical_not(np.logical_or.reduceat(mask != 0, starts, axis=1))
+    if not empty.any():
+        return
+    if (acts & empty.any(1)).any():
+        raise EnvError(
+            f"the {ACTION_MASK} of environment {int(np.flatnonzero(acts & empty.any(1))[0])} allows no action in the "
+            "middle of an episode, or is missing from its info: correct the environment, or end its episode"
+        )
+    mask[np.repeat(empty, spec.action.sizes, axis=1)] = 1
+
+
+def _part_layout(space: Space, where: str) -> ObservationLayout:
+    if _is_image(space):
+        return _Image(cast(spaces.Box, space))
+    return _Vector(space, where)
+
+
+def _is_image(space: Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
+
+
+def _holds_image(space: Space) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(_holds_image(part) for part in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return any(_holds_image(part) for part in space.spaces)
+    return _is_image(space)
 
 
 class _Image(ObservationLayout):
@@ -118,13 +192,13 @@ class _Image(ObservationLayout):
 class _Vector(ObservationLayout):
     dtype = "float32"
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, where: str) -> None:
         self.space = space
-        self._leaves = _leaves(space, "observation space")
+        self._leaves = _leaves(space, where)
         self.shape = (sum(leaf.size for leaf in self._leaves),)
         self.is_plain = isinstance(space, spaces.Box) and len(space.shape) == 1
         if not self.shape[0]:
-            raise EnvError(f"the observation space {space} holds no numbers")
+            raise EnvError(f"the {where} is {space}, which holds no numbers: leave it out, with a wrapper")
 
     def write(self, observation: object, row: Observations) -> None:
         if self.is_plain:
@@ -140,6 +214,96 @@ class _Vector(ObservationLayout):
     def view_batch(self, observations: object) -> Observations | None:
         is_array = isinstance(observations, np.ndarray) and observations.dtype == np.float32
         return cast(Observations, observations) if is_array and self.is_plain else None
+
+
+class _Mask(ObservationLayout):
+    """Which actions are allowed: numbers of which none is zero, one for each logit, or one array for each component."""
+
+    dtype = "uint8"
+    is_plain = False
+
+    def __init__(self, space: Space, action: ActionSpec) -> None:
+        self.space = space
+        self.shape = (action.param_size,)
+        parts = space.spaces if isinstance(space, spaces.Tuple) else (space,)
+        if sum(int(np.prod(part.shape or ())) for part in parts) != action.param_size:
+            raise EnvError(
+                f"the observation's {ACTION_MASK} is {space}, and the environment has {action.param_size} actions "
+                f"(sizes {action.sizes}): give one number for each, or name it otherwise if it is something else"
+            )
+
+    def write(self, observation: object, row: Observations) -> None:
+        if isinstance(observation, tuple):
+            observation = np.concatenate([np.reshape(part, -1) for part in observation])
+        row[...] = np.reshape(cast(Numbers, observation), -1) != 0
+
+    def write_batch(self, observations: object, rows: Observations) -> None:
+        if isinstance(observations, tuple):
+            observations = np.concatenate([np.reshape(part, (len(rows), -1)) for part in observations], axis=1)
+        rows[...] = np.reshape(cast(Numbers, observations), (len(rows), -1)) != 0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of a record: what it is called, where it is found, and how it is stored."""
+
+    name: str
+    path: tuple[str | int, ...]
+    get: Callable[[object], object]
+    layout: ObservationLayout
+
+
+_RESERVED = re.compile(r"\d.*|params|(next_)?state_\d+")
+"""Names of the graph's other tensors, and what is no name."""
+
+
+class _Record(ObservationLayout):
+    """A Dict, or a Tuple with images: every entry by its own layout, in its piece of one array."""
+
+    is_plain = False
+
+    def __init__(self, space: Space, action: ActionSpec | None) -> None:
+        self.space = space
+        discrete = None if action is None or action.kind == "gaussian" else action
+        self._entries = list(_entries(space, lambda observation: observation, (), discrete))
+        # the mask last: it is no input of the network
+        self._entries.sort(key=lambda entry: isinstance(entry.layout, _Mask))
+        names = [entry.name for entry in self._entries]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise EnvError(
+                f"the observation space has two entries that are both called {sorted(twice)[0]!r}: rename one"
+            )
+        if all(isinstance(entry.layout, _Mask) for entry in self._entries):
+            raise EnvError(f"the observation space {space} has nothing for a network to look at")
+        parts = [ObservationPart(entry.name, entry.layout.shape, entry.layout.dtype) for entry in self._entries]
+        self.parts, self.shape, self.dtype = lay_out_record(parts)
+        self.paths = tuple(entry.path for entry in self._entries)
+
+    def write(self, observation: object, row: Observations) -> None:
+        for entry, part in zip(self._entries, self.parts, strict=True):
+            entry.layout.write(entry.get(observation), cast(Observations, part.of_record(row)))
+
+    def write_batch(self, observations: object, rows: Observations) -> None:
+        for entry, part in zip(self._entries, self.parts, strict=True):
+            entry.layout.write_batch(entry.get(observations), cast(Observations, part.of_record(rows)))
+
+
+def _entries(
+    space: Space, get: Callable[[object], object], path: tuple[str | int, ...], action: ActionSpec | None
+) -> Iterator[_Entry]:
+    """Every image and vector of a Dict at whatever depth. Raises EnvError."""
+    if path == (ACTION_MASK,) and action is not None:
+        yield _Entry(ACTION_MASK, path, get, _Mask(space, action))
+    elif isinstance(space, spaces.Dict):
+        for key in space.spaces:
+            yield from _entries(space[key], _getter(get, key), (*path, key), action)
+    elif isinstance(space, spaces.Tuple) and _holds_image(space):
+        for i, part in enumerate(space.spaces):
+            yield from _entries(part, _getter(get, i), (*path, i), action)
+    else:
+        where = "observation space" + "".join(f"[{key!r}]" for key in path)
+        name = re.sub(r"\W", "_", "_".join(map(str, path)))
+        yield _Entry(f"part_{name}" if _RESERVED.fullmatch(name) else name, path, get, _part_layout(space, where))
 
 
 class _Leaf:
@@ -198,7 +362,17 @@ def _walk(space: Space, get: Callable[[object], object], where: str) -> list[_Le
     if isinstance(space, spaces.Tuple):
         parts = enumerate(space.spaces)
         return [leaf for i, part in parts for leaf in _walk(part, _getter(get, i), f"{where}[{i}]")]
-    raise EnvError(f"the {where} is {space}, which has no fixed-size encoding: {_ENCODABLE} would work; add a wrapper")
+    raise EnvError(
+        f"the {where} is {space}, which has no fixed-size encoding: {_ENCODABLE} would work; add a wrapper"
+        f"{_hint(space)}"
+    )
+
+
+def _hint(space: Space) -> str:
+    """The wrapper that is known to help, as the option's line."""
+    if type(space).__module__.startswith("minigrid."):
+        return ", such as --wrapper minigrid.wrappers:ImgObsWrapper, which keeps the image alone"
+    return ""
 
 
 def _getter(outer: Callable[[object], object], key: object) -> Callable[[object], object]:

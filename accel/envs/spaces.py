@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from accel.json_object import Json
 
 ActionKind = Literal["categorical", "multi_categorical", "gaussian"]
 AutoresetMode = Literal["next_step", "same_step"]
 FrameFill = Literal["zero", "repeat"]
+Storage = Literal["uint8", "float32"]
+Array = npt.NDArray[np.generic]
+
+ACTION_MASK = "action_mask"
+"""The observation's key, the info's key and the graph's input that say which actions are allowed."""
+MASKED = -1e9
+"""Logit or value of an action that is not allowed: of probability zero in single precision, and finite."""
+ALLOWED_ABOVE = 0.5 * MASKED
+"""What tells logits and values of allowed actions from MASKED."""
 # numbers of one observation, and of one action's parts
 _MAX_ELEMENTS = 2**26
 
@@ -27,6 +38,7 @@ class ActionSpec:
         low: [k] lower bounds for gaussian (``-inf`` where unbounded), empty otherwise.
         high: [k] upper bounds for gaussian, empty otherwise.
         squash: gaussian only: the environment gets tanh(sample) rescaled to the bounds instead of a clipped sample.
+        masked: observations say which actions are allowed; MASKED stands in the outputs of the others.
     """
 
     kind: ActionKind
@@ -34,6 +46,7 @@ class ActionSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     squash: bool = False
+    masked: bool = False
 
     @property
     def param_size(self) -> int:
@@ -65,6 +78,7 @@ class ActionSpec:
             "low": [_encode_bound(v) for v in self.low],
             "high": [_encode_bound(v) for v in self.high],
             "squash": self.squash,
+            "masked": self.masked,
         }
 
     @classmethod
@@ -77,7 +91,59 @@ class ActionSpec:
             raise ValueError(
                 f"an action of kind {kind} has not the sizes {sizes} and {len(low)} and {len(high)} bounds"
             )
-        return cls(cast("ActionKind", kind), sizes, low, high, bool(value["squash"]))
+        return cls(cast("ActionKind", kind), sizes, low, high, bool(value["squash"]), bool(value.get("masked")))
+
+
+@dataclass(frozen=True)
+class ObservationPart:
+    """One tensor that the policy takes.
+
+    Attributes:
+        name: of the graph's input.
+        shape: of one observation's part: (n,), or (C, H, W) for images.
+        dtype: as the policy takes it: ``uint8`` for images and action masks, ``float32`` for everything else.
+        start, stop: its elements in a record, see ``EnvSpec``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Storage
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is a (C, H, W) image."""
+        return len(self.shape) == 3
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    def of_record(self, record: Array) -> Array:
+        """Its place in records [..., *record_shape] as [..., *shape]: a view, of the record's dtype or float32."""
+        stored = record[..., self.start : self.stop]
+        if self.dtype == "float32" and record.dtype == np.uint8:
+            stored = stored.view(np.float32)
+        return stored.reshape(*record.shape[:-1], *self.shape)
+
+
+def lay_out_record(parts: Iterable[ObservationPart]) -> tuple[tuple[ObservationPart, ...], tuple[int], Storage]:
+    """The parts with their places, and the record's shape and dtype.
+
+    Records are float32 where no part is an image, so that the parts are numbers beside each other. With images they
+    are bytes: the floats come first, four bytes each, and the length is a multiple of four.
+    """
+    parts = tuple(parts)
+    in_bytes = any(part.is_image for part in parts)
+    places, end = {}, 0
+    for part in sorted(parts, key=lambda part: part.dtype != "float32") if in_bytes else parts:
+        size = part.size * (4 if in_bytes and part.dtype == "float32" else 1)
+        places[part.name] = (end, end + size)
+        end += size
+    placed = tuple(ObservationPart(part.name, part.shape, part.dtype, *places[part.name]) for part in parts)
+    return placed, (-(-end // 4) * 4 if in_bytes else end,), "uint8" if in_bytes else "float32"
 
 
 @dataclass(frozen=True)
@@ -91,19 +157,46 @@ class EnvSpec:
         autoreset: which gymnasium autoreset mode the vector environment uses.
         frame_stack: S > 1 when channels are S consecutive frames, newest last, so that a frame need travel only once.
         frame_fill: what older frames of the stack hold at an episode's first observation.
+        parts: what a Dict observation is made of, in the order of the policy's inputs; it travels as a record of
+            ``observation_shape``, of which each part has a piece. Empty for all other observations.
+        agents: rows of one environment: agents that share the policy.
     """
 
     observation_shape: tuple[int, ...]
-    observation_dtype: Literal["uint8", "float32"]
+    observation_dtype: Storage
     action: ActionSpec
     autoreset: AutoresetMode = "next_step"
     frame_stack: int = 1
     frame_fill: FrameFill = "zero"
+    parts: tuple[ObservationPart, ...] = ()
+    agents: int = 1
 
     @property
     def is_image(self) -> bool:
         """Whether observations are (C, H, W) images."""
         return len(self.observation_shape) == 3
+
+    @property
+    def has_images(self) -> bool:
+        """Whether observations are images, or have images among their parts."""
+        return any(part.is_image for part in self.inputs)
+
+    @property
+    def inputs(self) -> tuple[ObservationPart, ...]:
+        """What the policy takes of an observation, in order: its parts, or the whole as ``observations``."""
+        return self.parts or (ObservationPart("observations", self.observation_shape, self.observation_dtype),)
+
+    @property
+    def float_bytes(self) -> int:
+        """How many bytes at the start of a record of bytes are floats; 0 for all other observations."""
+        ends = [part.stop for part in self.parts if part.dtype == "float32"]
+        return max(ends, default=0) if self.observation_dtype == "uint8" else 0
+
+    def split(self, observations: Array) -> dict[str, Array]:
+        """Observations [..., *observation_shape] as the policy's inputs by name, [..., *shape]; views if possible."""
+        if not self.parts:
+            return {"observations": observations}
+        return {part.name: part.of_record(observations).astype(part.dtype, copy=False) for part in self.parts}
 
     def to_json(self) -> Json:
         """A plain JSON object; ``from_json`` restores an equal spec."""
@@ -114,6 +207,8 @@ class EnvSpec:
             "autoreset": self.autoreset,
             "frame_stack": self.frame_stack,
             "frame_fill": self.frame_fill,
+            "parts": [{"name": part.name, "shape": list(part.shape), "dtype": part.dtype} for part in self.parts],
+            "agents": self.agents,
         }
 
     @classmethod
@@ -122,16 +217,28 @@ class EnvSpec:
         shape = _sizes(value["observation_shape"])
         if math.prod(shape) > _MAX_ELEMENTS:
             raise ValueError(f"observations of shape {shape} have more than {_MAX_ELEMENTS:,} numbers")
+        dtype = _storage(value["observation_dtype"])
+        parts, *record = lay_out_record(_part(part) for part in cast("list[Json]", value.get("parts", [])))
+        if parts and record != [shape, dtype]:
+            raise ValueError(f"observations of {shape} {dtype} are no record of the parts {[p.name for p in parts]}")
         return cls(
             observation_shape=shape,
-            observation_dtype=cast(
-                "Literal['uint8', 'float32']", _choice(value["observation_dtype"], ("uint8", "float32"))
-            ),
+            observation_dtype=dtype,
             action=ActionSpec.from_json(cast(Json, value["action"])),
             autoreset=cast("AutoresetMode", _choice(value["autoreset"], get_args(AutoresetMode))),
             frame_stack=_sizes([value["frame_stack"]])[0],
             frame_fill=cast("FrameFill", _choice(value["frame_fill"], get_args(FrameFill))),
+            parts=parts,
+            agents=_sizes([value.get("agents", 1)])[0],
         )
+
+
+def _part(value: Json) -> ObservationPart:
+    return ObservationPart(str(value["name"]), _sizes(value["shape"]), _storage(value["dtype"]))
+
+
+def _storage(value: object) -> Storage:
+    return cast("Storage", _choice(value, get_args(Storage)))
 
 
 def _sizes(value: object) -> tuple[int, ...]:

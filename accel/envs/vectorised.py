@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from accel.envs.actions import action_converter, action_spec
 from accel.envs.base import Actions, Flags, Implementation, Observations, Seed, StepResult, VectorEnvironment
-from accel.envs.observations import ObservationLayout, observation_layout
+from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
-from accel.envs.spaces import EnvSpec, FrameFill
+from accel.envs.spaces import FrameFill
 from accel.errors import EnvError
 
 NativeEnv: TypeAlias = VectorEnv[object, object, npt.NDArray[np.generic]]
@@ -52,21 +52,18 @@ class VectorisedEnv(VectorEnvironment):
         self._env = env
         self._seed: Seed | None = seed
         self._mode = autoreset_mode(env)
-        self._layout: ObservationLayout = observation_layout(env.single_observation_space)
-        self.action_space = env.single_action_space
+        action = action_spec(env.single_action_space, squash=squash_actions)
+        self.layout: ObservationLayout = observation_layout(env.single_observation_space, action)
+        self.action_space, self.observation_space = env.single_action_space, env.single_observation_space
+        self.metadata = env.metadata
         self._to_env = action_converter(env.single_action_space)
-        self.spec = EnvSpec(
-            self._layout.shape,
-            self._layout.dtype,
-            action_spec(env.single_action_space, squash=squash_actions),
-            "next_step" if self._mode == AutoresetMode.NEXT_STEP else "same_step",
-            frame_stack,
-            frame_fill,
+        self.spec = self.layout.spec(
+            action, "next_step" if self._mode == AutoresetMode.NEXT_STEP else "same_step", frame_stack, frame_fill
         )
-        self._observations = self._layout.empty(self.num_envs)
+        self._observations = self.layout.empty(self.num_envs)
         self._final: Observations | None = None
         if self.spec.autoreset == "same_step":
-            self._final = self._layout.empty(self.num_envs)
+            self._final = self.layout.empty(self.num_envs)
         self._is_closed = False
 
     @property
@@ -79,8 +76,10 @@ class VectorisedEnv(VectorEnvironment):
         seed = self._seed if seed is None else seed
         self._seed = None
         observations = self._reset_native(seed)
-        self._layout.check(select(self._layout.space, observations, 0))
-        return self._convert(observations)
+        self.layout.check(select(self.layout.space, observations, 0))
+        rows = self._convert(observations)
+        self._settle_masks(rows, np.ones(self.num_envs, np.bool_))
+        return rows
 
     def step(self, actions: Actions) -> StepResult:
         """One action everywhere; see VectorEnvironment."""
@@ -92,7 +91,9 @@ class VectorisedEnv(VectorEnvironment):
                 if self._mode == AutoresetMode.DISABLED:  # the reset may clear what the step has returned
                     rewards, ends, cuts = np.array(rewards, np.float32), ends.copy(), cuts.copy()
                 observations = self._keep_final(observations, infos, finished, self._final)
-        return self._convert(observations), np.asarray(rewards, np.float32), ends, cuts
+        rows = self._convert(observations)
+        self._settle_masks(rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))
+        return rows, np.asarray(rewards, np.float32), ends, cuts
 
     def close(self) -> None:
         """Close the vector environment; more calls do nothing."""
@@ -105,11 +106,15 @@ class VectorisedEnv(VectorEnvironment):
         observations, _ = self._env.reset(seed=None if seed is None else env_seeds(seed, self.num_envs)[0])
         return observations
 
+    def _settle_masks(self, rows: Observations, acts: Flags) -> None:
+        if self.spec.action.masked:
+            settle_masks(self.spec, rows, acts)
+
     def _convert(self, observations: object) -> Observations:
-        view = self._layout.view_batch(observations)
+        view = self.layout.view_batch(observations)
         if view is not None:
             return view
-        self._layout.write_batch(observations, self._observations)
+        self.layout.write_batch(observations, self._observations)
         return self._observations
 
     def _keep_final(
@@ -123,7 +128,8 @@ class VectorisedEnv(VectorEnvironment):
             )
         source = observations if self._mode == AutoresetMode.DISABLED else infos["final_obs"]
         for i in np.flatnonzero(finished):
-            self._layout.write(select(self._layout.space, source, int(i)), final[i])
+            self.layout.write(select(self.layout.space, source, int(i)), final[i])
+        self._settle_masks(final, np.zeros(self.num_envs, np.bool_))
         if self._mode == AutoresetMode.DISABLED:
             observations, _ = self._env.reset(options={"reset_mask": finished})
         return observations

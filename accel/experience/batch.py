@@ -49,7 +49,7 @@ class Batch:
 
 
 class Batcher:
-    """Builds batches on one device. The unrolls' buffers must stay untouched until the batch is done with on CPU.
+    """Builds batches on one device. On a CPU the unrolls' buffers must stay unchanged while the batch is in use.
 
     Args:
         spec: the environment's layout.

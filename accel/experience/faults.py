@@ -1,8 +1,8 @@
-"""Numbers that are not finite in what environments sent: found before anything learns from them. No torch.
+"""Finds values from environments that are not finite, before they are learned from. No torch.
 
-Rows that count for nothing may hold anything: the rewards of automatic resets, and the observation after a termination.
-They are overwritten with zeros, as 0 · NaN is NaN. A value that counts costs its environment's part of the unroll: its
-rows become invalid, and the fault says which actor, environment and field.
+Invalid rows may hold any value: rewards of automatic resets, and the observation after a termination. These are
+overwritten with zeros, as 0 · NaN is NaN. For a value in a valid row, the environment's part of the unroll becomes
+invalid, and the fault names actor, environment and field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIELDS = ("observations", "final_observations", "rewards", "behaviour_log_prob"
 
 @dataclass(frozen=True)
 class Fault:
-    """One environment's value that is not finite, in a row that counts."""
+    """A value of one environment that is not finite, in a valid row."""
 
     environment: int
     field: str
@@ -34,16 +34,22 @@ class Fault:
         )
 
 
-def remove_faults(unroll: Unroll) -> list[Fault]:
-    """Zero what is not finite, and invalidate the environments whose rows count; writes into the unroll's buffer."""
+def remove_faults(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
+    """Zero what is not finite, and invalidate the environments whose rows count; writes into the unroll's buffer.
+
+    Args:
+        unroll: what arrived. float_bytes: of the observation, see ``EnvSpec.float_bytes``.
+    """
     faults: list[Fault] = []
-    floats = [name for name in _FIELDS if name in unroll and unroll[name].dtype.kind == "f"]
-    # One sum finds out that all is well; a sum that overflows is looked at closely, no more.
+    floats = {name: unroll[name] for name in _FIELDS if name in unroll and unroll[name].dtype.kind == "f"}
+    if float_bytes:
+        fields = [name for name in _FIELDS[:2] if name in unroll]
+        floats |= {name: unroll[name][..., :float_bytes].view(np.float32) for name in fields}
+    # a finite sum shows that all is well; an infinite one only leads to the exact check
     with np.errstate(over="ignore", invalid="ignore"):
-        if all(math.isfinite(unroll[name].sum()) for name in floats):
+        if all(math.isfinite(values.sum()) for values in floats.values()):
             return faults
-    for name in floats:
-        values = unroll[name]
+    for name, values in floats.items():
         finite = np.isfinite(values)
         bad = ~finite.reshape(*finite.shape[:2], -1).all(-1)
         values[~finite] = 0.0

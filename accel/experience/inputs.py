@@ -28,13 +28,13 @@ def policy_inputs(
     if layout.state_shapes:
         columns = choose(envs)
         keep = np.logical_not(unroll["first"][0])[columns]
-        inputs: dict[str, Array] = {"observations": _observations(unroll, layout, np.zeros_like(columns), columns)}
+        inputs = layout.spec.split(_observations(unroll, layout, np.zeros_like(columns), columns))
         for i, state in enumerate(unroll.states):
             chosen = state[columns]
             inputs[f"state_{i}"] = chosen * keep.reshape(-1, *[1] * (chosen.ndim - 1))
         return inputs
     chosen_rows = choose(layout.unroll_length * envs)
-    return {"observations": _observations(unroll, layout, chosen_rows // envs, chosen_rows % envs)}
+    return layout.spec.split(_observations(unroll, layout, chosen_rows // envs, chosen_rows % envs))
 
 
 def _observations(unroll: Unroll, layout: UnrollLayout, rows: Indices, columns: Indices) -> Array:

@@ -4,7 +4,7 @@ Normalisation divides by the running standard deviation of the discounted return
 
     R_t = gamma R_{t-1} + r_t  (R = 0 before an episode's first step);   r'_t = r_t / sqrt(Var[R] + 1e-8).
 
-Rows that are no transitions (automatic resets) keep reward 0 and leave the statistics alone.
+Rows that are no transitions (automatic resets) keep reward 0 and do not change the statistics.
 
 Source: gymnasium.wrappers.NormalizeReward and Stable-Baselines3's VecNormalize. Deviations: R starts afresh after every
 episode, truncated ones included, as in VecNormalize; the statistics are updated once per unroll, with all of its steps,
@@ -23,6 +23,7 @@ from accel.errors import CheckpointError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Sums: TypeAlias = tuple[float, float, float]
 _EPSILON = 1e-8
 
 
@@ -43,12 +44,24 @@ class RunningMoments:
 
     def update(self, values: npt.NDArray[np.float64]) -> None:
         """Take in all of ``values``; an empty array changes nothing."""
-        added = values.size
-        if not added:
-            return
+        if values.size:
+            self._take(values.size, float(values.mean()) - self.mean, float(values.var()))
+
+    def sums(self, values: npt.NDArray[np.float64]) -> Sums:
+        """Of 1, x − m and (x − m)² over values, m the mean so far; they add up over learners of the same statistics."""
+        shifted = values - self.mean
+        return float(values.size), float(shifted.sum()), float(np.square(shifted).sum())
+
+    def merge(self, sums: Sums) -> None:
+        """Take in what ``sums`` gave, added up."""
+        added, shift, squares = sums
+        if added:
+            self._take(added, shift / added, max(squares / added - (shift / added) ** 2, 0.0))
+
+    def _take(self, added: float, delta: float, variance: float) -> None:
+        """Merge numbers whose mean is ``delta`` from the one so far."""
         total = self.count + added
-        delta = float(values.mean()) - self.mean
-        squares = self.variance * self.count + float(values.var()) * added + delta**2 * self.count * added / total
+        squares = self.variance * self.count + variance * added + delta**2 * self.count * added / total
         self.mean += delta * added / total
         self.variance = squares / total
         self.count = total
@@ -67,6 +80,11 @@ class RewardTransform:
         self._discount = discount if options.normalise_rewards else None
         self.moments = RunningMoments()
         self._returns: dict[int, npt.NDArray[np.float64]] = {}
+        self._collected: npt.NDArray[np.float64] | None = None
+
+    def share(self) -> None:
+        """From now on collect what is observed, for ``collected``, instead of taking it in at once."""
+        self._collected = np.zeros(3)
 
     @property
     def is_identity(self) -> bool:
@@ -118,10 +136,21 @@ class RewardTransform:
             running = np.multiply(running, decays[t], out=returns[t])
             running += rewards[t]
         self._returns[actor] = running.copy()
-        self.moments.update(returns[valid])
+        if self._collected is None:
+            self.moments.update(returns[valid])
+        else:
+            self._collected += self.moments.sums(returns[valid])
+
+    def collected(self) -> Sums:
+        """Where learners share statistics: sums over the returns since the last time, to be added up and merged."""
+        if self._collected is None:
+            return 0.0, 0.0, 0.0
+        count, shift, squares = self._collected.tolist()
+        self._collected[:] = 0.0
+        return count, shift, squares
 
     def is_finite(self) -> bool:
-        """Whether the statistics are numbers: a reward that is none spoils them for good."""
+        """Whether the statistics are finite: a NaN reward makes them NaN for ever."""
         return bool(np.isfinite(self.moments.variance))
 
     def state(self) -> dict[str, object]:

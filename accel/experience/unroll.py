@@ -56,6 +56,7 @@ class UnrollLayout:
         state_shapes: per-environment shapes of the recurrent state at the unroll's start, in the learner's layout.
         output_size: P, the policy's outputs per environment; None: the action distribution's parameters.
         explores: whether rows record ε, the exploration of the action rule.
+        prioritised: whether the actor computes priorities, of rows that its newest ones complete.
     """
 
     spec: EnvSpec
@@ -64,6 +65,7 @@ class UnrollLayout:
     state_shapes: tuple[tuple[int, ...], ...] = ()
     output_size: int | None = None
     explores: bool = False
+    prioritised: bool = False
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -94,6 +96,8 @@ class UnrollLayout:
         ]
         if self.explores:
             table.append(("exploration", np.float32, (t, b)))
+        if self.prioritised:
+            table.append(("priority", np.float32, (t, b)))
         table += [(f"state_{i}", np.float32, (b, *shape)) for i, shape in enumerate(self.state_shapes)]
         return tuple(Field(name, np.dtype(dtype), shape) for name, dtype, shape in table)  # type: ignore[call-overload]
 

@@ -1,7 +1,7 @@
-"""``accel.export``: compress a trained policy, hold it to the original on its target, and write it as a bundle.
+"""``accel.export``: compress a trained policy, compare it with the original on its target runtime, and write a bundle.
 
-A bundle appears when it is complete, or not at all: it is written to a locked directory beside its place, which is
-renamed at the end. What a killed export has left there is removed by the next one.
+A bundle appears complete or not at all: it is written to a locked temporary directory beside its final path, which is
+renamed at the end. The next export removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REPORT, _CARD, _RUN = "report.json", "MODEL_CARD.md", "run_policy.py"
 _EXAMPLE = "example.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
-# a target that would play longer than this is left to onnxruntime's session of the policy; parity ties the two together
+# if the target would take longer than this, onnxruntime plays the episodes instead; parity checks compare the two
 _PLAYABLE_S = 60.0
 
 
@@ -77,7 +77,7 @@ class Bundle:
     report: Json
 
     def text(self) -> str:
-        """What there is and what it is worth, in a few lines; MODEL_CARD.md says it at length."""
+        """A summary in a few lines; MODEL_CARD.md has the details."""
         return (
             f"{summary(self.contract, self.report)}\n{self.path} is complete; MODEL_CARD.md in it says more, and accel "
             "verify or its own run_policy.py --verify checks it where it is going to run"
@@ -152,7 +152,7 @@ class _Builder:
         cpu: Iterable[str] | None,
         progress: Progress,
     ) -> None:
-        """Plays for real inputs and compresses.
+        """Plays to collect real inputs, then compresses.
 
         Args:
             run: that was trained; target: the format; scheme: how to compress; directory: empty.
@@ -168,7 +168,7 @@ class _Builder:
         _require_finite(
             inputs, f"inputs of the policy in {run.config.environment.env}", "wrap the environment so that they are"
         )
-        # mismatch is measured on inputs that ranges were not chosen by
+        # mismatch is measured on inputs that calibration has not seen
         self._real = {name: array[:rows] for name, array in inputs.items()}
         calibration = {name: array[rows:] for name, array in inputs.items()}
         progress.begin(f"compressing as {scheme}")
@@ -218,7 +218,7 @@ class _Builder:
 
     @property
     def _name(self) -> str:
-        """What is exported, as users see it."""
+        """The policy, scheme and format, as users see them."""
         return f"{self._artifact.scheme} as {self._target.name}"
 
     def _write_model(self, vectors: Vectors) -> Written:
@@ -229,7 +229,7 @@ class _Builder:
         return written
 
     def _vectors(self) -> Vectors:
-        """Write the test vectors: half real, half random, answered by the artifact one at a time, and by torch."""
+        """Write the test vectors: half real, half random, with the outputs of the artifact at batch 1 and of torch."""
         half = _VECTOR_ROWS[self._run.spec.observation_dtype]
         inputs = {name: np.concatenate([self._real[name][:half], self._random[name][:half]]) for name in self._real}
         try:
@@ -246,7 +246,7 @@ class _Builder:
         return Vectors(inputs, outputs, vector_bound(self._artifact))
 
     def _load_once(self, contract: Contract) -> None:
-        """The target has to load and to compute what the artifact does."""
+        """Check that the target loads and computes the artifact's outputs."""
         try:
             session = self._target.session(self._directory, contract, 1)
             run_policy.check_vectors(session, self._directory, contract)
@@ -283,7 +283,7 @@ class _Builder:
         return lambda batch: self._target.session(self._directory, contract, batch)
 
     def _play(self, contract: Contract, episodes: int, speed: Json) -> Returns:
-        """Both policies on the same seeds, the compressed one on its target unless that would take too long."""
+        """Play both policies on the same seeds, the compressed one on its target unless that would take too long."""
         full = self._play_one("fp32", self._full, episodes)
         call_us = float(speed["model"]["p50_us"])  # type: ignore[index]
         expected_s = full.env_steps * call_us / 1e6
@@ -308,7 +308,7 @@ class _Builder:
         )
 
     def _finish(self, contract: Contract, report: Json) -> None:
-        """Everything that describes the model, and the checksums of all of it."""
+        """Write the files that describe the model, and the checksums of all files."""
         directory = self._directory
         write_json(directory / REPORT, report)
         (directory / _CARD).write_text(model_card(contract, report), encoding="utf-8")
@@ -340,9 +340,9 @@ def _require_finite(arrays: Mapping[str, Array], what: str, remedy: str) -> None
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """An empty directory that becomes ``out`` when this context ends well, and is removed when it does not.
+    """An empty temporary directory, renamed to ``out`` when this context succeeds and removed when it fails.
 
-    What an export that was killed has left there is removed too.
+    What killed exports left is removed too.
 
     Raises:
         ExportError: ``out`` exists, or something cannot be written.
@@ -370,19 +370,19 @@ def appearing(out: Path) -> Iterator[Path]:
         os.close(lock)
         shutil.rmtree(partial, ignore_errors=True)
         if not out.exists():
-            with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
+            with contextlib.suppress(OSError):  # not empty: another process uses it
                 for parent in made:
                     parent.rmdir()
 
 
 def partials(out: Path) -> list[Path]:
-    """The directories of exports to ``out`` that are under way or were killed."""
+    """Temporary directories of exports to ``out`` that are running or were killed."""
     out = out.absolute()
     return sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial"))
 
 
 def abandoned_partials(out: Path) -> list[Path]:
-    """Those whose exports were killed: a process that lives holds a lock on its own."""
+    """Temporary directories of killed exports: a running export holds a lock on its own."""
     return [path for path in partials(out) if _is_unlocked(path)]
 
 

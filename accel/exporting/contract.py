@@ -6,13 +6,17 @@ import json
 import math
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
 from gymnasium import spaces
 from onnx import ModelProto
 
-from accel.envs.spaces import ActionSpec
+from accel.envs.base import VectorEnvironment
+from accel.envs.observations import ObservationLayout
+from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
+from accel.errors import ExportError
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
@@ -24,8 +28,8 @@ from accel.version import __version__
 from compressors.artifact import CompressedPolicy, TensorSpec
 
 FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"
-# greatest relative difference from the test vectors, elsewhere or on another engine: rounding of single precision; of
-# codes, which flip where engines compute an activation function differently in the last bit
+# greatest relative difference from the test vectors on another machine or engine: the first for rounding in single
+# precision, the second for integer codes, which differ by one where an activation function differs in its last bit
 FLOAT_BOUND, INTEGER_BOUND = 1e-4, 2e-2
 _METADATA = ("format_version", "scheme", "observation", "action", "recurrent_state", "environment", "source")
 _POST_PROCESSING = {
@@ -63,8 +67,9 @@ def make_contract(
         "scheme": artifact.scheme,
         "inputs": [_tensor(spec) for spec in artifact.inputs],
         "outputs": [_tensor(spec) for spec in artifact.outputs],
-        "observation": _observation(run),
-        "action": action_json(run.spec.action, environment.action_space),
+        "observation": _observation(run, environment.layout) | element_labels("observation", environment, run.spec),
+        "action": action_json(run.spec.action, environment.action_space)
+        | element_labels("action", environment, run.spec),
         "recurrent_state": _states(artifact),
         "environment": environment_json(run, is_atari=environment.implementation == "atari"),
         "model": _model(artifact, target, written),
@@ -87,7 +92,7 @@ def make_contract(
 
 
 def with_metadata(model: bytes, contract: Contract) -> bytes:
-    """The ONNX model with what its inputs and outputs mean in its metadata, as JSON under ``accel.`` names."""
+    """The ONNX model with the meaning of its inputs and outputs in its metadata, as JSON under ``accel.`` names."""
     described = onnx.load_from_string(model)
     del described.metadata_props[:]
     for name in _METADATA:
@@ -96,7 +101,7 @@ def with_metadata(model: bytes, contract: Contract) -> bytes:
 
 
 def vector_bound(artifact: CompressedPolicy) -> float:
-    """How far another engine or CPU may be from the test vectors, as a share of the outputs' spread."""
+    """Greatest difference from the test vectors allowed on another engine or CPU, as a share of the outputs' spread."""
     return INTEGER_BOUND if runs_integers(operators(onnx.load_from_string(artifact.model))) else FLOAT_BOUND
 
 
@@ -112,6 +117,36 @@ def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
         "dtype": "float32" if action.kind == "gaussian" else "int64",
         "post_processing": _post_processing(action),
     }
+
+
+def element_labels(kind: Literal["observation", "action"], environment: VectorEnvironment, spec: EnvSpec) -> Json:
+    """Names, units and bounds of the numbers of an observation (no image, no Dict) or of an action.
+
+    An environment states names and units in its ``metadata``, as lists under ``observation_names``,
+    ``observation_units``, ``action_names`` and ``action_units``. Without them names are ``observation[0]`` and so on,
+    and units are empty. One discrete action has a name for each choice and no unit.
+
+    Raises: ExportError: such a list has another length.
+    """
+    if kind == "observation":
+        count = 0 if spec.is_image or spec.parts else spec.observation_shape[0]
+    else:
+        count = spec.action.sizes[0] if spec.action.kind == "categorical" else spec.action.action_size
+    if count == 0:
+        return {}
+    plain = {"names": [f"{kind}[{i}]" for i in range(count)], "units": [""] * count}
+    found: Json = {}
+    for name, default in plain.items():
+        stated = environment.metadata.get(f"{kind}_{name}", default)
+        if not isinstance(stated, list | tuple) or len(stated) != count:
+            stated = f"metadata['{kind}_{name}'] = {stated!r}"
+            raise ExportError(f"the environment's {stated} needs to be a list of {count} texts")
+        found[name] = [str(text) for text in stated]
+    if kind == "observation" and environment.observation_space is not None:
+        bounds = spaces.flatten_space(environment.observation_space)
+        if isinstance(bounds, spaces.Box):
+            found |= {side: _finite(getattr(bounds, side).astype(float).tolist()) for side in ("low", "high")}
+    return found
 
 
 def environment_json(run: TrainedPolicy, *, is_atari: bool) -> Json:
@@ -138,7 +173,7 @@ def write_json(path: Path, value: Contract) -> None:
 
 
 def _finite(value: object) -> object:
-    """JSON has no NaN and no infinities: they become the strings that ``float`` reads back."""
+    """NaN and infinities, which JSON lacks, become strings that ``float`` reads back."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -187,12 +222,29 @@ def _source(run: TrainedPolicy) -> Json:
     }
 
 
-def _observation(run: TrainedPolicy) -> Json:
+_IMAGE = "channels, height, width; stacked frames are channels, the newest last"
+_FLAT = "as gymnasium.spaces.flatten gives it: Box values, one-hot indices, parts of Tuple in order"
+_MASK = "1 for each allowed action, 0 for the others, whose parameters are -1e9; components one after the other"
+
+
+def _observation(run: TrainedPolicy, environment: ObservationLayout) -> Json:
+    """What goes in; ``parts`` name an input of the model each, with the path of its entry in a Dict observation."""
     spec = run.spec
-    if spec.is_image:
-        layout = "channels, height, width; stacked frames are channels, the newest last"
-    else:
-        layout = "as gymnasium.spaces.flatten gives it: Box values, one-hot indices, parts of Dict and Tuple in order"
+    if spec.parts:
+        return {
+            "parts": [
+                {
+                    "name": part.name,
+                    "path": list(path),
+                    "shape": list(part.shape),
+                    "dtype": part.dtype,
+                    "layout": _MASK if part.name == ACTION_MASK else _IMAGE if part.is_image else _FLAT,
+                }
+                for part, path in zip(spec.parts, environment.paths, strict=True)
+            ],
+            "normalisation": {"inside_the_graph": True, "method": run.normalisation},
+        }
+    layout = _IMAGE if spec.is_image else _FLAT
     return {
         "shape": list(spec.observation_shape),
         "dtype": spec.observation_dtype,
@@ -203,7 +255,8 @@ def _observation(run: TrainedPolicy) -> Json:
 
 
 def _states(artifact: CompressedPolicy) -> list[Json]:
-    pairs = zip(artifact.inputs[1:], artifact.outputs[1:], strict=True)
+    following = artifact.outputs[1:]
+    pairs = zip(artifact.inputs[len(artifact.inputs) - len(following) :], following, strict=True)
     rule = "zero at the start and in every row that begins an episode; otherwise the previous call's output"
     return [{"input": before.name, "output": after.name, "initial": 0.0, "rule": rule} for before, after in pairs]
 

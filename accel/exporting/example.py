@@ -20,9 +20,11 @@ def main() -> None:
         options.add_session_config_entry(key, value)
     session = ort.InferenceSession(bundle / contract["model"]["path"], options, providers=["CPUExecutionProvider"])
     inputs = {spec["name"]: np.zeros([1, *spec["shape"][1:]], spec["dtype"]) for spec in contract["inputs"]}
-    observation, *states = inputs
+    states = [state["input"] for state in contract["recurrent_state"]]
+    observed = [name for name in inputs if name not in states]  # several of a Dict observation
     for step in range(10):
-        inputs[observation][0] = 0  # write your observation here
+        for name in observed:
+            inputs[name][0] = name == "action_mask"  # write your observation here; a mask has 1 for allowed actions
         if step == 0:  # or wherever an episode begins
             for state in states:
                 inputs[state][...] = 0

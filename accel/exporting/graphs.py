@@ -1,10 +1,10 @@
-"""Rewrite an artifact's ONNX model for other runtimes: onnxruntime's own operators become standard ones, exactly.
+"""Rewrite an artifact's ONNX model for other runtimes: replace onnxruntime's own operators by standard ones.
 
-Artifacts hold fused operators of onnxruntime's. ``standard_float`` takes them apart where nothing is quantised.
-Integer products have two standard forms, which say the same:
+Artifacts hold fused operators of onnxruntime's. ``standard_float`` replaces those without quantisation. Integer
+products have two equivalent standard forms:
 
     ``integer_products``      MatMulInteger and a scale, y = s_x s_w (Σ (q_x − z_x) q_w + b), for code in integers
-    ``dequantised_products``  y = Σ (s_x (q_x − z_x)) (s_w q_w) + s_x s_w b, for compilers that find the integers
+    ``dequantised_products``  y = Σ (s_x (q_x − z_x)) (s_w q_w) + s_x s_w b, for compilers that recognise the pattern
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _UNFUSED = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
 
 @dataclass
 class FloatDraft:
-    """A model under rewriting.
+    """A model while it is rewritten.
 
     Attributes:
-        arrays: initializers by name; rules add to them and leave those there alone.
-        nodes: what was made so far.
+        arrays: initializers by name; rules only add to them. nodes: the new nodes so far.
     """
 
     arrays: dict[str, Array]
@@ -78,7 +77,7 @@ def dequantised_products(model: ModelProto) -> ModelProto:
 
 
 def operators(model: ModelProto) -> dict[str, int]:
-    """How often each operator occurs, onnxruntime's own with their domain."""
+    """Number of nodes of each operator; onnxruntime's own operators have their domain in front."""
     counts: dict[str, int] = {}
     for node in model.graph.node:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
@@ -87,7 +86,7 @@ def operators(model: ModelProto) -> dict[str, int]:
 
 
 def fixed_batch(model: ModelProto, batch: int) -> ModelProto:
-    """The model for one batch only: every shape known and stated, arithmetic on shapes done.
+    """The model with a fixed batch: all shapes are static, shape arithmetic is folded.
 
     The shapes are those that onnxruntime finds when it runs the model on zeros.
 
@@ -143,7 +142,7 @@ def _run_all(model: ModelProto) -> dict[str, Array]:
 
 
 def _rewrite(model: ModelProto, rules: Mapping[str, Rule]) -> ModelProto:
-    """Apply the rule of each node's operator; drop initializers that nothing reads any more."""
+    """Apply the rule of each node's operator; drop unused initializers."""
     draft = FloatDraft({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
     old = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -172,7 +171,7 @@ def _unfuse(node: NodeProto, draft: FloatDraft) -> None:
 
 
 def _integer_product(node: NodeProto, draft: FloatDraft) -> None:
-    """QGemm with a floating-point result; one that gives codes has the same meaning everywhere and stays."""
+    """QGemm with a floating-point result; one with integer codes as its result stays."""
     if len(node.input) > 8 and node.input[8]:
         draft.nodes.append(node)
         return

@@ -10,7 +10,7 @@ Facts = Mapping[str, Any]
 
 _FILES = MappingProxyType(
     {
-        "contract.json": "inputs, outputs, actions, environment, versions: all that another program needs",
+        "contract.json": "inputs, outputs, actions, environment, versions, for other programs",
         "model.onnx": "the compressed policy, for onnxruntime",
         "model.ort": "the compressed policy, in onnxruntime's own format",
         "model.xml": "the compressed policy, for OpenVINO",
@@ -22,8 +22,8 @@ _FILES = MappingProxyType(
         "fp32.onnx": "the policy in full precision, in standard operators",
         "vectors.npz": "test vectors: `input/NAME`; answers `output/NAME`, and `torch/NAME` before compression",
         "run_policy.py": "runs and checks the policy in Python",
-        "example.py": "a loop in Python to start your own from",
-        "report.json": "every measured number of this page, every single return included",
+        "example.py": "a short example loop in Python",
+        "report.json": "every measurement of this page, with all returns",
         "SHA256SUMS": "checksums, for `sha256sum --check SHA256SUMS`",
     }
 )
@@ -34,13 +34,13 @@ _ENGINES = MappingProxyType(
         "ort": "onnxruntime",
         "openvino": "OpenVINO",
         "c": "the compiled C",
-        "onnxruntime": "onnxruntime, as its target is too slow here to play on; parity ties the two together",
+        "onnxruntime": "onnxruntime, as its target is too slow here; parity compares the two",
     }
 )
 
 
 def model_card(contract: Facts, report: Facts) -> str:
-    """What the policy is, how it was made, what it is worth, how to run it, and what not to expect."""
+    """The policy, how it was made, its measured quality, how to run it, and its limits."""
     source, target = contract["source"], contract["target"]
     parts = [
         f"# {contract['environment']['id']} policy, {contract['scheme']}, {target['format']}",
@@ -97,7 +97,7 @@ def _faster(ratio: float, times: str) -> str:
 
 
 def _compared(ratio: float, times: str, alike: str, above: str, below: str) -> str:
-    """A ratio in words, one way or the other, or neither where it is 1 in the digits shown."""
+    """A ratio in words; ``equal`` where the digits shown are 1."""
     factor = f"{max(ratio, 1 / ratio):.2f}"
     if float(factor) == 1:
         return alike
@@ -105,7 +105,7 @@ def _compared(ratio: float, times: str, alike: str, above: str, below: str) -> s
 
 
 def _all_alike(returns: Facts) -> str | None:
-    """Equal returns everywhere are mostly an environment's limit, beyond which it tells no policies apart."""
+    """Equal returns everywhere are mostly the environment's maximum, at which policies cannot be compared."""
     seen = {*returns["model"]["returns"], *returns["fp32"]["returns"]}
     if len(seen) > 1 or len(returns["model"]["returns"]) < 2:
         return None
@@ -165,7 +165,7 @@ def _returns(returns: Facts | None) -> str:
 
 
 def _gate(gate: Facts) -> str:
-    """What would have kept the bundle from being written."""
+    """The bounds that the export checked."""
     bounds = [f"{name.replace('_', '-')} {bound:g}" for name, bound in gate.items() if bound is not None]
     if not bounds:
         return "No bound was set on what compression may cost (`--max-return-loss`, `--max-mismatch`)."
@@ -213,7 +213,7 @@ def _interface(contract: Facts) -> str:
     observation, action = contract["observation"], contract["action"]
     lines += [
         "",
-        f"- Observations: {observation['layout']}. Normalisation, inside the graph: "
+        f"- Observations: {_layout(observation)}. Normalisation, inside the graph: "
         f"{observation['normalisation']['method']}.",
         f"- Actions ({action['kind']}, {_choices(action)}): {action['post_processing']}.",
         "- Opset: " + ", ".join(f"{domain} {version}" for domain, version in contract["model"]["opset"].items()) + ".",
@@ -222,6 +222,13 @@ def _interface(contract: Facts) -> str:
     for state in contract["recurrent_state"]:
         lines.append(f"- Recurrent state: `{state['input']}` gets `{state['output']}`; {state['rule']}.")
     return "\n".join(lines)
+
+
+def _layout(observation: Facts) -> str:
+    if "parts" not in observation:
+        return str(observation["layout"])
+    parts = [f"`{part['name']}` is entry {part['path']}, {part['layout']}" for part in observation["parts"]]
+    return f"a dictionary, one input for each entry; {'; '.join(parts)}"
 
 
 def _shape(sizes: list[object]) -> str:
@@ -235,7 +242,7 @@ def _choices(action: Facts) -> str:
 
 
 def _cpu(contract: Facts) -> str:
-    """What the integer kernels assume."""
+    """CPU features that the integer kernels need."""
     needed = ", ".join(contract["model"]["cpu_features"])
     if not needed:
         return "No feature of the CPU is assumed."

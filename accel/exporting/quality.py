@@ -1,10 +1,10 @@
-"""What an exported policy is worth: parity with the trained one, returns on the same seeds, latency; and the gate.
+"""Quality of an exported policy: parity with the trained one, returns on the same seeds, latency; and the gate.
 
-Full precision plays first: from its steps and the measured latency follows how long the compressed policy would play on
-its target; beyond a minute onnxruntime plays it instead, as report and card say. The verdict goes by the 95 % interval
-of differences on the same seeds: within the margin (5 % of the magnitude of full precision's mean) whatever its sign,
-else higher or lower where the interval leaves out zero, else undecided, with the loss and gain that it leaves open.
-Games that repeat each other decide nothing. The gate goes by the mean, and names the interval.
+Full precision plays first: its steps and the measured latency give the time that the compressed policy would take on
+its target. Above a minute onnxruntime plays instead, which report and card state. The verdict uses the 95 % interval of
+paired differences: no loss if it lies within the margin (5 % of the magnitude of full precision's mean), else higher or
+lower if it excludes zero, else undecided, with the greatest loss and gain in it. Repeated games give no verdict. The
+gate compares the mean with its bound, and its message states the interval.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import ACTION_MASK, ActionSpec
 from accel.errors import ConfigError, ExportError
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.json_object import Json
@@ -27,7 +27,7 @@ from compressors.artifact import TensorSpec
 from monitor.divergence import divergences
 from monitor.statistics import Interval, mean_interval
 
-# a return whose interval lies this close to full precision's mean is as good, as a share of the mean's magnitude
+# margin of equal returns, as a share of the magnitude of full precision's mean
 MARGIN = 0.05
 # monitor.divergence.GREEDY_TOLERANCE in words
 MEANS_AGREE = "means within half a standard deviation"
@@ -36,7 +36,7 @@ MakeSession = Callable[[int], ActingSession]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far one stage of an export is from the stage before, over inputs of one kind.
+    """Difference of one stage of an export from the stage before, over inputs of one kind.
 
     Attributes:
         stage: what is compared, ``A -> B``. inputs: ``real`` or ``random``. batch: rows a call. rows: rows in all.
@@ -74,12 +74,13 @@ def reference_outputs(run: TrainedPolicy, inputs: Mapping[str, Array], names: li
 def random_inputs(
     specs: tuple[TensorSpec, ...], real: Mapping[str, Array], rng: np.random.Generator
 ) -> dict[str, Array]:
-    """As many random inputs as real ones: uniform pixels; else normal, of the real mean and thrice the deviation."""
+    """As many random inputs as real ones: uniform pixels, or normal with the real mean and 3 times the deviation."""
     drawn: dict[str, Array] = {}
     for spec in specs:
         array = real[spec.name]
         if spec.dtype == "uint8":
-            drawn[spec.name] = rng.integers(0, 256, array.shape, dtype=np.uint8)
+            most = 2 if spec.name == ACTION_MASK else 256
+            drawn[spec.name] = rng.integers(0, most, array.shape, dtype=np.uint8)
         else:
             floats = array.astype(np.float64)
             noise = rng.standard_normal(array.shape) * 3.0 * floats.std(axis=0) + floats.mean(axis=0)
@@ -97,7 +98,7 @@ def agreement(
     make_session: MakeSession,
     batch: int,
 ) -> Agreement:
-    """Run a session in calls of ``batch`` rows on inputs and compare it with the outputs wanted."""
+    """Run a session on inputs in calls of ``batch`` rows, and compare its outputs with the expected ones."""
     rows = len(next(iter(inputs.values()))) // batch * batch
     found = run_rows(make_session(batch), {name: array[:rows] for name, array in inputs.items()})
     params = next(iter(wanted))
@@ -153,7 +154,7 @@ class Returns:
 
     @property
     def caveat(self) -> str | None:
-        """What makes the interval too narrow, of the compressed policy's games or else of full precision's."""
+        """Why the interval is too narrow: a caveat on the games of either policy; None without one."""
         for name, episodes in (("the compressed policy's", self.episodes), ("full precision's", self.full)):
             if episodes.caveat is not None:
                 return f"of {name} games, {episodes.caveat}"
@@ -161,7 +162,7 @@ class Returns:
 
     @property
     def verdict(self) -> str:
-        """What the interval says: within the margin of full precision, lower, higher, or undecided and how far."""
+        """The verdict: within the margin of full precision, lower, higher, or undecided with its bounds."""
         difference = self.difference
         if difference is None:
             return "undecided: one episode says nothing"
@@ -212,7 +213,7 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a policy has to hold to be exported.
+    """Bounds that a policy must satisfy to be exported.
 
     Attributes:
         max_return_loss: greatest loss of mean return, as a share of the magnitude of full precision's; None for any.
@@ -224,13 +225,13 @@ class Gate:
     max_mismatch: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError: a bound that no policy or every policy holds."""
+        """Raises ConfigError: a bound that no policy, or every policy, satisfies."""
         for name, value in (("max_return_loss", self.max_return_loss), ("max_mismatch", self.max_mismatch)):
             if value is not None and not 0 <= value < math.inf:
                 raise ConfigError(f"{name} = {value}: give a share of at least 0, such as 0.05, or leave it out")
 
     def check(self, mismatch: Agreement, returns: Returns | None) -> None:
-        """Raise ExportError unless the policy holds it."""
+        """Raise ExportError unless the policy satisfies the bounds."""
         failures = []
         if self.max_mismatch is not None and not mismatch.relative <= self.max_mismatch:
             failures.append(
@@ -245,7 +246,7 @@ class Gate:
 
 
 def _loss_text(returns: Returns) -> str:
-    """The loss of mean return, the means, and what chance leaves open."""
+    """The loss of mean return, the two means, and the interval."""
     difference = returns.difference
     ends = "one episode each" if difference is None else f"difference {difference} (95 %)"
     means = f"mean {returns.episodes.returns.mean():.5g} against {returns.full.returns.mean():.5g}"

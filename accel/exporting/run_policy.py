@@ -7,6 +7,7 @@
 
 Without an option it plays where gymnasium is installed and answers from standard input elsewhere. A line such as
 {"observation": [0.1, 0.2], "first": true} is answered by {"action": 1, "params": [...]}; "first" begins an episode.
+A Dict observation is an object by the names of the model's inputs: {"observation": {"image": [...], "goal": [...]}}.
 In a program of your own:
 
     from run_policy import Policy
@@ -62,6 +63,7 @@ _KEYS = {
 _MAX_FILES, _MAX_MODEL_BYTES, _MAX_JSON_BYTES, _MAX_JSON_DEPTH = 64, 2**31, 2**22, 32
 _MAX_TENSORS, _MAX_RANK, _MAX_ELEMENTS, _MAX_ROWS, _MAX_VECTORS_BYTES = 64, 8, 2**24, 4096, 2**30
 _NPY_MAGIC, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1024
+_ALLOWED_ABOVE = -5e8
 _DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
 _FLAG = {"0", "1"}
 _SESSION_OPTIONS = {
@@ -167,13 +169,18 @@ class Policy:
     def act(self, observation: object, *, first: bool = False) -> tuple[Array, Array]:
         """What to do: (the action as the environment takes it, the distribution's parameters [P]).
 
-        Args: observation: as the contract says; first: it begins an episode.
+        Args: observation: as the contract says, of a Dict a dictionary by the names of the model's inputs; first: it
+            begins an episode.
         """
-        session, wanted = self._session, self.contract["inputs"][0]
-        array = as_observation(observation, wanted["dtype"])
-        if list(array.shape) != wanted["shape"][1:]:
-            raise ValueError(f"the observation has shape {list(array.shape)}, the policy takes {wanted['shape'][1:]}")
-        session.inputs[wanted["name"]][0] = array
+        session = self._session
+        for wanted, value in self._named(observation):
+            array = as_observation(value, wanted["dtype"])
+            if list(array.shape) != wanted["shape"][1:]:
+                raise ValueError(
+                    f"the observation's {wanted['name']} has shape {list(array.shape)}, the policy takes "
+                    f"{wanted['shape'][1:]}"
+                )
+            session.inputs[wanted["name"]][0] = array
         for source, _ in self._states:
             if first:
                 session.inputs[source][...] = 0
@@ -182,6 +189,18 @@ class Policy:
             session.inputs[source][...] = session.outputs[following]
         params = session.outputs[self.contract["outputs"][0]["name"]][0].copy()
         return choose_action(params, self.contract["action"], self._rng), params
+
+    def _named(self, observation: object) -> list[tuple[Contract, object]]:
+        """The inputs of an observation with their values: of a Dict observation one for each of its parts."""
+        count = len(self.contract["inputs"]) - len(self._states)
+        specs = self.contract["inputs"][:count]
+        if not isinstance(observation, Mapping):
+            if count > 1:
+                raise ValueError(f"the observation is no dictionary of {', '.join(spec['name'] for spec in specs)}")
+            return [(specs[0], observation)]
+        if missing := [spec["name"] for spec in specs if spec["name"] not in observation]:
+            raise ValueError(f"the observation lacks {', '.join(missing)}")
+        return [(spec, observation[spec["name"]]) for spec in specs]
 
 
 def as_observation(observation: object, dtype: str) -> Array:
@@ -404,12 +423,14 @@ def _check_action(action: Contract, params: int) -> None:
 
 
 def _check_states(contract: Contract) -> None:
-    """Every further input is a recurrent state, which one output follows."""
+    """The last inputs are the recurrent states, each of which one output follows; at least one comes before them."""
     inputs, outputs = ({spec["name"]: spec for spec in contract[kind]} for kind in ("inputs", "outputs"))
     states = [(state["input"], state["output"]) for state in contract["recurrent_state"]]
     _require(
-        [before for before, _ in states] == list(inputs)[1:] and [after for _, after in states] == list(outputs)[1:],
-        "the recurrent states are not the inputs and outputs after the first",
+        len(states) < len(inputs)
+        and [before for before, _ in states] == list(inputs)[len(inputs) - len(states) :]
+        and [after for _, after in states] == list(outputs)[1:],
+        "the recurrent states are not the last inputs, or not the outputs after the first",
     )
     for before, after in states:
         _require(
@@ -513,9 +534,13 @@ def run_rows(session: PolicySession, inputs: Mapping[str, Array]) -> dict[str, A
 
 
 def mismatch(found: Array, wanted: Array) -> tuple[float, float]:
-    """(root mean square difference over the wanted output's deviation from its mean row, greatest difference)."""
+    """(root mean square difference over the wanted output's deviation from its mean row, greatest difference).
+
+    Actions that a mask forbids have -1e9 in both, or the difference is enormous; they are no part of the deviation.
+    """
     theirs = wanted.astype(np.float64)
     difference = found.astype(np.float64) - theirs
+    theirs = np.where(theirs > _ALLOWED_ABOVE, theirs, 0.0)
     scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
     error = float(np.sqrt(np.mean(np.square(difference))))
     return error / max(scale, 1e-12), float(np.abs(difference).max())
@@ -618,6 +643,7 @@ class Environment:
             raise UnplayableError(f"the policy was trained on {wanted['backend']}'s {wanted['id']}, not on gymnasium's")
         for name in wanted["imports"]:
             gymnasium.register_envs(importlib.import_module(name))
+        self._parts = contract.get("observation", {}).get("parts", [])
         self._is_vector: bool = wanted["vector"]
         if self._is_vector:
             self._env: Any = gymnasium.make_vec(wanted["id"], 1, "vector_entry_point", **wanted["kwargs"])
@@ -627,26 +653,44 @@ class Environment:
             module, _, function = path.partition(":")
             self._env = getattr(importlib.import_module(module), function)(self._env)
 
-    def reset(self, seed: int) -> Array:
+    def reset(self, seed: int) -> object:
         """The first observation, as the policy takes it."""
-        observation, _ = self._env.reset(seed=seed)
-        return self._arrange(observation)
+        observation, info = self._env.reset(seed=seed)
+        return self._arrange(observation, info)
 
-    def step(self, action: Array) -> tuple[Array, float, bool]:
+    def step(self, action: Array) -> tuple[object, float, bool]:
         """Observation, reward, and whether the episode is over."""
         if self._is_vector:
-            observation, rewards, ends, cuts, _ = self._env.step(action[None])
-            return self._arrange(observation), float(rewards[0]), bool(ends[0] or cuts[0])
+            observation, rewards, ends, cuts, info = self._env.step(action[None])
+            return self._arrange(observation, info), float(rewards[0]), bool(ends[0] or cuts[0])
         space = self._env.action_space
         if hasattr(space, "low") and space.dtype != np.float32:  # its bounds in float32 may be a little outside it
             action = action.astype(space.dtype).reshape(space.shape).clip(space.low, space.high)
-        observation, reward, end, cut, _ = self._env.step(action if action.shape else action.item())
-        return self._arrange(observation), float(reward), bool(end or cut)
+        observation, reward, end, cut, info = self._env.step(action if action.shape else action.item())
+        return self._arrange(observation, info), float(reward), bool(end or cut)
 
-    def _arrange(self, observation: object) -> Array:
-        """Images channels first, everything else flattened."""
+    def _arrange(self, observation: object, info: Mapping[str, Any]) -> object:
+        """Images channels first, everything else flattened, of a Dict each part by its input's name."""
+        if self._parts:
+            space = self._env.observation_space
+            return {part["name"]: self._arrange_part(part, space, observation, info) for part in self._parts}
         if self._is_vector:
             observation = np.asarray(observation)[0]
+        return self._arrange_one(observation, self._env.observation_space)
+
+    def _arrange_part(self, part: Contract, space: Any, observation: Any, info: Mapping[str, Any]) -> Array:  # noqa: ANN401 - a gymnasium space and what it holds
+        if part["path"] == ["action_mask"]:
+            held = isinstance(observation, Mapping) and "action_mask" in observation
+            mask = observation["action_mask"] if held else info.get("action_mask", np.zeros(part["shape"]))
+            flat = np.concatenate([np.reshape(piece, -1) for piece in (mask if isinstance(mask, tuple) else (mask,))])
+            allowed: Array = (flat != 0).astype(np.uint8)
+            return allowed
+        if isinstance(observation, Mapping | tuple):  # else the mask comes in info, beside the whole observation
+            for key in part["path"]:
+                space, observation = space[key], observation[key]
+        return self._arrange_one(observation, space)
+
+    def _arrange_one(self, observation: Any, space: Any) -> Array:  # noqa: ANN401 - as above
         if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.ndim >= 2:
             shape = observation.shape
             is_last = not self._is_vector and len(shape) > 2 and shape[-1] <= shape[-3]
@@ -656,7 +700,7 @@ class Environment:
             return np.asarray(observation, np.float32).reshape(-1)
         from gymnasium.spaces import flatten
 
-        return np.asarray(flatten(self._env.observation_space, observation), np.float32)
+        return np.asarray(flatten(space, observation), np.float32)
 
 
 def make_environment(contract: Contract) -> Environment:

@@ -1,8 +1,9 @@
-"""``accel.verify``: is a bundle whole, does this machine compute what was exported, and how fast.
+"""``accel.verify``: check that a bundle is complete and that this machine computes its test vectors, and measure
+latency.
 
 A bundle is untrusted data (``run_policy`` says what is checked before anything acts on it). Its models are executed by
-onnxruntime or OpenVINO, which limit neither memory nor time. Its programs are executed only where the caller asks: C
-sources with ``run_native_check``, ``run_policy.py`` never. Checksums find damage, not forgery.
+onnxruntime or OpenVINO, without limits on memory or time. Its C sources are executed only with ``run_native_check``,
+its ``run_policy.py`` never. Checksums detect damage, not forgery.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAX_REPORT_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Verification:
-    """What a machine does with a bundle.
+    """The result of checking a bundle on this machine.
 
     Attributes:
         path: the bundle. scheme, format: what it holds.

@@ -1,1 +1,1 @@
-"""Policies that somebody else trained: read from their files, and played, compressed, measured and exported as ours."""
+"""Imported policies: trained elsewhere, read from their files, and used like the policies of our own runs."""

@@ -1,4 +1,4 @@
-"""Somebody's module behind our interface: observations in, the parameters of the action distribution out."""
+"""Adapts an imported module to our interface: observations in, parameters of the action distribution out."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _RETURNS = (
 
 
 class AdaptedPolicy(PolicyModule):
-    """A feed-forward policy of any making, behind a normaliser.
+    """An imported feed-forward policy behind a normaliser.
 
-    Where the module gives means alone, log standard deviations are appended: constants that mismatch (KL, ESS) is
-    measured by. No action depends on them.
+    Where the module gives means alone, log standard deviations are appended: constants used to measure mismatch (KL,
+    ESS). No action depends on them.
 
     Args:
         module: from [B, *obs] float32 to outputs; images arrive as their 0 to 255 unless ``scales_images``.
@@ -97,7 +97,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
-    """Outputs [2, P] on two different observations, each of which must get the same alone."""
+    """Outputs [2, P] on two different observations; checks that each gets the same output alone."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, *spec.observation_shape)
     name = type(policy.module).__name__

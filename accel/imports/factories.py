@@ -1,4 +1,4 @@
-"""``package:factory`` texts as torch modules, with the weights of a file; CleanRL's agents are taken as they are."""
+"""``package:factory`` texts as torch modules, with the weights of a file; CleanRL's agents are accepted unchanged."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LIMIT_BYTES = 2**32
 
 @dataclass(frozen=True)
 class FactorySpec(EnvSpec):
-    """What factories are called with: the environment's layout, and its spaces as CleanRL's agents read them from a
-    vector environment.
+    """The argument of factories: the environment's layout, and its spaces as CleanRL's agents read them from a vector
+    environment.
 
     Attributes:
         single_observation_space: a Box of the layout's shape and dtype.
@@ -113,6 +113,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
                 f"weights {path} are not of {type(module).__name__}: '{name}' is {_shape(have)} in the file and "
                 f"{_shape(want)} in the module; save policy.state_dict() of the same class"
             )
+        if have.is_floating_point() and not have.isfinite().all():
+            raise CheckpointError(f"weights {path} are damaged: '{name}' holds values that are not finite")
     module.load_state_dict(weights)
 
 
@@ -121,7 +123,7 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
-    """The module itself; or, for an agent of CleanRL without a forward, what of it acts.
+    """The module itself or, for a CleanRL agent without a forward, its acting part.
 
     Raises:
         ConfigError: it has neither a forward nor CleanRL's layers.
@@ -139,8 +141,8 @@ def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
 
 
 class CleanRLActor(nn.Module):
-    """What acts of a CleanRL agent: ``network``, which takes images divided by 255, then ``actor`` or ``actor_mean``
-    with ``actor_logstd``."""
+    """The acting part of a CleanRL agent: ``network``, which takes images divided by 255, then ``actor`` or
+    ``actor_mean`` with ``actor_logstd``."""
 
     def __init__(self, actor: nn.Module, network: nn.Module | None, log_std: Tensor | None, is_image: bool) -> None:
         super().__init__()

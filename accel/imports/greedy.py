@@ -1,4 +1,4 @@
-"""The action rule of policies that are played without noise: the greatest output, or the mean. No torch."""
+"""The greedy action rule: the greatest output, or the Gaussian mean, without noise. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accel.envs.spaces import ActionSpec
 
 
 class GreedyRule:
-    """The most likely action, also where others sample: logits, Q-values, or Gaussian means."""
+    """Always the most likely action: the greatest logit or Q-value, or the Gaussian mean."""
 
     explores = False
 
@@ -27,7 +27,7 @@ class GreedyRule:
 
 
 class _GreedySampler:
-    exploration: float | None = None
+    exploration: float | FloatArray | None = None
 
     def __init__(self, sampler: Sampler) -> None:
         self.greedy, self.log_prob, self.to_env = sampler.greedy, sampler.log_prob, sampler.to_env

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
+import struct
+import zipfile
+import zlib
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib import format as format_
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 from torch import Tensor, nn
@@ -85,8 +90,34 @@ def _read(path: Path) -> dict[str, object]:
             raise ValueError("it is no JSON object")
         return value
     if path.suffix == ".npz":
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        return _read_npz(content)
     if path.suffix == ".safetensors":
         return cast("dict[str, object]", load_safetensors(content))
     raise ValueError(f"its name ends in {path.suffix!r}")
+
+
+def _read_npz(content: bytes) -> dict[str, object]:
+    """The arrays of an .npz file; no memory is taken for more than it may hold. Raises ValueError."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if (size := sum(info.file_size for info in archive.infolist())) > _LIMIT_BYTES:
+                raise ValueError(f"its arrays have {size:,} bytes, and may have {_LIMIT_BYTES:,}")
+            return {info.filename.removesuffix(".npy"): _read_npy(archive.read(info)) for info in archive.infolist()}
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError),
+        *(NotImplementedError, MemoryError, SyntaxError),
+    ) as error:
+        raise ValueError(f"it is no sound .npz file: {error}") from error
+
+
+def _read_npy(content: bytes) -> npt.NDArray[np.generic]:
+    """One array; numpy's own reader would take the memory that the header names before it looks at the data."""
+    stream = io.BytesIO(content)
+    version = format_.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array has format {version}")
+    read_header = format_.read_array_header_1_0 if version == (1, 0) else format_.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - stream.tell():
+        raise ValueError(f"an array of {shape} {dtype} does not have that many bytes")
+    return np.frombuffer(content[stream.tell() :], dtype).reshape(shape, order="F" if is_fortran else "C")

@@ -75,6 +75,10 @@ class PolicySource:
     run: Annotated[
         tyro.conf.Positional[Path | None], tyro.conf.arg(help="run directory of accel train, such as results/NAME")
     ] = None
+    which: Annotated[
+        Literal["newest", "best"],
+        tyro.conf.arg(help="of a run: its newest checkpoint, or the best evaluation with --evaluate-every"),
+    ] = "newest"
     module: Module = None
     weights: Weights = None
     sb3: SB3 = None
@@ -86,9 +90,9 @@ class PolicySource:
     wrapper: Annotated[
         tuple[str, ...], tyro.conf.arg(help="module:function around each environment; may be repeated")
     ] = ()
-    backend: Annotated[Literal["gymnasium", "envpool"], tyro.conf.arg(help="library that steps environments")] = (
-        "gymnasium"
-    )
+    backend: Annotated[
+        Literal["gymnasium", "envpool", "pettingzoo"], tyro.conf.arg(help="library that steps environments")
+    ] = "gymnasium"
     squash_actions: Annotated[
         bool, tyro.conf.arg(help="the environment gets tanh(output) rescaled to its bounds; known for --sb3")
     ] = False
@@ -110,7 +114,9 @@ class PolicySource:
                 raise ConfigError(f"a run brings its own policy and environment: leave out {_flags(said)}")
             from accel.runs.loading import load_run
 
-            return load_run(self.run)
+            return load_run(self.run, which=self.which)
+        if self.which != "newest":
+            raise ConfigError(f"--which {self.which} is for runs: an imported policy has one set of weights")
         if self.env is None:
             raise ConfigError("an imported policy needs the environment that it plays: give --env, such as CartPole-v1")
         config = TrainConfig.create(

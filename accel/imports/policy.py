@@ -1,4 +1,4 @@
-"""``accel.compress`` and imported policies: torch modules that somebody else trained, with our face of a policy."""
+"""``accel.compress`` and imported policies: torch modules trained elsewhere, as ``TrainedPolicy``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import xxhash
 from torch import Tensor, nn
 
-from accel.acting.rules import ActionRule, RuleSpec, make_rule
+from accel.acting.rules import RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
@@ -29,17 +30,19 @@ _RULES: Mapping[str, str] = {GREEDY: "accel.imports.greedy:GreedyRule"}
 
 @dataclass(frozen=True)
 class ImportedPolicy(TrainedPolicy):
-    """A policy that somebody else trained, with the environment that it plays.
+    """A policy trained elsewhere, with the environment that it plays.
 
     Attributes:
         adapted: the module that acts.
-        action_rule: how its outputs become actions.
         name: what it is called in tables and cards.
+        acts_by: how its outputs become actions.
+        source: the command-line arguments that name it; None for a module that only this process has.
     """
 
     adapted: AdaptedPolicy = field(repr=False)
-    action_rule: ActionRule = field(repr=False)
     name: str
+    acts_by: RuleSpec
+    source: tuple[str, ...] | None = field(repr=False)
 
     @property
     def policy(self) -> AdaptedPolicy:
@@ -47,9 +50,23 @@ class ImportedPolicy(TrainedPolicy):
         return self.adapted
 
     @property
-    def rule(self) -> ActionRule:
-        """See ``TrainedPolicy.rule``."""
-        return self.action_rule
+    def rule_spec(self) -> RuleSpec:
+        """See ``TrainedPolicy.rule_spec``."""
+        return self.acts_by
+
+    @property
+    def arguments(self) -> tuple[str, ...] | None:
+        """See ``TrainedPolicy.arguments``."""
+        return self.source
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """See ``TrainedPolicy.identity``."""
+        digest = xxhash.xxh3_64()
+        for name, tensor in self.adapted.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.numpy().tobytes())
+        return {"policy": self.name, "file": str(self.path), "weights": digest.hexdigest()}
 
     @property
     def architecture(self) -> str:
@@ -92,8 +109,8 @@ def import_module(
     """A torch module, or what ``package.module:factory`` makes, as a policy.
 
     Args:
-        module: the policy; see ``accel.imports.adapter.AdaptedPolicy`` for what it maps. Agents of CleanRL, which have
-            no forward, are taken as they are. Factories are called with a ``FactorySpec`` if they need an argument.
+        module: the policy; see ``accel.imports.adapter.AdaptedPolicy`` for what it maps. CleanRL's agents, which have
+            no forward, are accepted unchanged. Factories are called with a ``FactorySpec`` if they need an argument.
         config: its environment.
         weights: a state dict, as .safetensors or as ``torch.save`` wrote it.
         rule: ``greedy``, ``stochastic``, or ``module:factory`` (``accel.acting.rules``).
@@ -105,7 +122,9 @@ def import_module(
     environment = make_env(config, 1)
     environment.close()
     spec = environment.spec
-    name = module if isinstance(module, str) else type(module).__name__
+    _require_one_array(spec, config)
+    named = module if isinstance(module, str) else None
+    name = named or type(module).__name__
     if isinstance(module, str):
         module = make_module(module, FactorySpec.of(spec, environment.action_space))
     if weights is not None:
@@ -113,7 +132,11 @@ def import_module(
     constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
     adapted = AdaptedPolicy(with_forward(module, spec), spec, normaliser=constants)
     path = Path(name.partition(":")[2] or name) if weights is None else weights
-    return ImportedPolicy(path, config, spec, 0, 0, adapted, _rule(rule, spec), name)
+    source = None
+    if named is not None:
+        given = {"--module": named, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
+        source = _arguments(given, config)
+    return ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, spec), source)
 
 
 def import_sb3(
@@ -139,19 +162,49 @@ def import_sb3(
     environment = make_env(config, 1)
     environment.close()
     spec = environment.spec
+    _require_one_array(spec, config)
     constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
     adapted = AdaptedPolicy(saved.module, spec, log_std=saved.log_std, normaliser=constants, scales_images=True)
-    return ImportedPolicy(path, config, spec, saved.env_steps, 0, adapted, _rule(rule, spec), saved.architecture)
+    given = {"--sb3": path, "--activation": activation, "--rule": rule, "--normaliser": normaliser}
+    source = _arguments(given, config)
+    return ImportedPolicy(
+        path, config, spec, saved.env_steps, 0, adapted, saved.architecture, _rule(rule, spec), source
+    )
 
 
-def _rule(name: str, spec: EnvSpec) -> ActionRule:
-    rule = make_rule(RuleSpec(_RULES.get(name, name)), spec.action)
+def _require_one_array(spec: EnvSpec, config: TrainConfig) -> None:
+    """Raise ConfigError for a Dict observation or an action mask."""
+    if spec.parts:
+        raise ConfigError(
+            f"{config.environment.env} observes {', '.join(part.name for part in spec.parts)}, and imported policies "
+            "take one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "
+            "accel.envs.masks:without_masks where a mask comes in info"
+        )
+
+
+def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig) -> tuple[str, ...]:
+    """The arguments of ``accel.imports.options.PolicySource`` that make the same policy."""
+    environment = config.environment
+    options = [text for name, value in given.items() if value not in (None, GREEDY) for text in (name, str(value))]
+    options += ["--env", environment.env]
+    options += [text for pair in environment.env_arg for text in ("--env-arg", pair)]
+    options += [text for wrapper in environment.wrapper for text in ("--wrapper", wrapper)]
+    if environment.backend != "gymnasium":
+        options += ["--backend", environment.backend]
+    if environment.squash_actions and "--sb3" not in given:
+        options += ["--squash-actions"]
+    return tuple(options)
+
+
+def _rule(name: str, spec: EnvSpec) -> RuleSpec:
+    found = RuleSpec(_RULES.get(name, name))
+    rule = make_rule(found, spec.action)
     if rule.output_size != spec.action.param_size:
         raise ConfigError(
             f"--rule {name} takes {rule.output_size} outputs, and a policy for {spec.action.kind} actions of sizes "
             f"{spec.action.sizes} gives {spec.action.param_size}: choose greedy or stochastic"
         )
-    return rule
+    return found
 
 
 def compress(
@@ -180,7 +233,8 @@ def compress(
         rule, normaliser: see ``import_module``.
         seed: of the episodes that calibrate.
     Raises:
-        ConfigError, EnvError, CheckpointError: the policy cannot be played. CompressorError: nor compressed so.
+        ConfigError, EnvError, CheckpointError: the policy cannot be played. CompressorError: the scheme does not suit
+            it.
     """
     if isinstance(policy, nn.Module):
         if env is None:

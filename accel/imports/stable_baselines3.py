@@ -1,13 +1,15 @@
 """Policies in zip files of Stable-Baselines3: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
 
-The weights are tensors in ``policy.pth``; layer sizes are theirs. Of ``data``, JSON whose other objects are pickles in
-base64, only plain values are read: the activation function's name, squashing, the step count. Nothing is unpickled.
+Weights and layer sizes come from the tensors in ``policy.pth``. From ``data``, JSON with pickles in base64 among its
+values, only plain values are read: the activation function's name, squashing, the step count. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ from accel.imports.torch_files import read_tensors
 from accel.system.untrusted import parse_json
 
 _DATA, _WEIGHTS = "data", "policy.pth"
-_DATA_LIMIT_BYTES, _WEIGHTS_LIMIT_BYTES = 2**28, 2**32
+_DATA_LIMIT_BYTES, _WEIGHTS_LIMIT_BYTES = 2**26, 2**32
+_MAX_RATIO = 100  # model.save() does not compress
 _REMEDY = (
     "build the policy yourself: save policy.state_dict() with safetensors, and give --module package:factory "
     "--weights FILE"
@@ -39,7 +42,8 @@ class _Family:
 
     Attributes:
         name: of its algorithms. head: the prefix by which it is known, of the last layer.
-        features: prefixes of what may hold the convolutions, best first. body: prefixes of the layers before the head.
+        features: possible prefixes of the convolutions, in order of preference. body: prefixes of the layers before the
+            head.
         activation: the default. squashes: whether actions are tanh(output), rescaled to their bounds.
     """
 
@@ -70,14 +74,13 @@ _OTHER_PARTS = ("log_std", "actor.log_std")
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """What a zip file holds.
+    """The policy in a zip file.
 
     Attributes:
         module: from observations, flat or images in [0, 1], to logits, Q-values or means.
         log_std: [k] of PPO's and A2C's Gaussian; None elsewhere.
         squashes: whether the environment gets tanh of the outputs, rescaled to its bounds.
-        env_steps: that it was trained for.
-        architecture: in a few characters.
+        env_steps: of its training. architecture: a short text.
     """
 
     module: nn.Module
@@ -132,13 +135,20 @@ def _members(path: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             for name, limit in limits.items():
-                if archive.getinfo(name).file_size > limit:
-                    raise CheckpointError(f"{name} in {path} has more than {limit:,} bytes")
+                info = archive.getinfo(name)
+                if info.file_size > min(limit, _MAX_RATIO * max(info.compress_size, 1)):
+                    raise CheckpointError(
+                        f"{name} in {path} unpacks to {info.file_size:,} bytes: at most {limit:,}, and {_MAX_RATIO} "
+                        "times what it has in the file"
+                    )
                 with archive.open(name) as member:
                     content[name] = member.read(limit)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, KeyError, ValueError, EOFError, OverflowError),
+        *(RuntimeError, NotImplementedError),
+    ) as error:
         raise CheckpointError(
             f"{path} is no zip file of Stable-Baselines3 ({error}): give what model.save() wrote"
         ) from error
@@ -146,7 +156,7 @@ def _members(path: Path) -> dict[str, bytes]:
 
 
 def _family(weights: Mapping[str, Tensor], path: Path) -> _Family:
-    """Which parts there are; ConfigError for layers of a custom, recurrent or Dict policy."""
+    """Find the policy's family; ConfigError for layers of a custom, recurrent or Dict policy."""
     family = next((f for f in _FAMILIES if any(_is_of(name, f.head) for name in weights)), None)
     if family is None:
         raise ConfigError(
@@ -170,12 +180,12 @@ def _activation(data: Mapping[str, object], path: Path) -> str | None:
     options = data.get("policy_kwargs")
     if not isinstance(options, dict) or "activation_fn" not in options:
         return None
-    found = re.search(r"(\w+)'?>?$", str(options["activation_fn"]))
+    text = str(options["activation_fn"])[-64:]
+    found = re.search(r"(\w+)'?>?$", text)
     by_class = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
     if found is None or found[1] not in by_class:
         raise ConfigError(
-            f"{path}: activation function {options['activation_fn']!r} is unknown: give --activation, one of "
-            f"{', '.join(ACTIVATIONS)}"
+            f"{path}: activation function {text!r} is unknown: give --activation, one of {', '.join(ACTIVATIONS)}"
         )
     return by_class[found[1]]
 
@@ -194,7 +204,7 @@ def _features(weights: Mapping[str, Tensor], family: _Family, path: Path) -> tup
     modules: list[nn.Module] = []
     for index, (size, stride) in zip((0, 2, 4), ((8, 4), (4, 2), (3, 1)), strict=True):
         weight = weights[f"{prefix}.cnn.{index}.weight"]
-        if weight.dim() != 4 or tuple(weight.shape[2:]) != (size, size):
+        if weight.dim() != 4 or tuple(weight.shape[2:]) != (size, size) or 0 in weight.shape:
             raise ConfigError(f"{path}: layer '{prefix}.cnn.{index}' is not that of NatureCNN: {_REMEDY}")
         convolution = nn.Conv2d(weight.shape[1], weight.shape[0], size, stride)
         _copy(convolution, weights, f"{prefix}.cnn.{index}")
@@ -209,7 +219,7 @@ def _layers(
     """Linear layers with an activation after each, or after each but the last; and their widths."""
     pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
     found = sorted(int(match[1]) for match in map(pattern.fullmatch, weights) if match)
-    if found != list(range(0, 2 * len(found), 2)) or any(weights[f"{prefix}.{i}.weight"].dim() != 2 for i in found):
+    if found != list(range(0, 2 * len(found), 2)) or (ends_linear and not found):
         raise ConfigError(f"{path}: the layers {prefix!r} are not linear ones with activations between: {_REMEDY}")
     modules: list[nn.Module] = []
     for index in found:
@@ -223,7 +233,7 @@ def _layers(
 
 def _linear(weights: Mapping[str, Tensor], name: str) -> nn.Linear:
     weight = weights[f"{name}.weight"]
-    if weight.dim() != 2:
+    if weight.dim() != 2 or 0 in weight.shape:
         raise ConfigError(f"layer {name!r} is no linear one: {_REMEDY}")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=f"{name}.bias" in weights)
     _copy(linear, weights, name)
@@ -234,6 +244,9 @@ def _copy(layer: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
     try:
         with torch.no_grad():
             for part, parameter in layer.named_parameters():
-                parameter.copy_(weights[f"{name}.{part}"])
-    except (KeyError, RuntimeError) as error:
-        raise CheckpointError(f"layer {name!r} is incomplete: {error}") from error
+                found = weights[f"{name}.{part}"]
+                if found.shape != parameter.shape or not found.is_floating_point() or not found.isfinite().all():
+                    raise ValueError(f"its {part} is not {tuple(parameter.shape)} finite floats")
+                parameter.copy_(found)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"layer {name!r} is damaged or incomplete: {error}") from error

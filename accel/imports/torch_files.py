@@ -7,6 +7,7 @@ no code of the file runs. ``tests/accel/test_import_policy.py`` holds a hostile 
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping
 
 import torch
@@ -25,6 +26,7 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
         CheckpointError: it is no such file, is damaged, or holds anything but tensors by name.
     """
     try:
+        _check_size(content)
         value: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -36,4 +38,23 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
         isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items()
     ):
         raise CheckpointError(f"{name} holds a {type(value).__name__}, not tensors by name: save policy.state_dict()")
+    for key, tensor in value.items():
+        _check_memory(key, tensor, name)
     return dict(value)
+
+
+def _check_size(content: bytes) -> None:
+    """Raises ValueError for an archive that would unpack to more than it has; torch.save compresses nothing."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+        is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if is_packed or sum(member.file_size for member in members) > len(content):
+            raise ValueError("its members have more bytes than the file")
+
+
+def _check_memory(key: str, tensor: Tensor, name: str) -> None:
+    """Raises CheckpointError for a tensor that is not dense on the CPU, or whose shape names more than it has."""
+    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    if not is_dense or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise CheckpointError(f"{name}: '{key}' is no plain tensor with all its values: save policy.state_dict()")

@@ -1,4 +1,4 @@
-"""What the learner counts while it trains: policy lag, unrolls and episodes; and when it records them."""
+"""The learner's counters: policy lag, unrolls and episodes; and the interval of records."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class LagStatistics:
 
 
 class Counters:
-    """What a run counts over its whole life, across resumes.
+    """Counters of a whole run, across resumes.
 
     Attributes:
         env_steps: valid steps inserted into the store. updates: made; the policy's version.
         unrolls: taken from actors. dropped_unrolls, dropped_env_steps: of them, older than max_policy_lag.
         faulty_environments: parts of unrolls left out because a number in them was not finite.
+        actor_restarts, environment_restarts: actors' processes, and environments in them, that were replaced.
         episodes: finished training episodes seen.
         returns, lengths: undiscounted raw returns and lengths of the last ``window`` episodes, oldest first.
     """
@@ -52,6 +53,7 @@ class Counters:
     def __init__(self, window: int) -> None:
         self.env_steps = self.updates = 0
         self.unrolls = self.dropped_unrolls = self.dropped_env_steps = self.faulty_environments = self.episodes = 0
+        self.actor_restarts = self.environment_restarts = 0
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
 

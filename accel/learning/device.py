@@ -1,4 +1,4 @@
-"""Where and how the learner computes: its device, the precision of its passes, and what becomes of freed memory."""
+"""The learner's device, precision and memory allocation."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | None = None) -> Literal["none", "bf16"]:
-    """What the learner computes in.
-
-    ``auto`` goes by what was measured: with bf16 an update of a convolutional network takes 0.6 of the time on a CPU
-    that has it.
+    """The learner's precision. ``auto`` follows measurements: with bf16 an update of a convolutional network takes 0.6
+    of the time on a CPU that has it.
 
     Args:
         config: the run's configuration. device: the learner's.
@@ -44,7 +42,7 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
     """
     if config.learner.mixed_precision == "auto":
         network = parse_network(config.policy.network)
-        suits = network.is_cnn and network.lstm_size is None and "qat" not in config.compression.compressor
+        suits = network.is_cnn and network.core is None and "qat" not in config.compression.compressor
         return "bf16" if suits and device.type == "cpu" and _has_bf16(cpuinfo) else "none"
     if config.learner.mixed_precision == "bf16" and device.type == "cpu" and not _has_bf16(cpuinfo):
         raise ConfigError(
@@ -65,11 +63,11 @@ def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks of any size instead of returning them to the kernel.
 
     By default glibc maps each large block anew, and the kernel zeroes its pages one fault at a time: for a learner,
-    whose every update takes and frees the same activations, that is a good part of its time. Memory in use stays at its
-    highest level instead of falling between updates.
+    whose updates allocate and free the same activations each time, this takes a large part of the time. Memory in use
+    stays at its peak between updates.
 
     Returns:
-        Whether the C library has taken it; False where it is not glibc.
+        Whether the C library accepted it; False if it is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,10 +10,14 @@ from typing import Protocol
 from accel.envs.spaces import EnvSpec
 from accel.errors import LaunchError, TransportError
 from accel.json_object import Json
+from accel.learning.actors import failure_text
 from accel.runs.job import error_of_kind
 from accel.transport.base import LearnerTransport
+from accel.transport.learners import LearnerLink
 
 POLL_S = 0.002
+
+logger = logging.getLogger("accel")
 
 
 class Stop(Protocol):
@@ -31,11 +36,13 @@ class Crew:
         spec: the environment's layout.
         cpu_features: what every actor's CPU offers.
         hosts: where actors run, by actor.
+        processes: (host, number, start) of this learner's actors' ranks, where they say so.
     """
 
     spec: EnvSpec
     cpu_features: frozenset[str]
     hosts: tuple[str, ...]
+    processes: tuple[tuple[str, int, int], ...] = ()
 
 
 def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:
@@ -50,7 +57,10 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
         for actor, message in transport.messages():
             if "error" in message:
                 raise error_of_kind(str(message.get("kind")), f"actor {actor}: {message['error']}")
-            answers[actor] = message
+            if "spec" in message:
+                answers[actor] = message
+            elif "down" in message:
+                logger.warning("%s", failure_text(actor, message))
         silent = sorted(set(range(transport.actors)) - set(answers))
         if silent and (dead := transport.dead() & set(silent)):
             raise TransportError(f"actors {_numbers(dead)} died before training began; see their messages above")
@@ -75,7 +85,32 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
         spec=EnvSpec.from_json(first["spec"]),  # type: ignore[arg-type]
         cpu_features=frozenset.intersection(*features),
         hosts=tuple(str(answers[actor]["host"]) for actor in sorted(answers)),
+        processes=tuple(
+            (str(answer["host"]), int(str(answer.get("pid", 0))), int(str(answer.get("started", 0))))
+            for _, answer in sorted(answers.items())
+        ),
     )
+
+
+def join_crews(own: Crew, link: LearnerLink | None) -> Crew:
+    """What the actors of all learners answered. Raises TransportError: they disagree, or a learner is gone."""
+    if link is None:
+        return own
+    told: Json = {
+        "spec": own.spec.to_json(),
+        "cpu_features": sorted(own.cpu_features),
+        "hosts": list(own.hosts),
+    }
+    crews = link.gather(told)
+    for learner, theirs in enumerate(crews):
+        if theirs["spec"] != crews[0]["spec"]:
+            raise TransportError(
+                f"the actors of learner {learner} have another environment or version than those of learner 0: "
+                "install the same packages on every node"
+            )
+    features = [frozenset(str(f) for f in theirs["cpu_features"]) for theirs in crews]  # type: ignore[attr-defined]
+    hosts = [str(host) for theirs in crews for host in theirs["hosts"]]  # type: ignore[attr-defined]
+    return Crew(own.spec, frozenset.intersection(*features), tuple(hosts), own.processes)
 
 
 def _numbers(actors: frozenset[int] | set[int] | list[int]) -> str:

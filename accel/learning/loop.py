@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
 
@@ -12,21 +12,24 @@ import numpy.typing as npt
 
 from accel.algorithms.base import Algorithm, Update
 from accel.config import TrainConfig
-from accel.errors import DivergenceError, EnvError, TransportError
+from accel.errors import DivergenceError, EnvError
 from accel.experience.faults import remove_faults
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.learning.actors import Actors
 from accel.learning.counters import Counters, LagStatistics, record_interval_s
+from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
-from accel.publishing.publisher import Publisher
+from accel.learning.turns import OwnTurns, Turn, Turns
 from accel.transport.base import LearnerTransport
-from accel.tuning.mismatch_sampling import MismatchSampler
 from accel.tuning.steering import Steering
 from monitor.timers import PhaseTimer, PhaseTimes
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 IDLE_RECEIVE_S = 0.05
+LOOK_S = 0.25
+"""How often the learner looks after its actors."""
 MAX_FAULTS = 100
 """Parts of unrolls that may be left out for numbers that are not finite, before the run ends."""
 
@@ -46,9 +49,12 @@ class Loop:
         record: called about every ``log_interval_s`` with the environment steps and a flat dictionary of metrics.
         checkpoint: called about every ``checkpoint_interval_s`` between two updates.
         save_sample: writes the tensors of a sample that made the loss diverge; returns where.
+        published: called after every publication with its version and what the first actor got.
+        actors: which of them act; None: as the transport says.
         collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
     Attributes:
+        turns: what the run's learners agree on; set where there are several.
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
         training_s: from the start of ``run`` to the end of its last update.
@@ -61,15 +67,17 @@ class Loop:
         store: Store,
         schedule: Schedule,
         rewards: RewardTransform,
-        publisher: Publisher,
+        publisher: Publishing,
         transport: LearnerTransport,
         layout: UnrollLayout,
         *,
-        sampler: MismatchSampler,
+        sampler: Sampling,
         steering: Steering,
         record: Callable[[int, Metrics], None],
         checkpoint: Callable[[], None],
         save_sample: Callable[[Sample], str],
+        published: Callable[[int, bytes], None] = lambda version, payload: None,
+        actors: Actors | None = None,
         collect: Callable[[], None] | None = None,
         stop_requested: Callable[[], str | None] = lambda: None,
     ) -> None:
@@ -82,11 +90,13 @@ class Loop:
         self.transport = transport
         self.sampler = sampler
         self.steering = steering
+        self.turns: Turns = OwnTurns()
         self.counters = Counters(config.run.stop_window)
         self._layout = layout
         self._record = record
         self._checkpoint = checkpoint
         self._save_sample = save_sample
+        self._published = published
         self._collect = collect
         self._stop_requested = stop_requested
         self._timer = PhaseTimer(LEARNER_PHASES)
@@ -95,11 +105,15 @@ class Loop:
         self._views: dict[int, Unroll] = {}
         self.published_bytes = 0
         self._published_version = -1
+        self._policies: Mapping[str, bytes] = {}
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
-        self._known_gone: frozenset[int] = frozenset()
+        self.actors = actors or Actors(transport)
+        self._restarts = (0, 0)
         self._update: Update | None = None
+        self._wants_policy = False
+        self.actors_alive = transport.actors
 
     def run(self) -> str:
         """Train until a reason to stop; returns the reason.
@@ -110,11 +124,17 @@ class Loop:
             TransportError: every actor is gone.
         """
         self._begin()
-        while (reason := self._reason_to_stop()) is None:
-            for experience in self._receive(wait=not self.schedule.due(self._counts())):
-                self._observe(experience)
-                self.store.insert(experience)
-            if self.schedule.due(self._counts()) and (sample := self._sample()) is not None:
+        while True:
+            if (reason := self._reason_to_stop()) is None:
+                for experience in self._receive(wait=not self.schedule.due(self._counts())):
+                    self._observe(experience)
+                    self.store.insert(experience)
+            turn = self._agree(reason)
+            if turn.reason is not None:
+                break
+            if turn.publishes:
+                self.publish()
+            if turn.learns and (sample := self._sample()) is not None:
                 self._update = self._learn(sample)
                 self.store.feedback(sample, self._update.priorities)
                 self.counters.updates += 1
@@ -125,7 +145,7 @@ class Loop:
             self._steer()
             self._keep_records()
         self._end()
-        return reason
+        return turn.reason
 
     @property
     def progress(self) -> float:
@@ -147,14 +167,19 @@ class Loop:
         version = self.counters.updates
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
-        policies = self.steering.policies(payloads) if payloads else {}
+        policies = self.turns.share_policies(self.steering.policies(payloads) if payloads else {})
         if policies:
             self._published_version = version
+            self._policies = policies
             self.transport.publish(version, policies)
-            self.published_bytes = len(next(iter(policies.values())))
+            payload = next(iter(policies.values()))
+            self.published_bytes = len(payload)
+        elif self.schedule.waits_for_policy:
+            self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
         if policies:
             self.sampler.published(version)
+            self._published(version, payload)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -162,11 +187,20 @@ class Loop:
         actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
         return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}
 
+    def _agree(self, reason: str | None) -> Turn:
+        """What is done in this turn, by all learners."""
+        due, wants = self.schedule.due(self._counts()), self._wants_policy
+        turn = self.turns.agree(reason, due=due, publishes=wants, actors_alive=len(self.actors.alive))
+        self._wants_policy, self.actors_alive = False, turn.actors_alive
+        if not self.turns.alone:
+            self._timer.mark("wait")
+        return turn
+
     def _counts(self) -> Counts:
         return Counts(self.counters.env_steps, self.counters.updates, self.store.available)
 
     def _begin(self) -> None:
-        self._started = self._last_record = self._last_checkpoint = perf_counter()
+        self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
         self._timer.reset()  # without what was published before
         self._timer.restart()
@@ -234,10 +268,10 @@ class Loop:
         if lag > self.config.schedule.max_policy_lag:
             counters.dropped_unrolls += 1
             counters.dropped_env_steps += unroll.valid_steps
-            if self._published_version < counters.updates:
-                self.publish()  # Or every actor's next unroll would be too old again, for ever.
+            # Or every actor's next unroll would be too old again, for ever.
+            self._wants_policy |= self._published_version < counters.updates
             return False
-        for fault in remove_faults(unroll):
+        for fault in remove_faults(unroll, self._layout.spec.float_bytes):
             counters.faulty_environments += 1
             logger.warning("%s", fault.text(actor))
             if counters.faulty_environments > MAX_FAULTS:
@@ -245,7 +279,7 @@ class Loop:
                     f"{fault.text(actor)}; after {MAX_FAULTS} others: mend the environment, or wrap it so that its "
                     "numbers are finite"
                 )
-        return unroll.valid_steps > 0
+        return unroll.valid_steps > 0 or self.schedule.waits_for_policy  # Its actor waits for the round's policy.
 
     def _observe(self, experience: Experience) -> None:
         """Everything that happens once to each new step."""
@@ -281,26 +315,23 @@ class Loop:
 
     def _check_actors(self) -> None:
         """Report what actors said and which died; raises TransportError when none is left."""
+        self._last_look = perf_counter()
         for actor, message in self.transport.messages():
-            if not self.steering.hear(actor, message):
+            if not (self.actors.hear(actor, message) or self.steering.hear(actor, message)):
                 text = message.get("warning") or message.get("error") or message
                 logger.warning("actor %d: %s", actor, f"{text}\n{message.get('traceback', '')}".rstrip())
-        alive = self.transport.alive()
-        gone = frozenset(range(self.transport.actors)) - alive - self._known_gone
-        for actor in sorted(gone):
-            how = "died" if actor in self.transport.dead() else "ended"
-            logger.warning("actor %d %s; %d of %d go on", actor, how, len(alive), self.transport.actors)
+        for actor in self.actors.look():
             self.steering.lose(actor)
-        self._known_gone |= gone
-        if not alive:
-            raise TransportError(
-                f"all {self.transport.actors} actors are gone; look at their messages above and resume the run"
-            )
+        counters = self.counters
+        counters.actor_restarts += self.actors.restarts - self._restarts[0]
+        counters.environment_restarts += self.actors.environment_restarts - self._restarts[1]
+        self._restarts = (self.actors.restarts, self.actors.environment_restarts)
 
     def _keep_records(self) -> None:
         now = perf_counter()
-        if now - self._last_record >= record_interval_s(now - self._started, self.config.run.log_interval_s):
+        if now - self._last_look >= LOOK_S:
             self._check_actors()
+        if now - self._last_record >= record_interval_s(now - self._started, self.config.run.log_interval_s):
             self._write_record(now)
         if now - self._last_checkpoint >= self.config.run.checkpoint_interval_s:
             self._last_checkpoint = now
@@ -321,10 +352,12 @@ class Loop:
             "scheme": self.publisher.scheme,
             "policy_bytes": self.published_bytes,
             "dropped_unrolls": counters.dropped_unrolls,
-            "actors_alive": len(self.transport.alive()),
+            "actors_alive": self.actors_alive,
+            "actor_restarts": counters.actor_restarts,
+            "environment_restarts": counters.environment_restarts,
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
-        record |= lag | self.publisher.metrics() | self.sampler.metrics() | self.steering.metrics()
+        record |= {**lag, **self.publisher.metrics(), **self.sampler.metrics(), **self.steering.metrics()}
         if self._update is not None:
             record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)

@@ -8,20 +8,26 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from accel.acting.actor import InlineActor
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
-from accel.learning.handshake import POLL_S, Stop, wait_for_crew
+from accel.learning.handshake import POLL_S, Crew, Stop, join_crews, wait_for_crew
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
 from accel.runs.summary import Summary
 from accel.system.machine import describe_machine, read_machine
 from accel.transport.base import LearnerTransport
+from accel.transport.learners import LearnerLink
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 
 if TYPE_CHECKING:
+    import torch
+
+    from accel.algorithms.exchange import GradientExchange
     from accel.learning.session import Session
 
 
@@ -33,6 +39,7 @@ def run_session(
     cores: tuple[int, ...] = (),
     allowed_cores: int | None = None,
     inline: InlineActor | None = None,
+    link: LearnerLink | None = None,
 ) -> Summary:
     """Train on a connected transport until done. The actors make their environments while this process imports torch.
 
@@ -43,6 +50,7 @@ def run_session(
         cores: those this process runs on; they decide torch's threads where the configuration does not.
         allowed_cores: how many this process might use before it was pinned, for ``machine.json``; None: as many as now.
         inline: the actor, where learner and actor share one process.
+        link: to the run's other learners, which call ``follow_session``; None: there are none.
     Raises:
         AccelError: whatever keeps the run from starting or going on; a checkpoint was written if any update was made.
     """
@@ -50,7 +58,7 @@ def run_session(
     run = RunDirectory.create(config.run.results_dir, job.name) if job.resume is None else RunDirectory.open(job.resume)
     with run:
         try:
-            session = _prepare(job, run, transport, stop, cores, allowed_cores, inline)
+            session = _prepare(job, run, transport, stop, cores, allowed_cores, inline, link)
         except BaseException:
             if job.resume is None:
                 run.abandon()
@@ -66,38 +74,89 @@ def _prepare(
     cores: tuple[int, ...],
     allowed_cores: int | None,
     inline: InlineActor | None,
+    link: LearnerLink | None,
 ) -> Session:
-    config = job.config
-    restart = run.next_restart()
-    choice = parse_choice(config.compression.compressor, config.policy.network)
-    schemes = tuple(dict.fromkeys((FULL_PRECISION, *choice.levels)))
-    told = ActorConfig.of(
-        config, schemes=schemes, shares_levels=choice.kind == "auto", restart=restart, env_steps=run.latest_env_steps()
-    )
-    transport.welcome(told.to_json())
-    importing = _Import("accel.learning.session")
-    if job.resume is None:
-        _write_facts(job, run, allowed_cores)
+    restart, env_steps = run.next_restart(), run.latest_env_steps()
+    if link is not None:
+        link.gather({"restart": restart, "env_steps": env_steps})
+    importing = _welcome(job, transport, restart, env_steps, learner=0)
     if inline is not None:
         inline.join()
-    crew = wait_for_crew(transport, config.run.peer_timeout_s, stop)
-    while not importing.done:
-        transport.pump()
-        time.sleep(POLL_S)
-    importing.check()
+    crew = _meet(job, transport, stop, importing, link)
+    job = job.for_observations(crew.spec)
+    if job.resume is None:
+        _write_facts(job, run, allowed_cores)
     from accel.learning.session import Session
 
-    session = Session(job, run, crew, transport, stop, cores, restart, inline.actor if inline else None)
+    actor = inline.actor if inline else None
+    session = Session(job, run, crew, transport, stop, cores, restart, actor, allowed_cores, _joiner(link, job))
     transport.welcome(session.agreement.to_json())
     if job.resume is not None:
         session.restore()
-        if (reason := session.loop.finished()) is not None:
+        # A run that reached its end and could not write its summary, on a full disk say, writes it now.
+        if (reason := session.loop.finished()) is not None and run.summary.exists():
             raise ConfigError(
                 f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, or --stop-at-return, to go on"
             )
         # Only now: options that do not go with the checkpoint must not replace those that do.
         _write_facts(job, run, allowed_cores)
+    session.check_space()
+    session.join()
     return session
+
+
+def follow_session(
+    job: Job, transport: LearnerTransport, stop: Stop, link: LearnerLink, *, cores: tuple[int, ...] = ()
+) -> None:
+    """Train with learner 0 until done. Args: as for ``run_session``. Raises: AccelError."""
+    begin = link.gather({})[0]
+    restart, env_steps = int(str(begin["restart"])), int(str(begin["env_steps"]))
+    importing = _welcome(job, transport, restart, env_steps, learner=link.learner)
+    crew = _meet(job, transport, stop, importing, link)
+    job = job.for_observations(crew.spec)
+    from accel.learning.session import Follower
+
+    join = _joiner(link, job)
+    if join is None:
+        raise ConfigError("one learner has nobody to follow")
+    follower = Follower(job, crew, transport, stop, cores, join)
+    transport.welcome(follower.agreement.to_json())
+    follower.join()
+    follower.train()
+
+
+def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int, learner: int) -> _Import:
+    """Tell a learner's actors their configuration, and begin to import torch."""
+    config = job.config
+    choice = parse_choice(config.compression.compressor, config.policy.network)
+    told = ActorConfig.of(
+        config,
+        schemes=tuple(dict.fromkeys((FULL_PRECISION, *choice.levels))),
+        restart=restart,
+        env_steps=env_steps,
+        learner=learner,
+    )
+    transport.welcome(told.to_json())
+    return _Import("accel.learning.session")
+
+
+def _meet(job: Job, transport: LearnerTransport, stop: Stop, importing: _Import, link: LearnerLink | None) -> Crew:
+    """The answers of all actors, once torch is there too."""
+    crew = wait_for_crew(transport, job.config.run.peer_timeout_s, stop)
+    while not importing.done:
+        transport.pump()
+        time.sleep(POLL_S)
+    importing.check()
+    return join_crews(crew, link)
+
+
+def _joiner(link: LearnerLink | None, job: Job) -> Callable[[torch.device], GradientExchange] | None:
+    """Meets the other learners on a device."""
+    if link is None:
+        return None
+    from accel.learning.process_group import join_learners
+
+    return partial(join_learners, link, timeout_s=job.config.run.peer_timeout_s)
 
 
 class _Import:

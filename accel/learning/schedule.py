@@ -1,4 +1,4 @@
-"""When the learner updates, when it takes in more, when it publishes: by counts alone, never by clocks.
+"""When the learner updates, accepts unrolls and publishes: decided by counts, never by clocks.
 
 So a run in a single process is the same to the last bit, however fast the machine is.
 """
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accel.config import TrainConfig
-from accel.config.models import ReplayConfig, SamplesPerInsertConfig
+from accel.config.models import ReplayingConfig, SamplesPerInsertConfig, SynchronousConfig
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What schedules go by.
+    """The counts that schedules use.
 
     Attributes:
         env_steps: valid steps inserted over the whole run. updates: made over the whole run.
@@ -27,14 +27,20 @@ class Counts:
 
 
 class Schedule(Protocol):
-    """Asked at every turn of the learner's loop."""
+    """Asked at every turn of the learner's loop.
+
+    Attributes:
+        waits_for_policy: whether an actor waits, after each unroll, for a newer policy than made it.
+    """
+
+    waits_for_policy: bool
 
     def due(self, counts: Counts) -> bool:
         """Whether an update is due, as soon as there is a sample."""
         ...
 
     def accepts(self, counts: Counts) -> bool:
-        """Whether more unrolls may be taken in; where not, actors come to wait."""
+        """Whether more unrolls may be taken in; otherwise actors wait."""
         ...
 
     def publishes(self, counts: Counts) -> bool:
@@ -48,6 +54,8 @@ class Asynchronous:
     Args:
         publish_interval_updates: updates between publications.
     """
+
+    waits_for_policy = False
 
     def __init__(self, publish_interval_updates: int) -> None:
         self._interval = publish_interval_updates
@@ -65,6 +73,15 @@ class Asynchronous:
         return counts.updates % self._interval == 0
 
 
+class Synchronous(Asynchronous):
+    """An update for every sample, a publication for every update, and actors that wait for it."""
+
+    waits_for_policy = True
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
 class SamplesPerInsert:
     """Keeps sampled items per inserted one at a ratio, within a tolerance; whichever side is ahead waits.
 
@@ -77,6 +94,8 @@ class SamplesPerInsert:
         samples_per_insert: the ratio. batch_size: items of one update.
         learning_starts: inserts before the first update. tolerance: inserts that may be ahead.
     """
+
+    waits_for_policy = False
 
     def __init__(
         self,
@@ -109,7 +128,8 @@ def make_schedule(config: TrainConfig) -> Schedule:
     """The schedule of a run."""
     options = config.schedule
     if isinstance(options, SamplesPerInsertConfig):
-        batch_size = config.store.batch_size if isinstance(config.store, ReplayConfig) else 1
+        store = config.store
+        batch_size = store.sampled_steps(config.acting.unroll_length) if isinstance(store, ReplayingConfig) else 1
         return SamplesPerInsert(
             options.publish_interval_updates,
             options.samples_per_insert,
@@ -117,4 +137,6 @@ def make_schedule(config: TrainConfig) -> Schedule:
             options.learning_starts,
             options.insert_tolerance,
         )
+    if isinstance(options, SynchronousConfig):
+        return Synchronous()
     return Asynchronous(options.publish_interval_updates)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,30 +15,40 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
+from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.config import TrainConfig
 from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
-from accel.display.status import TrainingStatus
+from accel.display.status import EvaluationStatus, TrainingStatus
 from accel.envs.spaces import EnvSpec
-from accel.errors import CheckpointError
+from accel.errors import CheckpointError, RunDirectoryError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Sample
+from accel.learning.actors import Actors
+from accel.learning.collapse import CollapseDetector
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.learning.following import NoPublisher, NoSampler
 from accel.learning.handshake import Crew, Stop
 from accel.learning.loop import Loop
 from accel.learning.schedule import make_schedule
+from accel.learning.turns import SharedTurns
 from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
-from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators
+from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators, pack_state, unpack_state
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.job import Job
+from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, NoEvaluation, ProcessEvaluation
+from accel.runs.loading import PREFIX
 from accel.runs.state_tree import Tree
 from accel.runs.summary import SchemeComparison, Summary
+from accel.runs.wandb_upload import FINISH_TIMEOUT_S, Metrics, NoUpload, Upload, WandbUpload
+from accel.system.energy import RunEnergy
 from accel.transport.base import LearnerTransport
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
-from accel.tuning.steering import Steering
+from accel.tuning.steering import FixedSteering, Steering
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import DecisionLog
 from monitor.recorder import Recorder
@@ -43,9 +56,74 @@ from monitor.recorder import Recorder
 if TYPE_CHECKING:
     from accel.acting.actor import Actor
 
-PREFIX = "network."
+_OPTIMISER_COPIES = 2  # Adam's moments
+_RECORDS_BYTES = 2**20
+_PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it
 
 logger = logging.getLogger("accel")
+
+
+class Learning:
+    """What every learner of a run has: the algorithm, its store, and what takes part in an update.
+
+    Args:
+        config: the run's. crew: what the actors announced.
+        cores: what this process may use; decides torch's threads where the config does not.
+        actors: how many this learner has at the moment.
+        join: meets the run's other learners, once the gradients' device is known; None: there are none.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        crew: Crew,
+        cores: tuple[int, ...],
+        actors: Callable[[], int],
+        join: Callable[[torch.device], GradientExchange] | None = None,
+    ) -> None:
+        self.config, self.device = config, device = _prepare_torch(config, cores)
+        self.spec = spec = crew.spec
+        self.exchange: GradientExchange = LocalGradients() if join is None else join(device)
+        self.algorithm = make_algorithm(config, spec, device, self.exchange)
+        self.agreement, self.layout = agree(config, self.algorithm)
+        channels_last = self.algorithm.network.channels_last
+        self.batcher = Batcher(spec, device, pinned=config.learner.pinned_transfers, channels_last=channels_last)
+        self.rewards = RewardTransform(config.rewards, config.algorithm.discount)
+        share = config.share(self.exchange.learner)
+        self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
+
+    def join(self, loop: Loop, state: CheckpointState | None) -> None:
+        """Begin alike: every learner takes the state that learner 0 gives. With one learner nothing happens."""
+        if self.exchange.learners == 1:
+            return
+        content = self.exchange.share(None if state is None else pack_state(state))
+        if self.exchange.learner > 0:
+            self.take(loop, unpack_state(content))
+        loop.turns = SharedTurns(self.exchange, loop.counters, self.rewards)
+
+    def state(self, loop: Loop) -> CheckpointState:
+        """Everything that training goes on from; environments alone start anew."""
+        tensors = {f"{PREFIX}{name}": value for name, value in self.algorithm.networks.state_dict().items()}
+        counters: dict[str, Tree] = {
+            "env_steps": loop.counters.env_steps,
+            "version": loop.counters.updates,
+            "spec": cast(Tree, self.spec.to_json()),
+            "loop": loop.counters.to_json(),
+            "rewards": cast(Tree, loop.rewards.state()),
+            "generators": pack_generators(),
+        }
+        return CheckpointState(tensors, self.algorithm.save(), counters)
+
+    def take(self, loop: Loop, state: CheckpointState) -> None:
+        """Inverse of ``state``. Raises what its parts raise on a state of something else."""
+        counters = state.counters
+        self.algorithm.networks.load_state_dict(
+            {k.removeprefix(PREFIX): v for k, v in state.tensors.items() if k.startswith(PREFIX)}
+        )
+        self.algorithm.load(state.algorithm)
+        load_generators(counters["generators"])  # type: ignore[arg-type]
+        loop.counters.restore(counters["loop"])  # type: ignore[arg-type]
+        loop.rewards.restore(counters["rewards"])  # type: ignore[arg-type]
 
 
 class Session:
@@ -54,9 +132,10 @@ class Session:
     Args:
         job, run, transport, stop: what the session has prepared.
         crew: what the actors announced.
-        cores: what this process may use; decides torch's threads where the config does not.
+        cores, join: as ``Learning`` takes them.
         restart: how many processes worked on this run before this one.
         actor: the actor of a run in a single process, otherwise None.
+        allowed_cores: how many cores this process might use before it was pinned; None: it was not.
     """
 
     def __init__(
@@ -69,26 +148,17 @@ class Session:
         cores: tuple[int, ...],
         restart: int,
         actor: Actor | None,
+        allowed_cores: int | None = None,
+        join: Callable[[torch.device], GradientExchange] | None = None,
     ) -> None:
-        config = job.config
         self.job, self.run, self.crew, self.transport, self.actor = job, run, crew, transport, actor
         self.restart = restart
-        torch.set_num_threads(config.learner.learner_threads or max(len(cores), 1))
-        device = choose_device(config.learner.device)
-        precision = choose_precision(config, device)
-        if config.learner.mixed_precision == "auto":
-            logger.info("the learner computes in %s", "single precision" if precision == "none" else precision)
-        if device.type == "cpu":
-            keep_freed_memory()
-        spec = crew.spec
-        self.config = config = config.replace(mixed_precision=precision)
-        self.algorithm = algorithm = make_algorithm(config, spec, device)
-        self.device = device
-        self.agreement, self.layout = agree(config, algorithm)
-        batcher = Batcher(
-            spec, device, pinned=config.learner.pinned_transfers, channels_last=algorithm.network.channels_last
-        )
-        rewards = RewardTransform(config.rewards, config.algorithm.discount)
+        self._stop, self._allowed_cores = stop, allowed_cores
+        self._evaluation: LiveEvaluation = NoEvaluation()
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(transport.alive()), join)
+        self.config, self.algorithm, self.device = learning.config, learning.algorithm, learning.device
+        self.agreement, self.layout = learning.agreement, learning.layout
+        config, algorithm = self.config, self.algorithm
         self._choice = choice = parse_choice(config.compression.compressor, config.policy.network)
         self.publisher = Publisher(
             config,
@@ -97,27 +167,39 @@ class Session:
             cpu_features=crew.cpu_features,
             levels=choice.levels,
         )
-        self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, batcher)
+        self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learning.batcher)
         self._lost_actors = 0
+        self._lacks_space = False
         self._progress: Progress = SilentProgress()
+        self._energy = RunEnergy(config.run.watts_per_core)
         self._recorder: Recorder | None = None
+        self._evaluated: EvaluationStatus | None = None
+        self._collapse = CollapseDetector(job.config, crew.spec.action)
+        self._upload: Upload = NoUpload()
         self.loop = Loop(
             config,
             algorithm,
-            make_store(config, spec, device, batcher, rewards),
+            learning.store,
             make_schedule(config),
-            rewards,
+            learning.rewards,
             self.publisher,
             transport,
             self.layout,
             sampler=self.sampler,
             steering=self._steer(0),
             record=self._record,
-            checkpoint=self.save,
+            checkpoint=self._checkpoint,
             save_sample=self._save_sample,
+            actors=Actors(transport, crew.processes),
+            published=self._published,
             collect=None if actor is None else actor.step,
             stop_requested=stop,
         )
+
+    def join(self) -> None:
+        """Begin alike with the run's other learners."""
+        learning = self.learning
+        learning.join(self.loop, learning.state(self.loop) if learning.exchange.learners > 1 else None)
 
     def train(self) -> Summary:
         """Publish, train, and leave a checkpoint, the policy and a summary behind.
@@ -136,9 +218,12 @@ class Session:
                 level = str(self.loop.steering.metrics().get("level", self._choice.levels[0]))
                 DecisionLog(self.run.path).go_on(self.loop.counters.env_steps, level)
             self._announce()
+            self._evaluation = self._evaluate_meanwhile()
+            self._upload = self._upload_meanwhile()
             reason = self._run()
             wall_s = time.time() - self.job.started_at
-            self._lost_actors = self.transport.actors - len(self.transport.alive())
+            self._lost_actors = max(config.acting.actors, 1) - self.loop.actors_alive
+            self._finish_beside(reason)  # While actors wait: those that were stopped give the job ten seconds to end.
             deaf = self.transport.stop(config.run.peer_timeout_s)
             if deaf:
                 logger.warning("actors %s did not stop within %g s", sorted(deaf), config.run.peer_timeout_s)
@@ -146,26 +231,25 @@ class Session:
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+            self._evaluation.close()
             self._recorder.close()
             self._progress.close()
 
     def save(self) -> None:
         """Write a checkpoint of everything that training goes on from; environments alone start anew."""
-        loop = self.loop
-        tensors = {f"{PREFIX}{name}": value for name, value in self.algorithm.networks.state_dict().items()}
-        counters: dict[str, Tree] = {
-            "env_steps": loop.counters.env_steps,
-            "version": loop.counters.updates,
-            "spec": cast(Tree, self.crew.spec.to_json()),
-            "loop": loop.counters.to_json(),
-            "rewards": cast(Tree, loop.rewards.state()),
-            "generators": pack_generators(),
-        }
+        state = self.learning.state(self.loop)
         if self.actor is not None:
-            counters["actor_generator"] = cast(Tree, self.actor.generator_state())
-        self.run.save_checkpoint(
-            CheckpointState(tensors, self.algorithm.save(), counters), keep=self.config.run.keep_checkpoints
-        )
+            actor = cast(Tree, self.actor.generator_state())
+            state = replace(state, counters={**state.counters, "actor_generator": actor})
+        self.run.save_checkpoint(state, keep=self.config.run.keep_checkpoints)
+
+    def check_space(self) -> None:
+        """Before training: whether the run's checkpoints and policies will fit. Raises RunDirectoryError."""
+        weights = sum(tensor.nbytes for tensor in self.algorithm.networks.state_dict().values())
+        state = sum(value.nbytes for value in self.algorithm.networks.parameters()) * _OPTIMISER_COPIES
+        keep, existing = self.config.run.keep_checkpoints, len(list(self.run.checkpoints.glob("step-*")))
+        missing = max(keep + 1 - existing, 1)  # the new one is whole before the oldest is removed
+        self.run.check_space(missing * (weights + state) + 2 * weights + _RECORDS_BYTES)
 
     def restore(self) -> None:
         """Go on from the run's newest checkpoint.
@@ -182,13 +266,7 @@ class Session:
                     f"{self.run.path} was trained on an environment with other spaces ({spec.observation_shape} → "
                     f"{spec.action.kind} {spec.action.sizes}): resume with its own --env and wrappers"
                 )
-            self.algorithm.networks.load_state_dict(
-                {k.removeprefix(PREFIX): v for k, v in state.tensors.items() if k.startswith(PREFIX)}
-            )
-            self.algorithm.load(state.algorithm)
-            load_generators(counters["generators"])  # type: ignore[arg-type]
-            loop.counters.restore(counters["loop"])  # type: ignore[arg-type]
-            loop.rewards.restore(counters["rewards"])  # type: ignore[arg-type]
+            self.learning.take(loop, state)
             if self.actor is not None and "actor_generator" in counters:
                 self.actor.set_generator_state(counters["actor_generator"])  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
@@ -213,18 +291,49 @@ class Session:
         )
 
     def _run(self) -> str:
-        """Train with a checkpoint behind it, whatever ends it; returns why it stopped."""
+        """Train with a checkpoint behind it, whatever ends it; returns why it stopped.
+
+        Raises: RunDirectoryError: what was learned since the newest checkpoint does not fit on the disk.
+        """
         try:
             self.transport.configure(self.layout.nbytes)
             self.loop.publish()
             if self.actor is not None:
                 self.actor.start()
             self._progress.begin(f"{self.config.environment.env} · {self.config.compression.compressor}")
-            return self.loop.run()
-        finally:
+            self._energy = RunEnergy(self.config.run.watts_per_core)
+            reason = self.loop.run()
+        except BaseException:
             self.publisher.close()
-            if self.loop.counters.updates > 0 and self.algorithm.is_finite() and self.loop.rewards.is_finite():
+            if self._is_sound():
+                with suppress(RunDirectoryError):  # the first error counts
+                    self._checkpoint()
+            raise
+        self.publisher.close()
+        if self._is_sound():
+            try:
                 self.save()
+            except RunDirectoryError as error:
+                raise RunDirectoryError(f"{error}. Make room, and go on from it by --resume {self.run.path}") from error
+        return reason
+
+    def _is_sound(self) -> bool:
+        """Whether there is something to save that training can go on from."""
+        return self.loop.counters.updates > 0 and self.algorithm.is_finite() and self.loop.rewards.is_finite()
+
+    def _checkpoint(self) -> None:
+        """``save``; where checkpoints do not fit, this is told once. Raises RunDirectoryError where the run is gone."""
+        try:
+            self.save()
+        except RunDirectoryError as error:
+            self.run.check_exists()
+            if not self._lacks_space:
+                logger.warning("%s; the run goes on", error)
+            self._lacks_space = True
+        else:
+            if self._lacks_space:
+                logger.warning("checkpoints are written again")
+            self._lacks_space = False
 
     def _open_progress(self) -> Progress:
         """Live only where the user's command has a terminal: mpirun gives its ranks one even where it has none."""
@@ -235,33 +344,93 @@ class Session:
         config = self.job.config
         if config.acting.actors and not self.transport.fault_tolerant:
             logger.info(
-                "this MPI ends the job when an actor dies; a checkpoint every %g s", config.run.checkpoint_interval_s
+                "this MPI ends the job when a rank or node is lost; a checkpoint every %g s",
+                config.run.checkpoint_interval_s,
             )
         if self.job.resume is not None:
             logger.info("going on at %d environment steps", self.loop.counters.env_steps)
 
+    def _evaluate_meanwhile(self) -> LiveEvaluation:
+        """What plays the policies of this run while it trains."""
+        every = self.config.run.evaluate_every
+        if every is None:
+            return NoEvaluation()
+        return ProcessEvaluation(
+            self.run.path,
+            self.crew.spec.to_json(),
+            every=every,
+            env_steps=self.loop.counters.env_steps,
+            waits=self.actor is not None,
+            cores=self._allowed_cores,
+            stopped=self._stop,
+            meanwhile=self.transport.pump,
+        )
+
+    def _upload_meanwhile(self) -> Upload:
+        project = self.config.run.wandb
+        return NoUpload() if project is None else WandbUpload(project, self.run.path, self.config.to_json())
+
+    def _published(self, version: int, payload: bytes) -> None:
+        acts_with_torch = self.config.acting.actor_runtime == "torch"
+        artifact = b"" if acts_with_torch else payload
+        self._evaluation.offer(self.loop.counters.env_steps, version, artifact, self._weights)
+
+    def _weights(self) -> bytes:
+        """A copy of the networks as they are now, safetensors."""
+        networks = self.algorithm.networks.state_dict()
+        return save_tensors({name: tensor.detach().cpu().clone().contiguous() for name, tensor in networks.items()})
+
+    def _finish_beside(self, reason: str) -> None:
+        """Play the policy that the run ends with and send what is not yet sent, unless its user waits for the end."""
+        counters, alone = self.loop.counters, self.learning.exchange.learners == 1
+        if self.config.run.evaluate_every is not None and self._stop() is None:
+            self._progress.begin("evaluating the final policy")
+            artifact = self.publisher.artifact(counters.updates)
+            content = b"" if artifact is None else artifact.to_bytes()
+            patience_s = TIMEOUT_S if alone else _PATIENCE_S
+            self._evaluation.finish(counters.env_steps, counters.updates, content, self._weights, patience_s)
+            if self._recorder is not None and (news := self._evaluation.metrics()):
+                self._recorder.record(counters.env_steps, news)
+                self._upload.record(counters.env_steps, news)
+        outcome: Metrics = {"reason": reason, "env_steps": counters.env_steps, "return_mean": counters.mean_return}
+        self._upload.finish(outcome, self.transport.pump, FINISH_TIMEOUT_S if alone else _PATIENCE_S)
+
     def _record(self, env_steps: int, metrics: dict[str, float | int | str | None]) -> None:
+        self.run.check_exists()
+        metrics = metrics | self._evaluation.metrics()
+        self._energy.poll()
         if self._recorder is not None:
             self._recorder.record(env_steps, metrics)
+            self._upload.record(env_steps, metrics)
         config = self.job.config
         status = TrainingStatus.from_record(
             metrics | {"env_steps": env_steps},
             total_env_steps=config.run.total_env_steps,
             return_target=config.run.stop_at_return,
-            actors=self.transport.actors,
+            actors=max(config.acting.actors, 1),
+            evaluation=self._evaluated,
         )
+        self._evaluated = status.evaluation
+        if (finding := self._collapse.observe(env_steps, metrics)) is not None:
+            logger.warning("%s", finding)
         self._progress.advance(status)
 
     def _save_sample(self, sample: Sample) -> str:
         content = save_tensors(
             {name: tensor.detach().cpu().clone().contiguous() for name, tensor in sample.tensors().items()}
         )
-        return str(self.run.write_diverged(content))
+        try:
+            return str(self.run.write_diverged(content))
+        except RunDirectoryError as error:
+            return f"no file ({error})"
 
     def _finish(self, reason: str, wall_s: float) -> Summary:
         config, loop = self.config, self.loop
         counters = loop.counters
         times = loop.time_totals()
+        apart = config.acting.actors > 0
+        acted_s = sum(times["actor_s"].values()) - times["actor_s"]["wait"] if apart else 0.0
+        energy = self._energy.end(acted_s, self.job.config.learner.learners)
         vector_steps = max(loop.unrolls * config.acting.unroll_length, 1)
         artifact = self.publisher.artifact(counters.updates)
         if artifact is not None and loop.trained_env_steps:
@@ -289,13 +458,21 @@ class Session:
             lag=loop.lag.as_json(),
             dropped_unrolls=counters.dropped_unrolls,
             dead_actors=self._lost_actors,
+            actor_restarts=counters.actor_restarts,
+            environment_restarts=counters.environment_restarts,
             learner_s=times["learner_s"],
             actor_s=times["actor_s"],
             comparison=comparison,
             compressor=config.compression.compressor,
+            compressor_chosen=self.job.compressor_chosen,
             mixed_precision=config.learner.mixed_precision,
             finished=loop.finished() is not None,
+            evaluation=self._evaluation.result,
+            warnings=self._collapse.findings,
             job=self.job.token,
+            cpu_s=energy.cpu_s,
+            energy_j=energy.joules,
+            energy_source=energy.source,
         )
         self.run.write_summary(summary.to_json())
         return summary
@@ -311,5 +488,75 @@ class Session:
         if artifact.scheme == "fp32" or not inputs:
             return None
         fp32 = self.publisher.full_precision(artifact.version)
-        envs = self.config.acting.envs_per_actor
-        return compare_with_fp32(artifact, fp32, inputs, self.algorithm, batch=envs, env_us=env_us)
+        algorithm, envs = self.algorithm, self.publisher.rows_per_actor
+        return compare_with_fp32(
+            artifact,
+            fp32,
+            inputs,
+            lambda outputs: algorithm.distribution(outputs, None),
+            self.crew.spec.action,
+            batch=envs,
+            env_us=env_us,
+        )
+
+
+class Follower:
+    """A learner that trains with learner 0, which publishes and records.
+
+    Args: as for ``Session``.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        crew: Crew,
+        transport: LearnerTransport,
+        stop: Stop,
+        cores: tuple[int, ...],
+        join: Callable[[torch.device], GradientExchange],
+    ) -> None:
+        self.transport = transport
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(transport.alive()), join)
+        self.agreement, self.layout = learning.agreement, learning.layout
+        self.loop = Loop(
+            learning.config,
+            learning.algorithm,
+            learning.store,
+            make_schedule(learning.config),
+            learning.rewards,
+            NoPublisher(),
+            transport,
+            self.layout,
+            sampler=NoSampler(),
+            steering=FixedSteering(),
+            record=lambda env_steps, metrics: None,
+            checkpoint=lambda: None,
+            save_sample=lambda sample: "no file: learner 0 keeps its own",
+            actors=Actors(transport, crew.processes),
+            stop_requested=stop,
+        )
+
+    def join(self) -> None:
+        """Begin alike with the run's other learners."""
+        self.learning.join(self.loop, None)
+
+    def train(self) -> None:
+        """Train to the end that all agree on, then stop this learner's actors."""
+        timeout_s = self.learning.config.run.peer_timeout_s
+        self.transport.configure(self.layout.nbytes)
+        self.loop.publish()
+        self.loop.run()
+        if deaf := self.transport.stop(timeout_s):
+            logger.warning("actors %s did not stop within %g s", sorted(deaf), timeout_s)
+
+
+def _prepare_torch(config: TrainConfig, cores: tuple[int, ...]) -> tuple[TrainConfig, torch.device]:
+    """Set threads and memory for the learner; its device, and the configuration with the precision chosen for it."""
+    torch.set_num_threads(config.learner.learner_threads or max(len(cores), 1))
+    device = choose_device(config.learner.device)
+    precision = choose_precision(config, device)
+    if config.learner.mixed_precision == "auto":
+        logger.info("the learner computes in %s", "single precision" if precision == "none" else precision)
+    if device.type == "cpu":
+        keep_freed_memory()
+    return config.replace(mixed_precision=precision), device

@@ -1,4 +1,4 @@
-"""The recurrent core: an LSTM over time that forgets at every ``first`` row, in one call however many there are."""
+"""Recurrent cores: an LSTM or a GRU over time that forgets at every ``first`` row, in one call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from accel.networks import dense
-from accel.networks.initialisation import orthogonal_lstm
-from accel.networks.recurrence import unroll_lstm
+from accel.networks.initialisation import orthogonal_gates
+from accel.networks.recurrence import unroll_gru, unroll_lstm
 
 
 class RecurrentCore(Protocol):
@@ -63,7 +63,8 @@ class LSTMCore(nn.Module):
         super().__init__()
         self.size = size
         self.state_shapes: tuple[tuple[int, ...], ...] = ((size,), (size,))
-        self.lstm = orthogonal_lstm(nn.LSTM(features, size))
+        self.lstm = nn.LSTM(features, size)
+        orthogonal_gates(self.lstm, 4)
 
     def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A whole unroll.
@@ -124,6 +125,68 @@ class LSTMCore(nn.Module):
         output, (hidden, cell) = self.lstm(packed, initial)
         unpacked = output.data.index_select(0, places).view(length, batch, self.size)
         return unpacked, (hidden[0].index_select(0, last), cell[0].index_select(0, last))
+
+
+class GRUCore(nn.Module):
+    """h_t = (1 − z) ∘ n + z ∘ h̃ with h̃ = m_t h_{t−1}, m_t = 0 where row t is the first of an episode, else 1, and
+
+        r, z = σ(W_i^{rz} x_t + b_i + W_h^{rz} h̃ + b_h);   n = tanh(W_i^n x_t + b_i + r ∘ (W_h^n h̃ + b_h))
+
+    Two linear layers of 3H outputs in the order r, z, n of ``nn.GRU``, so that an exported step is made of products
+    that every compression scheme knows: onnxruntime has no integer kernel for its own GRU operator. The state alone is
+    never pruned. Source: Cho et al. 2014, arXiv:1406.1078, in cuDNN's variant, which applies r after the product.
+
+    Attributes:
+        size: H, units.
+    """
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.state_shapes: tuple[tuple[int, ...], ...] = ((size,),)
+        self.input = nn.Linear(features, 3 * size)
+        self.hidden = nn.Linear(size, 3 * size)
+        for layer in (self.input, self.hidden):
+            orthogonal_gates(layer, 3)
+
+    def forward(
+        self, features: Tensor, first: Tensor, state: tuple[Tensor, ...], by_layers: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A whole unroll.
+
+        Args:
+            features: [T, B, F].
+            first: [T, B] bool.
+            state: h, [B, H], before row 0.
+            by_layers: call the layers row by row, as quantisation-aware training takes their place.
+        Returns:
+            h of every row, [T, B, H], and (h,) after the last.
+        """
+        (hidden,) = state
+        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        gates = self.input(features)
+        if not by_layers and dense.suits(gates):
+            output = unroll_gru(gates, keep, hidden, self.hidden.weight, self.hidden.bias)
+            return output, (output[-1],)
+        rows = []
+        for row, m in zip(gates, keep, strict=True):
+            hidden = self._advance(row, hidden * m)
+            rows.append(hidden)
+        return torch.stack(rows), (hidden,)
+
+    def step(self, features: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One row without resets: [B, F] and (h,) [B, H] to h and the next (h,)."""
+        hidden = self._advance(self.input(features), state[0])
+        return hidden, (hidden,)
+
+    def _advance(self, gates: Tensor, hidden: Tensor) -> Tensor:
+        """[B, 3H] from the features and h̃ [B, H] to h."""
+        size = self.size
+        from_hidden = self.hidden(hidden)
+        reset = torch.sigmoid(gates[:, :size] + from_hidden[:, :size])
+        update = torch.sigmoid(gates[:, size : 2 * size] + from_hidden[:, size : 2 * size])
+        candidate = torch.tanh(gates[:, 2 * size :] + reset * from_hidden[:, 2 * size :])
+        return candidate + update * (hidden - candidate)
 
 
 class _Packing:

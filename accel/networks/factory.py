@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from accel.config.models import NetworkConfig
-from accel.envs.spaces import EnvSpec
+from accel.envs.spaces import ACTION_MASK, EnvSpec, ObservationPart
 from accel.errors import ConfigError
-from accel.networks.core import LSTMCore
+from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
 from accel.networks.dense import Activation
+from accel.networks.observations import DictTorso, Parts
 from accel.networks.policy import Critic, PolicyNetwork
 from accel.networks.text import CHOICES, NetworkText, parse_network
-from accel.networks.torsos import ImpalaResNet, MLPTorso, NatureCNN, Torso
+from accel.networks.torsos import SMALLEST_NATURE_IMAGE, ImpalaResNet, MLPTorso, NatureCNN, Torso
 
 
 def build_network(
@@ -34,13 +35,17 @@ def build_network(
     """Builds a network on the CPU.
 
     Args:
-        text: such as ``mlp:256x2``, ``nature-cnn:0.5``, ``impala-resnet:2+lstm:256``, or ``package.module:factory``, a
-            function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float to [N, F]; uint8 observations
-            reach it scaled to [0, 1]. It must map rows independently and deterministically: no dropout, no batch norm.
+        text: ``auto``, or such as ``mlp:256x2``, ``nature-cnn:0.5``, ``impala-resnet:2+lstm:256``, or
+            ``package.module:factory``, a function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float to
+            [N, F]; uint8 observations reach it scaled to [0, 1], and a Dict observation as a dictionary of such
+            tensors by its keys. It must map rows independently and deterministically: no dropout, no batch norm. For a
+            Dict observation a built-in text is the torso of the parts of its kind; further images get nature-cnn, or
+            impala-resnet below 36 x 36,
+            further vectors mlp:256x2, and the features of all are joined.
         spec: the environment's layout.
         critic: ``value``, ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it, or ``none``.
         activation: of mlp torsos; CNNs have ReLU.
-        separate_value_torso: the critic gets its own torso; not with an LSTM.
+        separate_value_torso: the critic gets its own torso; not with a recurrent core.
         normalise_observations: keep running statistics of float observations; images are scaled by 1/255 instead.
         initial_log_std: initial log standard deviation of Gaussian actions.
         outputs: of the policy head; None: the action distribution's parameters.
@@ -48,8 +53,8 @@ def build_network(
     Raises:
         ConfigError: the text is unknown, or does not go with the environment or the options.
     """
-    parsed = parse_network(text)
-    _check(parsed, spec, critic, separate_value_torso, normalise_observations)
+    parsed = parse_network(text).for_observations(spec)
+    _check(parsed, spec, critic, separate_value_torso)
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -60,12 +65,12 @@ def build_network(
             torso,
             features,
             value_torso=_make_torso(parsed, spec, activation)[0] if separate_value_torso else None,
-            core=None if parsed.lstm_size is None else LSTMCore(features, parsed.lstm_size),
+            core=_make_core(parsed, features),
             outputs=outputs,
-            normalise_observations=normalise_observations,
+            normalise_observations=normalise_observations and any(part.dtype != "uint8" for part in spec.inputs),
             critic=critic,
             initial_log_std=initial_log_std,
-            channels_last=parsed.is_cnn,
+            channels_last=parsed.is_cnn and not spec.parts,
         )
 
 
@@ -74,17 +79,17 @@ def build_from_config(
 ) -> PolicyNetwork:
     """Builds the network that a run's options ask for.
 
-    ``separate_value_torso`` none means yes for an mlp with a critic and without an LSTM, else no.
+    ``separate_value_torso`` none means yes for an mlp with a critic and without a recurrent core, else no.
 
     Raises:
         ConfigError: as ``build_network``.
     """
-    parsed = parse_network(config.network)
+    parsed = parse_network(config.network).for_observations(spec)
     separate = config.separate_value_torso
     if separate is None:
-        separate = parsed.torso == "mlp" and parsed.lstm_size is None and critic != "none"
+        separate = parsed.torso == "mlp" and parsed.core is None and critic != "none" and not spec.has_images
     return build_network(
-        config.network,
+        str(parsed),
         spec,
         critic=critic,
         activation=config.activation,
@@ -95,11 +100,11 @@ def build_from_config(
     )
 
 
-def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_torso: bool, normalise: bool) -> None:
-    shape = spec.observation_shape
-    if text.is_cnn and not spec.is_image:
+def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_torso: bool) -> None:
+    seen = f"the parts {', '.join(p.name for p in spec.parts)}" if spec.parts else f"shape {spec.observation_shape}"
+    if text.is_cnn and not spec.has_images:
         raise ConfigError(
-            f"network '{text}' needs (channels, height, width) images, the observations have shape {shape}: "
+            f"network '{text}' needs (channels, height, width) images, the observations have {seen}: "
             "use an mlp, such as mlp:256x2; images are uint8 Box observations, any others are flattened, so that a "
             "wrapper has to give uint8"
         )
@@ -110,31 +115,46 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
         )
     if separate_value_torso and critic == "none":
         raise ConfigError("separate_value_torso is for a critic of its own, which this algorithm has not: leave it out")
-    if separate_value_torso and text.lstm_size is not None:
+    if separate_value_torso and text.core is not None:
         raise ConfigError(
             f"network '{text}': a separate value torso would need a recurrent state that actors do not carry: "
-            "leave separate_value_torso off with an LSTM"
-        )
-    if normalise and spec.observation_dtype == "uint8":
-        raise ConfigError(
-            "normalise_observations is for float observations, uint8 ones are scaled to [0, 1] always: switch it off"
+            "leave separate_value_torso off with +{text.core}"
         )
 
 
 def _make_torso(text: NetworkText, spec: EnvSpec, activation: Activation) -> tuple[nn.Module, int]:
     """The torso and F, its number of features."""
-    shape = spec.observation_shape
     if text.is_factory:
         custom = _make_custom(text.torso, spec)
-        return custom, _probe(text.torso, custom, shape)
-    torso: Torso
-    if text.torso == "mlp":
-        torso = MLPTorso(shape, int(text.sizes[0]), int(text.sizes[1]), activation)
-    elif text.torso == "nature-cnn":
-        torso = NatureCNN(shape, text.sizes[0])
+        return custom, _probe(text.torso, custom, spec)
+    if spec.parts:
+        torsos = {p.name: _part_torso(text, p, activation) for p in spec.parts if p.name != ACTION_MASK}
+        torso: Torso = DictTorso(torsos)
     else:
-        torso = ImpalaResNet(shape, text.sizes[0])
+        torso = _built_in(text, spec.observation_shape, activation)
     return torso, torso.features
+
+
+def _part_torso(text: NetworkText, part: ObservationPart, activation: Activation) -> Torso:
+    """The text's torso for parts of its kind; for the others nature-cnn, impala-resnet (small images) or mlp:256x2."""
+    if part.is_image == text.is_cnn:
+        return _built_in(text, part.shape, activation)
+    if not part.is_image:
+        return _built_in(parse_network("mlp"), part.shape, activation)
+    small = min(part.shape[1:]) < SMALLEST_NATURE_IMAGE
+    return _built_in(parse_network("impala-resnet" if small else "nature-cnn"), part.shape, activation)
+
+
+def _built_in(text: NetworkText, shape: tuple[int, ...], activation: Activation) -> Torso:
+    if text.torso == "mlp":
+        return MLPTorso(shape, int(text.sizes[0]), int(text.sizes[1]), activation)
+    return (NatureCNN if text.torso == "nature-cnn" else ImpalaResNet)(shape, text.sizes[0])
+
+
+def _make_core(text: NetworkText, features: int) -> RecurrentCore | None:
+    if text.core is None:
+        return None
+    return (LSTMCore if text.core == "lstm" else GRUCore)(features, text.core_size)
 
 
 def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
@@ -160,15 +180,18 @@ def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
     return torso
 
 
-def _probe(path: str, torso: nn.Module, shape: tuple[int, ...]) -> int:
+def _probe(path: str, torso: nn.Module, spec: EnvSpec) -> int:
     """F, found out by running the torso on two observations of zeros, which also settles lazy layers."""
-    observations = torch.zeros(2, *shape)
+    parts = {part.name: torch.zeros(2, *part.shape) for part in spec.inputs if part.name != ACTION_MASK}
+    observations: Tensor | Parts = parts if spec.parts else parts["observations"]
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    shown = shapes if spec.parts else shapes["observations"]
     try:
         with torch.no_grad():
             output: object = torso(observations)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"network '{path}' fails on observations {tuple(observations.shape)}: {error}") from error
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ConfigError(f"network '{path}' fails on observations {shown}: {type(error).__name__}: {error}") from error
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != 2:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(f"network '{path}' must map {tuple(observations.shape)} to [2, features], it gave {got}")
+        raise ConfigError(f"network '{path}' must map {shown} to [2, features], it gave {got}")
     return output.shape[1]

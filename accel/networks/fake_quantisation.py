@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from accel.networks.core import RecurrentCore
+from accel.networks.core import GRUCore, RecurrentCore
+from accel.networks.observations import Parts
 from accel.networks.policy import PolicyNetwork, PolicyParts
 
 if TYPE_CHECKING:
@@ -45,12 +46,15 @@ class _QuantisedParts(PolicyParts):
         super().__init__(network)
         self._pass = quantiser.start(dict(network.named_parameters()))
 
-    def torso(self, x: Tensor) -> Tensor:
+    def torso(self, x: Tensor | Parts) -> Tensor:
         return cast("Tensor", self._pass.call("torso", self._network.torso, x))
 
     def core(
         self, core: RecurrentCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if isinstance(core, GRUCore):
+            called = self._pass.call("core", core, features, first, state, True)
+            return cast("tuple[Tensor, tuple[Tensor, ...]]", called)
         if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)
         keep = torch.logical_not(first).to(features).unsqueeze(2)

@@ -21,12 +21,11 @@ def orthogonal(layer: Layer, gain: float = SQRT2) -> Layer:
     return layer
 
 
-def orthogonal_lstm(lstm: nn.LSTM) -> nn.LSTM:
-    """Initialises every gate's matrices of an LSTM in place, and returns it."""
-    for name, parameter in lstm.named_parameters():
+def orthogonal_gates(layer: nn.LSTM | nn.Linear, gates: int) -> None:
+    """Initialises every gate's matrices of a recurrent layer in place; biases are zero."""
+    for name, parameter in layer.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
         else:
-            for gate in torch.chunk(parameter.data, 4):
+            for gate in torch.chunk(parameter.data, gates):
                 nn.init.orthogonal_(gate)
-    return lstm

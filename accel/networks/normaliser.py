@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_CLIP = 10.0
+CLIP = 10.0
 _EPSILON = 1e-8
 
 
@@ -31,6 +31,7 @@ class ObservationNormaliser(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
+        self._sums: Tensor | None = None
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("rstd", torch.ones(shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -49,14 +50,40 @@ class ObservationNormaliser(nn.Module):
         if number == 0:
             return
         variance, mean = torch.var_mean(observations.double(), dim=0, correction=0)
-        shift = mean - self.running_mean
+        self._take(number, mean - self.running_mean, number * variance)
+
+    def _take(self, number: int | Tensor, shift: Tensor, m2: Tensor) -> None:
+        """Merges ``number`` observations whose mean is ``shift`` from the running one."""
         share = number / (self.count + number)
-        self.running_m2 += number * (variance + shift.square() * (1.0 - share))
+        self.running_m2 += m2 + number * shift.square() * (1.0 - share)
         self.running_mean += shift * share
         self.count += number
         self.mean.copy_(self.running_mean)
         self.rstd.copy_((self.running_m2 / self.count + _EPSILON).rsqrt())
 
+    @torch.no_grad()
+    def collect(self, observations: Tensor) -> None:
+        """Keeps the sums of new observations [N, *shape] for ``collected``, and leaves the statistics alone."""
+        shifted = observations.double() - self.running_mean
+        count = torch.full_like(self.running_mean, len(observations))
+        new = torch.stack((count, shifted.sum(0), shifted.square().sum(0)))
+        self._sums = new if self._sums is None else self._sums + new
+
+    def collected(self) -> Tensor:
+        """[3, *shape] float64 sums since the last time: of 1, x − m and (x − m)², with m the running mean; they add up
+        over learners that have the same statistics."""
+        sums, self._sums = self._sums, None
+        return self.running_mean.new_zeros((3, *self.running_mean.shape)) if sums is None else sums
+
+    @torch.no_grad()
+    def merge(self, sums: Tensor) -> None:
+        """Takes in what ``collected`` gave, added up over learners."""
+        number = sums[0].flatten()[0]
+        if number == 0:
+            return
+        shift = sums[1] / number
+        self._take(number, shift, (sums[2] - number * shift.square()).clamp_min(0.0))
+
     def forward(self, observations: Tensor) -> Tensor:
         """Normalises [N, *shape] float observations."""
-        return torch.clamp((observations - self.mean) * self.rstd, -_CLIP, _CLIP)
+        return torch.clamp((observations - self.mean) * self.rstd, -CLIP, CLIP)

@@ -12,10 +12,17 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from accel.envs.spaces import EnvSpec
+from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.networks.core import NoCore, RecurrentCore
 from accel.networks.heads import make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
+from accel.networks.observations import (
+    DictNormaliser,
+    Parts,
+    mask_outputs,
+    seen_by_network,
+    split_observations,
+)
 from accel.networks.torsos import Torso
 
 Critic = Literal["value", "action-value", "none"]
@@ -42,7 +49,7 @@ class PolicyNetwork(nn.Module):
 
     Args:
         spec: the environment's layout.
-        torso: [N, *obs] float to [N, features].
+        torso: [N, *obs] float to [N, features]; of a Dict observation, a dictionary of its parts to [N, features].
         features: size of the torso's output.
         value_torso: the critic's own torso, with an output of the same size; None: it shares the policy's features.
         core: behind the torso; None for no recurrence.
@@ -52,7 +59,7 @@ class PolicyNetwork(nn.Module):
         initial_log_std: of Gaussian actions.
         channels_last: the torso runs faster on images in that memory format, and takes it.
     Attributes:
-        state_shapes: shapes of one environment's recurrent state, () or ((H,), (H,)).
+        state_shapes: shapes of one environment's recurrent state: (), ((H,),) or ((H,), (H,)).
         channels_last: as given.
         normaliser: None where observations are not normalised.
         fake_quantisation: makes ``forward``, never the acting module, compute the policy side as an int8 graph does;
@@ -78,7 +85,9 @@ class PolicyNetwork(nn.Module):
         self.critic = critic
         self.fake_quantisation: PolicyQuantisation | None = None
         self.channels_last = channels_last
-        self.normaliser = ObservationNormaliser(spec.observation_shape) if normalise_observations else None
+        self.normaliser: ObservationNormaliser | None = None
+        if normalise_observations:
+            self.normaliser = DictNormaliser(spec) if spec.parts else ObservationNormaliser(spec.observation_shape)
         self.torso = torso
         self.core: RecurrentCore = NoCore(features) if core is None else core
         self.state_shapes = self.core.state_shapes
@@ -107,14 +116,18 @@ class PolicyNetwork(nn.Module):
                 f"the network has {len(self.state_shapes)} parts of recurrent state and got {len(state)}: "
                 "start from initial_state(batch), or from the state stored with the unroll"
             )
-        x = _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
+        inputs = split_observations(self.spec, observations.flatten(0, 1))
+        x = _prepare_all(self.spec, inputs, self.normaliser, self.channels_last)
         quantisation = self.fake_quantisation
         parts = PolicyParts(self) if quantisation is None else quantisation.parts(self)
         features = parts.torso(x)
         if self.state_shapes:
             sequence, state = parts.core(self.core, features.view(length, batch, -1), first, state)
             features = sequence.flatten(0, 1)
-        params = parts.head(features).view(length, batch, -1)
+        outputs = parts.head(features)
+        if self.spec.action.masked:
+            outputs = mask_outputs(outputs, inputs[ACTION_MASK])
+        params = outputs.view(length, batch, -1)
         if self.critic_head is None:
             return NetworkOutput(params, None, None, state)
         critic_features = features if self.value_torso is None else _features(self.value_torso, x)
@@ -136,6 +149,8 @@ class PolicyNetwork(nn.Module):
 class PolicyModule(nn.Module):
     """A policy that acts: observations [B, *obs] and state to a tuple of outputs [B, P] and the next state.
 
+    A Dict observation is one argument for each of its parts, the action mask last, before the state.
+
     Attributes:
         input_names: names of ``forward``'s arguments, in order.
         output_names: names of the tensors in the tuple that it returns.
@@ -150,7 +165,7 @@ class PolicyModule(nn.Module):
 
 
 class ActingModule(PolicyModule):
-    """The subgraph that acts: observations [B, *obs] and state to distribution parameters and the next state.
+    """The subgraph that acts: observations and state to distribution parameters and the next state, see PolicyModule.
 
     The caller zeroes the state of environments that begin an episode. Raw observations go in: normalisation, or the
     scaling of uint8 images to [0, 1], is inside. Exports with ``torch.onnx.export(dynamo=False)``.
@@ -160,18 +175,25 @@ class ActingModule(PolicyModule):
         super().__init__()
         self.state_shapes = network.state_shapes
         parts = range(len(network.state_shapes))
-        self.input_names = ("observations", *(f"state_{i}" for i in parts))
+        self.spec = network.spec
+        self._observed = tuple(part.name for part in network.spec.inputs)
+        self.input_names = (*self._observed, *(f"state_{i}" for i in parts))
         self.output_names = ("params", *(f"next_state_{i}" for i in parts))
         self.normaliser = network.normaliser
         self.torso = network.torso
         self.core = network.core
         self.policy_head = network.policy_head
 
-    def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """[B, *obs] and each [B, H] to (params [B, P], *next state each [B, H])."""
-        features = self.torso(_prepare(observations, self.normaliser, channels_last=False))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Each part of the observation [B, *shape] and each [B, H] to (params [B, P], *next state each [B, H])."""
+        observed, state = inputs[: len(self._observed)], inputs[len(self._observed) :]
+        parts = dict(zip(self._observed, observed, strict=True))
+        features = self.torso(_prepare_all(self.spec, parts, self.normaliser, channels_last=False))
         features, state = self.core.step(features, state)
-        return (self.policy_head(features), *state)
+        outputs = self.policy_head(features)
+        if self.spec.action.masked:
+            outputs = mask_outputs(outputs, parts[ACTION_MASK])
+        return (outputs, *state)
 
 
 class PolicyQuantisation(Protocol):
@@ -192,8 +214,8 @@ class PolicyParts:
     def __init__(self, network: PolicyNetwork) -> None:
         self._network = network
 
-    def torso(self, x: Tensor) -> Tensor:
-        """[N, *obs] float to [N, F]."""
+    def torso(self, x: Tensor | Parts) -> Tensor:
+        """[N, *obs] float, or a dictionary of parts, to [N, F]."""
         return _features(self._network.torso, x)
 
     def core(
@@ -209,9 +231,22 @@ class PolicyParts:
         return params
 
 
-def _features(torso: nn.Module, observations: Tensor) -> Tensor:
-    features: Tensor = torso.train_features(observations) if isinstance(torso, Torso) else torso(observations)
+def _features(torso: nn.Module, observations: Tensor | Parts) -> Tensor:
+    if not isinstance(torso, Torso):
+        own: Tensor = torso(observations)
+        return own
+    features: Tensor = torso.train_features(observations)  # type: ignore[arg-type]
     return features
+
+
+def _prepare_all(spec: EnvSpec, inputs: Parts, normaliser: nn.Module | None, channels_last: bool) -> Tensor | Parts:
+    """What the torso takes: the observations, or of a Dict the dictionary of its parts without the action mask."""
+    if not spec.parts:
+        return _prepare(inputs["observations"], normaliser, channels_last)
+    parts = seen_by_network(inputs)
+    if normaliser is not None:
+        parts = normaliser(parts)
+    return {name: _prepare(part, None, channels_last) for name, part in parts.items()}
 
 
 def _prepare(observations: Tensor, normaliser: nn.Module | None, channels_last: bool) -> Tensor:

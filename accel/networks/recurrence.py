@@ -1,13 +1,17 @@
-"""An LSTM that forgets at episode starts, over a whole unroll as one differentiable call: what runs on a CPU.
+"""LSTMs and GRUs that forget at episode starts, over a whole unroll as one differentiable call: what runs on a CPU.
 
-With z_t = x_t W_ihᵀ + b_ih + b_hh + (m_t h_{t−1}) W_hhᵀ and m_t = 0 where row t begins an episode, else 1:
+LSTM, with z_t = x_t W_ihᵀ + b_ih + b_hh + (m_t h_{t−1}) W_hhᵀ and m_t = 0 where row t begins an episode, else 1:
 
     i, f, o = σ(z^i), σ(z^f), σ(z^o);   g = tanh(z^g)
     c_t = f ∘ m_t c_{t−1} + i ∘ g;      h_t = o ∘ tanh(c_t)
 
+GRU, with x^g = x_t W_ihᵀ + b_ih given and h̃ = m_t h_{t−1}, u = h̃ W_hhᵀ + b_hh:
+
+    r, z = σ(x^r + u^r), σ(x^z + u^z);   n = tanh(x^n + r ∘ u^n);   h_t = n + z ∘ (h̃ − n)
+
 The gradients of the weights are one product over all rows, where torch's own autograd adds up one a step; resets cost
-two multiplications a step. Gate order i, f, g, o, as in ``nn.LSTM``. Source: Hochreiter and Schmidhuber 1997,
-with the forget gate of Gers et al. 2000.
+two multiplications a step. Gate order i, f, g, o, as in ``nn.LSTM``, and r, z, n, as in ``nn.GRU``.
+Sources: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; Cho et al. 2014, arXiv:1406.1078.
 """
 
 from __future__ import annotations
@@ -33,6 +37,69 @@ def unroll_lstm(
     """
     result: tuple[Tensor, Tensor, Tensor] = _Unroll.apply(x, keep, *state, *weights)  # type: ignore[no-untyped-call]
     return result
+
+
+def unroll_gru(gates: Tensor, keep: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Runs over time on the CPU; gradients reach gates, state, weight and bias.
+
+    Args:
+        gates: x^r, x^z, x^n as [T, B, 3H].
+        keep: m as [T, B, 1] of their dtype.
+        hidden: h before row 0, [B, H].
+        weight, bias: W_hh [3H, H], b_hh [3H].
+    Returns:
+        h of every row [T, B, H].
+    """
+    output: Tensor = _UnrollGRU.apply(gates, keep, hidden, weight, bias)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _UnrollGRU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, gates: Tensor, keep: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        length, batch, size = gates.shape[0], gates.shape[1], hidden.shape[1]
+        before, candidate, from_hidden, output = (gates.new_empty(length, batch, size) for _ in range(4))
+        updates = gates.new_empty(length, batch, 2 * size)
+        transposed = weight.t()
+        rows = zip(gates, keep, before, updates, candidate, from_hidden, output, strict=True)
+        for gate, m, h, rz, n, u_n, out in rows:
+            torch.mul(hidden, m, out=h)
+            u = torch.addmm(bias, h, transposed)
+            torch.add(gate[:, : 2 * size], u[:, : 2 * size], out=rz).sigmoid_()
+            u_n.copy_(u[:, 2 * size :])
+            torch.addcmul(gate[:, 2 * size :], rz[:, :size], u_n, out=n)
+            array = n.numpy()
+            np.tanh(array, array)
+            hidden = torch.lerp(n, h, rz[:, size:], out=out)
+        ctx.save_for_backward(keep, weight, before, updates, candidate, from_hidden)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: FunctionCtx, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        keep, weight, before, updates, candidate, from_hidden = saved
+        length, batch, size = before.shape
+        r, z = torch.split(updates, size, 2)
+        # Everything that does not depend on later rows, for all rows at once.
+        of_z = (before - candidate) * z * (1 - z)
+        of_n = (1 - z) * (1 - candidate * candidate)
+        of_r = from_hidden * r * (1 - r)
+        d_gates = d_output.new_empty(length, batch, 3 * size)
+        d_u = torch.empty_like(d_gates)
+        d_hidden = d_output.new_zeros(batch, size)
+        for t in range(length - 1, -1, -1):
+            d_hidden = d_hidden + d_output[t]
+            d_n = of_n[t] * d_hidden
+            gate, u = d_gates[t], d_u[t]
+            torch.mul(of_r[t], d_n, out=gate[:, :size])
+            torch.mul(of_z[t], d_hidden, out=gate[:, size : 2 * size])
+            gate[:, 2 * size :] = d_n
+            u[:, : 2 * size] = gate[:, : 2 * size]
+            torch.mul(r[t], d_n, out=u[:, 2 * size :])
+            d_hidden = torch.addcmul(u @ weight, d_hidden, z[t]).mul_(keep[t])
+        flat = d_u.view(length * batch, 3 * size)
+        return d_gates, None, d_hidden, flat.t() @ before.view(length * batch, size), flat.sum(0)
 
 
 class _Unroll(torch.autograd.Function):

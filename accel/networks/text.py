@@ -1,20 +1,32 @@
-"""The text that names a network, such as ``mlp:256x2`` or ``nature-cnn:0.5+lstm:256``: parsed and printed. No torch."""
+"""The text that names a network, such as ``mlp:256x2`` or ``nature-cnn:0.5+lstm:256``: parsed and printed. No torch.
+
+``auto`` is chosen by the kind of observation: ``for_observations``.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 
-CHOICES = "mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], module:factory, each with +lstm:SIZE"
+CHOICES = (
+    "auto[:WIDTHxDEPTH], mlp:WIDTHxDEPTH, nature-cnn[:MULTIPLE], impala-resnet[:MULTIPLE], "
+    "module:factory, each with +lstm:SIZE or +gru:SIZE"
+)
+CoreName = Literal["lstm", "gru"]
 
-_DEFAULTS = {"mlp": (256.0, 2.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
+_AUTO = "auto"
+_DEFAULTS = {_AUTO: (64.0, 2.0), "mlp": (256.0, 2.0), "nature-cnn": (1.0,), "impala-resnet": (1.0,)}
+_NATURE_LEAST = 36  # height and width that its three convolutions need
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MLP_SIZES = re.compile(r"([1-9]\d{0,5})x([1-9]\d?)")
 _MULTIPLE = re.compile(r"\d{1,3}(\.\d{1,4})?")
-_LSTM = re.compile(r"lstm(?::([1-9]\d{0,5}))?")
-_LSTM_SIZE = 256
+_CORE = re.compile(r"(lstm|gru)(?::([1-9]\d{0,5}))?")
+_CORE_SIZE = 256
+_STATES = {"lstm": 2, "gru": 1}
 
 
 @dataclass(frozen=True)
@@ -22,14 +34,17 @@ class NetworkText:
     """A parsed network text; ``str`` gives the canonical text, which parses to an equal value.
 
     Attributes:
-        torso: ``mlp``, ``nature-cnn``, ``impala-resnet``, or a factory as ``package.module:name``.
-        sizes: (width, depth) of an mlp; (multiple of the convolutions' channels,) of a CNN; () of a factory.
-        lstm_size: units of the LSTM after the torso; None without one.
+        torso: ``auto``, ``mlp``, ``nature-cnn``, ``impala-resnet``, or a factory as ``package.module:name``.
+        sizes: (width, depth) of an mlp and of auto; (multiple of the convolutions' channels,) of a CNN; () of a
+            factory.
+        core: what follows the torso and keeps a state; None for nothing.
+        core_size: its units.
     """
 
     torso: str
     sizes: tuple[float, ...]
-    lstm_size: int | None
+    core: CoreName | None = None
+    core_size: int = 0
 
     @property
     def is_factory(self) -> bool:
@@ -41,22 +56,41 @@ class NetworkText:
         """Whether the torso is a built-in convolutional one, which takes (C, H, W) images only."""
         return self.torso in ("nature-cnn", "impala-resnet")
 
+    def for_observations(self, spec: EnvSpec) -> NetworkText:
+        """``auto`` replaced: an mlp of its sizes for vectors, nature-cnn for images, impala-resnet for small ones.
+
+        Raises:
+            ConfigError: the observations are of neither kind, such as images of floats.
+        """
+        if self.torso != _AUTO:
+            return self
+        shape = spec.observation_shape
+        if spec.observation_dtype == "uint8" and spec.is_image:
+            cnn = "nature-cnn" if min(shape[1:]) >= _NATURE_LEAST else "impala-resnet"
+            return replace(self, torso=cnn, sizes=_DEFAULTS[cnn])
+        if len(shape) > 1:
+            raise ConfigError(
+                f"network 'auto' takes vectors and uint8 images, the observations are {spec.observation_dtype} of "
+                f"shape {shape}: name one with --network ({CHOICES}), or give a --wrapper that makes images of uint8"
+            )
+        return replace(self, torso="mlp")
+
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes, per environment, of the recurrent state: ((H,), (H,)) with an LSTM, else ()."""
-        return () if self.lstm_size is None else ((self.lstm_size,), (self.lstm_size,))
+        """Shapes, per environment, of the recurrent state: ((H,), (H,)) with an LSTM, ((H,),) with a GRU, else ()."""
+        return () if self.core is None else ((self.core_size,),) * _STATES[self.core]
 
     def __str__(self) -> str:
         torso = self.torso
-        if self.torso == "mlp":
+        if self.torso in (_AUTO, "mlp"):
             torso += f":{self.sizes[0]:g}x{self.sizes[1]:g}"
         elif self.is_cnn and self.sizes != (1.0,):
             torso += f":{self.sizes[0]:g}"
-        return torso if self.lstm_size is None else f"{torso}+lstm:{self.lstm_size}"
+        return torso if self.core is None else f"{torso}+{self.core}:{self.core_size}"
 
 
 def parse_network(text: str) -> NetworkText:
-    """Parses a network text; sizes that are left out are ``mlp:256x2``, a multiple of 1, and ``lstm:256``.
+    """Parses a network text; sizes that are left out are ``auto:64x2``, ``mlp:256x2``, a multiple of 1, and 256 units.
 
     Raises:
         ConfigError: an unknown name or a malformed size; the message lists the choices.
@@ -64,26 +98,26 @@ def parse_network(text: str) -> NetworkText:
     torso, *cores = text.strip().split("+")
     if len(cores) > 1:
         raise _error(text, "at most one core may follow the torso")
-    lstm_size = _parse_core(text, cores[0]) if cores else None
+    core, size = _parse_core(text, cores[0]) if cores else (None, 0)
     name, _, sizes = torso.partition(":")
     if name not in _DEFAULTS:
         if not _FACTORY.fullmatch(torso):
             raise _error(text, f"unknown torso '{torso}'")
-        return NetworkText(torso, (), lstm_size)
+        return NetworkText(torso, (), core, size)
     if ":" not in torso:
-        return NetworkText(name, _DEFAULTS[name], lstm_size)
-    return NetworkText(name, _parse_sizes(text, name, sizes), lstm_size)
+        return NetworkText(name, _DEFAULTS[name], core, size)
+    return NetworkText(name, _parse_sizes(text, name, sizes), core, size)
 
 
-def _parse_core(text: str, core: str) -> int:
-    match = _LSTM.fullmatch(core)
+def _parse_core(text: str, core: str) -> tuple[CoreName, int]:
+    match = _CORE.fullmatch(core)
     if match is None:
-        raise _error(text, f"unknown core '{core}', only lstm:SIZE is known")
-    return int(match[1] or _LSTM_SIZE)
+        raise _error(text, f"unknown core '{core}', there are lstm:SIZE and gru:SIZE")
+    return cast("CoreName", match[1]), int(match[2] or _CORE_SIZE)
 
 
 def _parse_sizes(text: str, name: str, sizes: str) -> tuple[float, ...]:
-    if name == "mlp":
+    if name in (_AUTO, "mlp"):
         match = _MLP_SIZES.fullmatch(sizes)
         if match is None:
             raise _error(text, f"'{sizes}' is not WIDTHxDEPTH, such as 256x2")

@@ -1,12 +1,12 @@
-"""Background work on compressed policies: when it is due, what it does, and the thread in which it is done.
+"""Background work on compressed policies: its schedule, its tasks, and its thread.
 
 What is expensive (selecting channels and low-rank bases, training a distilled student, measuring activation ranges) is
 done on a schedule, in one thread beside the learner's, on copies of the policy's state and of inputs. The thread takes
 one core and a low priority. Its result, a ``PlanUpdate``, is committed as a whole, in the learner's thread, between two
-refreshes; until then these go on with the last one. Work that falls due meanwhile is noted once. An error that is no
-matter of ranges ends the run. At the end nobody waits for results; the process alone ends no earlier than the one
-decomposition that torch is in. With ``actors = 0``, and for ``qat``, whose ranges the learner itself computes with, the
-same work is done at once in the learner's thread.
+refreshes; until then refreshes use the previous state. Work that becomes due meanwhile is queued once. Any error other
+than a CalibrationError ends the run. At the end of a run results are not waited for; the process exits after the torch
+operator in progress. With ``actors = 0``, and for ``qat``, whose ranges the learner itself computes with, the same work
+is done at once in the learner's thread.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from torch import nn
 from compressors.plan import Plan, PlanUpdate
 
 NICENESS = 5
-"""Of the thread: behind the learner and actors, but not starved by them, as a student that learns late is of no use."""
+"""Niceness of the thread: below learner and actors, but not starved by them, as a late student is useless."""
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 T = TypeVar("T")
 
 
 class UpdateInterval:
-    """Due every ``interval`` updates; before that after ``first``, 2 ``first`` more, 4 ``first`` more… updates.
+    """Due every ``interval`` updates; at the start after ``first``, then 2 ``first``, then 4 ``first`` … further
+    updates.
 
-    A young policy changes fast, so what is rare later is frequent at the start. Counts alone decide, never the clock: a
-    run in one process stays deterministic.
+    The policy changes fast at first, so the intervals grow. Counts decide, not clocks, so that a run in one process
+    stays deterministic.
     """
 
     def __init__(self, interval: int, first: int | None = None) -> None:
@@ -47,7 +48,7 @@ class UpdateInterval:
         self._step = self._left = interval if first is None else min(first, interval)
 
     def tick(self) -> bool:
-        """Count one update; whether it is due now."""
+        """Count one update; returns whether the work is due."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -56,18 +57,17 @@ class UpdateInterval:
 
 
 class UpkeepCancelled(Exception):  # noqa: N818 - a request, no error
-    """Nobody waits for the work any more."""
+    """Raised inside work whose result is not needed any more."""
 
 
 @dataclass(frozen=True)
 class UpkeepTask:
-    """What is to be done to a plan, and inputs for it, [N, *shape] by name, which nobody else has.
+    """Work to do on a plan, with its own copies of inputs, [N, *shape] by name.
 
     Attributes:
-        distill_batches: what a student is trained on, a step each.
-        reselects: whether channels and bases are selected anew, by ``calibration`` if it is given.
-        calibration: what activation ranges are measured on; None: they are not.
-        drift_inputs: a few rows on which to look for activations that left their range; None: nobody looks.
+        distill_batches: batches to train a student on, one step each. reselects: whether channels and bases are
+            selected again, on ``calibration`` if it is given. calibration: inputs to measure activation ranges on;
+            None: do not. drift_inputs: a few rows on which to look for activations outside their ranges; None: do not.
     """
 
     distill_batches: Sequence[Mapping[str, torch.Tensor]] = ()
@@ -78,7 +78,7 @@ class UpkeepTask:
 
 @dataclass(frozen=True)
 class UpkeepResult:
-    """What a task led to.
+    """The result of a task.
 
     Attributes:
         update: of the plan, to be committed.
@@ -96,10 +96,10 @@ def perform_upkeep(task: UpkeepTask, plan: Plan, module: nn.Module, cancelled: t
     """Work on a copy of the plan's state, in any thread, while the module keeps its weights.
 
     Returns:
-        None when the policy is not finite: one number of it would stay in running ranges and students for good.
+        None if the policy is not finite: a NaN would stay in running ranges and students for ever.
     Raises:
         CalibrationError: the inputs lead to activations that are not finite.
-        UpkeepCancelled: on request, between two parts of the task.
+        UpkeepCancelled: it was cancelled, between two parts of the task.
     """
     if not is_finite(module):
         return None
@@ -129,7 +129,7 @@ class ModuleCopy:
         self._copy: nn.Module | None = None
 
     def update(self, *, gradients: bool) -> nn.Module:
-        """The copy, brought up to date; with the gradients that the learner's last backward pass left, if asked for."""
+        """The copy, brought up to date; with the gradients of the learner's last backward pass if requested."""
         if self._copy is None:
             self._copy = copy.deepcopy(self._module)
         with torch.no_grad():
@@ -142,14 +142,14 @@ class ModuleCopy:
 
 
 class BackgroundWorker:
-    """Does one job at a time, on one core at most and behind other threads where the system can tell them apart.
+    """Runs one job at a time, on at most one core and at low priority where the system has priorities per thread.
 
     The interpreter waits for the running job when it ends: a thread that dies inside torch takes the process with it.
 
     Args:
-        inline: do jobs in the caller's thread instead, before ``submit`` returns, so that equal seeds give equal bits.
+        inline: run jobs in the caller's thread instead, before ``submit`` returns, so that equal seeds give equal bits.
     Attributes:
-        cancelled: set once nobody waits for results any more; long jobs look at it.
+        cancelled: set when results are not needed any more; long jobs check it.
     """
 
     def __init__(self, *, inline: bool = False) -> None:
@@ -164,7 +164,7 @@ class BackgroundWorker:
         return self._running is not None and not self._running.done()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Begin a job; what it returns or raises is in the future.
+        """Begin a job; its result or exception is in the future.
 
         Raises:
             RuntimeError: the worker is busy, or was closed.
@@ -172,7 +172,7 @@ class BackgroundWorker:
         if self.inline:
             return _done(job)
         if self.busy:
-            raise RuntimeError("the worker has a job; submit the next one when it is no longer busy")
+            raise RuntimeError("the worker is busy: submit the next job when it is done")
         if self._executor is None:
             self._executor = _one_thread()
         future = self._executor.submit(job)
@@ -180,7 +180,7 @@ class BackgroundWorker:
         return future
 
     def close(self, timeout_s: float) -> None:
-        """Take no more jobs; the running one is told to stop, and waited for so long at most."""
+        """Take no more jobs; cancel the running one and wait for it at most this long."""
         self.cancelled.set()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -189,7 +189,7 @@ class BackgroundWorker:
 
 
 def is_finite(module: nn.Module) -> bool:
-    """Whether all parameters are; one pass, which only huge ones fool."""
+    """Whether all parameters are finite, by one sum; only huge values, whose sum overflows, count as not finite too."""
     sums = torch.stack([parameter.detach().sum() for parameter in module.parameters()])
     return bool(torch.isfinite(sums).all())
 
@@ -209,7 +209,7 @@ def _done(job: Callable[[], T]) -> Future[T]:
 
 
 def _one_thread() -> ThreadPoolExecutor:
-    """Its thread has started; the caller's number of torch threads stays that of all threads to come."""
+    """Start the thread; the number of torch threads of the caller and of later threads does not change."""
     threads = torch.get_num_threads()
     executor = ThreadPoolExecutor(1, thread_name_prefix="accel-upkeep", initializer=_lower_priority)
     executor.submit(threading.get_native_id).result()
@@ -218,8 +218,9 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _lower_priority() -> None:
-    """One core for this thread's own operators, and a lower priority where a thread can have one."""
-    torch.get_num_threads()  # a thread takes over the number of all when it first asks; only then does its own count
+    """Limit this thread to one core for its operators, at low priority where threads have their own."""
+    # a thread copies the global number when it first reads it; its own setting takes effect only afterwards
+    torch.get_num_threads()
     torch.set_num_threads(1)
     if sys.platform == "linux":
         thread = threading.get_native_id()

@@ -29,7 +29,7 @@ from accel.networks.torsos import NatureCNN, Torso
 Array = npt.NDArray[np.generic]
 Distribution = Callable[[Tensor, Tensor | None], ActionDistribution]
 
-# a student of so many units has the channels of Nature-CNN
+# width at which a student has Nature-CNN's number of channels
 _FULL_WIDTH = 256
 _SMALLEST_IMAGE = 36
 
@@ -88,8 +88,9 @@ class StudentCNN(Torso):
 
 
 class PolicyDivergence:
-    """KL(policy ‖ acting policy) in nats of the action distributions that first outputs describe: an acting policy must
-    cover all that the policy does, for importance weights to stay bounded. A ``Divergence``."""
+    """KL(policy ‖ acting policy) in nats, of the action distributions in the first outputs; a ``Divergence``.
+
+    In this direction it keeps importance weights bounded: the acting policy must cover the policy's actions."""
 
     def __init__(self, action: ActionSpec, distribution: Distribution | None = None) -> None:
         """Args: action: the action space; distribution: what outputs describe, None for the space's own."""
@@ -105,8 +106,8 @@ class PolicyDivergence:
         return self._kl(*(torch.as_tensor(params, dtype=torch.float32) for params in (reference, acting))).numpy()
 
     def upper_bound(self, reference: Array, acting: Array) -> float:
-        """What no row's divergence exceeds, in nats, found in a tenth of the time; infinite for Gaussians and
-        for an action rule's own distribution.
+        """An upper bound on every row's divergence, in nats, ten times faster; infinite for Gaussians and for an action
+        rule's own distribution.
 
         With d the difference of logits, KL(softmax(p) ‖ softmax(p + d)) = log E_p[exp(d − E_p[d])] ≤ (max d − min d)²/8
         for each of the categorical actions, and the range of d is twice its greatest absolute value at most.
@@ -128,4 +129,5 @@ class PolicyDivergence:
 
 def make_divergence(algorithm: Algorithm) -> PolicyDivergence:
     """The divergence of an algorithm's policies, as its action rule sees them."""
-    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if algorithm.explores else None)
+    own = algorithm.rule.name != "stochastic"
+    return PolicyDivergence(algorithm.network.spec.action, algorithm.distribution if own else None)

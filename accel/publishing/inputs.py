@@ -1,4 +1,4 @@
-"""A few of the policy's real inputs of the recent past: for ranges, checks and students."""
+"""A sample of the policy's recent real inputs, for ranges, checks and students."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from accel.envs.spaces import EnvSpec
+from accel.envs.spaces import ACTION_MASK, EnvSpec
 
 Array = npt.NDArray[np.generic]
 
 REFILLS = 16
-"""A full store is renewed in this many portions, spread over the renewal interval."""
+"""A full store is renewed in this many parts, spread over the renewal interval."""
 
 
 class RecentInputs:
-    """The last ``capacity`` inputs that were sampled from what was observed, by name.
+    """The last ``capacity`` inputs sampled from those observed, by name.
 
-    Until it is full it takes all that it needs; from then on a portion whenever enough updates have passed. Arrays may
-    be observed whole, or, where gathering a row is not free, only the rows that ``choose`` names.
+    Until it is full it takes every input; later a part of its capacity each time enough updates have passed. Callers
+    may pass whole arrays to ``observe``, or only the rows that ``choose`` returns, where gathering rows is expensive.
 
     Args:
         capacity: rows kept.
@@ -46,7 +46,7 @@ class RecentInputs:
 
     @property
     def wanted(self) -> int:
-        """How many more rows are taken at present."""
+        """How many more rows it takes now."""
         return self._due if self.full else self._capacity - self.rows
 
     def tick(self) -> None:
@@ -55,7 +55,7 @@ class RecentInputs:
         self._due = 0 if self._updates % self._interval else self._portion
 
     def choose(self, rows: int) -> npt.NDArray[np.int64]:
-        """Which of so many rows to observe: random ones, as many as are wanted; all where no more are there."""
+        """Which of ``rows`` rows to observe: at random, as many as are wanted, at most all."""
         wanted = self.wanted
         return self._generator.integers(rows, size=wanted) if wanted < rows else np.arange(rows)
 
@@ -75,21 +75,22 @@ class RecentInputs:
         return {name: array[: self.rows].copy() for name, array in self._arrays.items()}
 
     def newest(self, rows: int) -> dict[str, Array]:
-        """The last rows taken, at most so many, newest last."""
+        """The last rows taken, at most ``rows``, newest last."""
         count = min(rows, self.rows)
         places = np.arange(self._next - count, self._next) % max(self.rows, 1)
         return {name: array[places] for name, array in self._arrays.items()}
 
     def next_few(self, rows: int) -> dict[str, Array]:
-        """At most so many rows as views, to be read at once: the last ones taken, then, from call to call, the ones
-        before, until there are newer ones or all have had their turn."""
+        """At most ``rows`` rows as views, valid until the next ``observe``.
+
+        The first call after an ``observe`` gives the newest rows, later calls older ones, in turns."""
         start = max((self._end or self.rows) - rows, 0)
         self._end = start
         return {name: array[start : min(start + rows, self.rows)] for name, array in self._arrays.items()}
 
     def draw(self, rows: int, images: int) -> dict[str, Array]:
-        """Random rows, with repetition: so many of vectors, or of images [N, C, H, W]."""
-        is_image = self._arrays["observations"].ndim == 4
+        """Random rows with replacement: ``rows`` of vectors, or ``images`` of images [N, C, H, W]."""
+        is_image = any(array.ndim == 4 for array in self._arrays.values())
         places = self._generator.integers(self.rows, size=images if is_image else rows)
         return {name: array[places] for name, array in self._arrays.items()}
 
@@ -106,13 +107,14 @@ class RecentInputs:
 
 
 def random_inputs(spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], rows: int) -> dict[str, Array]:
-    """Inputs of the right shapes while there are no real ones: random bytes or normal numbers, and zero states."""
+    """Stand-ins of the right shapes until there are real inputs: random bytes or normal numbers, and zero states."""
     generator = np.random.default_rng(0)
-    shape = (rows, *spec.observation_shape)
-    observations: Array
-    if spec.observation_dtype == "uint8":
-        observations = generator.integers(0, 256, shape, dtype=np.uint8)
-    else:
-        observations = generator.standard_normal(shape, dtype=np.float32)
-    states = {f"state_{i}": np.zeros((rows, *state), np.float32) for i, state in enumerate(state_shapes)}
-    return {"observations": observations, **states}
+    inputs: dict[str, Array] = {}
+    for part in spec.inputs:
+        shape = (rows, *part.shape)
+        if part.dtype == "uint8":
+            most = 2 if part.name == ACTION_MASK else 256
+            inputs[part.name] = generator.integers(0, most, shape, dtype=np.uint8)
+        else:
+            inputs[part.name] = generator.standard_normal(shape, dtype=np.float32)
+    return inputs | {f"state_{i}": np.zeros((rows, *state), np.float32) for i, state in enumerate(state_shapes)}

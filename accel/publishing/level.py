@@ -1,4 +1,4 @@
-"""One compression scheme on a live run: bound once, refreshed at each publication, kept up to date in between.
+"""One compression scheme in a run: bound once, refreshed at each publication, maintained in between.
 
 Metrics, as ``name/scheme``:
 
@@ -7,9 +7,9 @@ Metrics, as ``name/scheme``:
     changed_codes           share of integer weight codes that the last refresh changed, in [0, 1]
     calibrations            how often activation ranges were measured
     drifted_activations     activations found outside their range, over the whole run
-    withheld                publications at which the policy failed validation
+    withheld                publications at which validation failed
     publish_kl              mean divergence of the artifact from the policy, nats, at the last full check
-    publish_kl_age_updates  learner updates since that check; check_ms: what it took
+    publish_kl_age_updates  learner updates since that check; check_ms: its duration
     quick_check_ms          check of every other publication on few rows, mean since the last record
     inconclusive_checks     quick checks after which a full one had to decide, over the whole run
     reselections            selections of channels and bases; reselect_ms: mean time of one, over the whole run
@@ -18,7 +18,7 @@ Metrics, as ``name/scheme``:
     qat_differences         share of activation codes in which a learner at a qat level and its artifact differed at the
                             last full check, in [0, 1]; qat_greatest_difference: by how many steps at most
 
-A number is absent where the scheme has no such thing, or there is none yet.
+A metric is absent where the scheme does not have it, or before its first value.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FIRST_DISTILL_STEPS = 100
 _FIRST_RESELECT_UPDATES = 25
 _FIRST_CHECK_UPDATES = 8
 REFIT_STEPS = 16
-"""Optimiser steps between fits of the compensation for pruned channels; at least one update."""
+"""Optimiser steps between least-squares fits of the compensation for pruned channels; at least one update."""
 Work = Literal["distillation", "selection", "calibration", "drift"]
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
@@ -69,7 +69,7 @@ logger = logging.getLogger("accel")
 
 @dataclass
 class LevelStatistics:
-    """What happened at one level so far. Refreshes and their times start anew at each record."""
+    """Counters of one level. Refreshes and their times are reset at each record."""
 
     refreshes: int = 0
     refresh_s: float = 0.0
@@ -83,22 +83,22 @@ class LevelStatistics:
 
 
 class Level:
-    """One scheme as actors may be given it.
+    """One scheme that actors may be assigned.
 
-    What ``after_update`` finds due is done by ``start_work``, in a worker's thread or at once, and adopted as a whole
-    by ``adopt_result``, between two publications. Until then artifacts follow from the last selection, ranges and
-    student.
+    ``after_update`` determines what is due, ``start_work`` does it, in a background thread or at once, and
+    ``adopt_result`` commits all of it between two publications. Until then artifacts use the previous selection, ranges
+    and student.
 
     Args:
         scheme: its text.
         plan: bound to the module, not calibrated yet.
         module: the learner's acting module.
         config: the run's intervals.
-        validator: what artifacts must pass.
+        validator: validates artifacts.
     Attributes:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, selected, trained.
-        renewing: whether a selection for a policy long gone is being renewed, until when the level is not published.
-        quantiser: what the learner trains with at a ``qat`` level, once that is ready.
+        renewing: whether an outdated selection is being renewed; until then the level is not published.
+        quantiser: fake quantisation for the learner at a ``qat`` level, once that is ready.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Level:
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
-        # a selection and what it compensates for age with the optimiser's steps
+        # selection and compensation age with optimiser steps
         steps = config.algorithm.optimiser_steps if self._selects else 1
         self._check_interval = max(1, config.compression.check_interval_updates // steps)
         self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
@@ -135,11 +135,11 @@ class Level:
         self._causes: set[str] = set()
 
     def artifact(self, version: int) -> CompressedPolicy:
-        """The present policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
+        """The current policy. Raises WeightsError: it is not finite; CalibrationError: the level is not ready."""
         return self._plan.refresh(self._module, version=version)
 
     def payload(self) -> bytes | None:
-        """The present policy as it goes on the wire, as version 0; None when it fails validation and is withheld."""
+        """The current policy, serialised as version 0; None when it fails validation and is withheld."""
         if self._withheld and not self._validator.full_check_due:
             self._statistics.withheld += 1
             return None
@@ -161,25 +161,23 @@ class Level:
 
     @property
     def fit(self) -> bool:
-        """Whether its artifacts are published: it has seen real inputs, and no check since it came into use failed
-        without a later one that passed."""
+        """Whether its artifacts are published: it has seen real inputs, and its last check in use passed."""
         return self.ready and not self._withheld
 
     @property
     def has_work(self) -> bool:
-        """Whether something is due and nothing in progress."""
+        """Whether work is due and none in progress."""
         return bool(self._due) and self._pending is None
 
     @property
     def is_quick(self) -> bool:
-        """Whether what is due is best done at once: ranges that nothing is published without, and whatever the
-        learner's own forward pass computes with."""
+        """Whether due work must be done at once: first ranges, and all that the learner's forward pass uses."""
         return self._quantisation_aware or (
             (not self.ready or self.renewing) and not (self._selects or self._has_student)
         )
 
     def enter_use(self, inputs: RecentInputs) -> None:
-        """Before use, or after a time out of it: ranges and a selection for the present policy."""
+        """Before first use, and when it returns to use: schedule ranges and a selection for the current policy."""
         if self.scheme == FULL_PRECISION or not inputs.full:
             return
         self._renew()
@@ -187,13 +185,12 @@ class Level:
         self._validator.full_check_due = True
 
     def leave_use(self) -> None:
-        """Out of use: what validation keeps from one publication to the next goes, and so does its verdict. Nobody
-        would check it again here, and ``enter_use`` has it selected and calibrated anew and fully checked."""
+        """Out of use: drop the validator's session and verdict; ``enter_use`` schedules a full check."""
         self._validator.close()
         self._withheld = False
 
     def after_update(self, inputs: RecentInputs) -> None:
-        """After each learner update: find out what is due; the compensation for pruned channels is fitted at once."""
+        """After each learner update: determine what is due; the compensation for pruned channels is fitted at once."""
         if self.quantiser is not None:
             self.quantiser.apply_masks(self._module)
         self._validator.count_update()
@@ -207,7 +204,7 @@ class Level:
             return
         if self._has_student and self._distillations.tick():
             self._due.add("distillation")
-        # when it is withheld, the check follows, on the new selection
+        # while the level is withheld, the check follows on the new selection
         if (self._selects and self._selections.tick()) or (self._withheld and check):
             self._due.add("selection")
         if self._calibrations.tick():
@@ -218,13 +215,13 @@ class Level:
             self._refit(inputs)
 
     def start_work(self, worker: BackgroundWorker, copy: ModuleCopy, inputs: RecentInputs) -> None:
-        """Give a worker what is due; it gets copies of the policy and of inputs."""
+        """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
         steps = 0 if "distillation" not in due else 1 if self.ready else FIRST_DISTILL_STEPS
         self._task = task = UpkeepTask(
             distill_batches=[_tensors(inputs) for _ in range(steps)],
-            # what is pruned from the learner's own network is gone
+            # channels pruned from the learner's own network cannot be selected again
             reselects="selection" in due and not (self._quantisation_aware and self.ready),
             calibration=inputs.every() if calibrates else None,
             drift_inputs=inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
@@ -233,8 +230,7 @@ class Level:
         self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
 
     def adopt_result(self) -> None:
-        """Adopt what is done, all of it, so that the next artifact follows from it. Whatever went wrong in the worker
-        and is no matter of ranges is raised here."""
+        """Commit finished work as a whole, for the next artifact. Raises the worker's errors but CalibrationError."""
         if self._pending is None or not self._pending.done():
             return
         pending, self._pending, task = self._pending, None, self._task
@@ -250,7 +246,7 @@ class Level:
             self._validator.full_check_due = True
 
     def abandon(self) -> None:
-        """At the end of a run: forget what is in progress. An error that nobody has seen yet is logged."""
+        """At the end of a run: drop work in progress, and log an error that was not raised yet."""
         pending, self._pending = self._pending, None
         if pending is None or not pending.done() or pending.cancelled():
             return
@@ -263,7 +259,7 @@ class Level:
         return is_finite(self._module)
 
     def metrics(self) -> dict[str, float]:
-        """By name, without the scheme; means start anew. See the module's docstring."""
+        """Metrics by name, without the scheme; resets means. See the module's docstring."""
         statistics, checks, plan = self._statistics, self._validator.statistics, self._plan.statistics
         differences, count = checks.code_differences, statistics.reselections
         is_checked = checks.divergence is not None
@@ -294,7 +290,7 @@ class Level:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _refit(self, inputs: RecentInputs) -> None:
-        """At once, as it is worth little later."""
+        """Fit at once, as later the fit is outdated."""
         if not self.policy_is_finite():
             return
         try:
@@ -330,8 +326,9 @@ class Level:
             logger.info("%s is ready, calibrated on %d observations in %.0f ms", self.scheme, rows, elapsed_ms)
 
     def _withhold(self, error: CompressorError) -> None:
-        """Nothing is published until a check passes; the next is soon, later ones are rarer. Before each, channels and
-        ranges are selected and measured anew for the present weights."""
+        """Withhold the level until a check passes.
+
+        Checks follow with exponential back-off, each after a new selection and calibration."""
         self._statistics.withheld += 1
         self._validator.full_check_due = False
         if not self._withheld:
@@ -346,7 +343,7 @@ class Level:
         self._withheld = False
 
     def _warn_once(self, consequence: str, error: CompressorError) -> None:
-        """Log each cause once, whatever its numbers."""
+        """Log each cause once, ignoring the numbers in it."""
         cause = _NUMBER.sub("#", f"{consequence}: {error}")
         if cause not in self._causes:
             self._causes.add(cause)

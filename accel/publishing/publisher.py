@@ -1,10 +1,9 @@
 """From the learner's network to the actors' policies: bind, calibrate, compress, validate, publish.
 
-Artifacts travel as they are, neither deflated nor as differences. Weights in single precision hardly shrink; codes
-shrink well as differences from the version before, but encoding and decoding them takes longer than sending them whole
-except over links slower than a node's shared memory or a cluster's network, and as actors skip versions, the learner
-would have to know each one's. ``scripts/evidence/policy_transfer.py`` measures the link speed below which each
-encoding would pay.
+Artifacts are sent whole and uncompressed. Float32 weights hardly compress. Differences of integer codes compress well,
+but encoding and decoding them takes longer than sending the codes over shared memory or a cluster's network, and as
+actors skip versions, the learner would have to track each actor's. ``scripts/evidence/policy_transfer.py`` measures the
+link speed below which each encoding would pay.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from accel.experience.inputs import Array, policy_inputs
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import PolicyNetwork
 from accel.networks.fake_quantisation import FakeQuantisation
+from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, RecentInputs
 from accel.publishing.level import FULL_PRECISION, Level
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 from compressors.artifact import CompressedPolicy, Json
-from compressors.errors import CompressorError
+from compressors.errors import CompressorError, GraphError
 from compressors.pipeline import make_compressor
 from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
 from compressors.scheme import parse_scheme
@@ -43,20 +43,21 @@ logger = logging.getLogger("accel")
 class Publisher:
     """Compresses the network's acting part at every level in use and offers it to the actors.
 
-    A level is a scheme that actors may be assigned. What travels under a level's name says itself what it is: until
-    ``calibration_size`` real observations have been seen it is ``fp32``, as ranges guessed from anything else would be
-    wrong. Every artifact is validated (``accel.publishing.validation``); a bad one is withheld, logged once per cause
-    and counted, and ``fp32`` stands in for it until one passes again, so that no scheme ruins a run. With the torch
-    runtime the weights are published as they are, as long as they are finite.
+    A level is a scheme that actors may be assigned. An artifact carries its own scheme: until ``calibration_size`` real
+    observations have been seen, a level's artifact is ``fp32``, as ranges need real observations. Every artifact is
+    validated (``accel.publishing.validation``); a bad one is withheld, logged once per cause and counted, and ``fp32``
+    stands in for it until one passes again, so that no scheme ruins a run. With the torch runtime the weights are
+    published as they are, as long as they are finite.
 
     Students' training steps, selections of channels and bases, and later calibrations are done in the background
-    (``accel.publishing.background``). With ``actors = 0`` all is done at once, so that equal seeds give equal bits.
+    (``accel.publishing.background``). With ``actors = 0`` all of it is done at once, so that equal seeds give equal
+    bits.
 
     Args:
         config: the run's configuration.
         network: what the learner trains.
         divergence: of acting policies from the learner's, as the action rule sees it; None: KL of the distributions.
-        cpu_features: what every actor's CPU offers, which chooses between variants of int8; None: this machine's.
+        cpu_features: features of every actor's CPU, which select the int8 variant; None: this machine's.
         levels: schemes that may be used; None: the configured one. The first is in use until ``set_levels``.
     Attributes:
         replaced: levels in use for which fp32 stands in among the last payloads.
@@ -100,16 +101,16 @@ class Publisher:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Every scheme that unrolls of this run may carry; its index is the unrolls' scheme id."""
+        """Every scheme that unrolls of this run may have acted with; its index is the unrolls' scheme id."""
         return tuple(dict.fromkeys((FULL_PRECISION, *self.levels)))
 
     def set_levels(self, levels: Iterable[str], prepare: Iterable[str] = ()) -> None:
-        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept;
-        the open session that its artifacts are checked in goes when it is out of use.
+        """Use these levels from the next publication on. Each is bound once, which takes 30 to 400 ms, and kept; its
+        validation session is closed while it is out of use.
 
         Args:
             levels: to be published.
-            prepare: levels to prepare in the background, where they are not ready; they are published only when in use.
+            prepare: levels to prepare in the background if they are not ready; only levels in use are published.
         Raises:
             ConfigError: one is none of ``levels``, or does not suit the network; nothing changes then.
         """
@@ -138,8 +139,9 @@ class Publisher:
         return self._worker.busy
 
     def offers(self, level: str) -> bool:
-        """Whether actors that are assigned this level get it, rather than fp32 in its stead. Out of use: whether they
-        would, should it pass the check that it comes back with."""
+        """Whether actors assigned this level get it rather than fp32.
+
+        For a level out of use: whether they would get it if its next check passes."""
         return level in self._bound and self._bound[level].fit
 
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
@@ -151,7 +153,7 @@ class Publisher:
     def after_update(self) -> None:
         """Count a learner update and begin what is due at the levels in use, and at those to prepare.
 
-        Whatever went wrong in background work is raised here, or by ``payloads``.
+        Errors of background work are raised here or by ``payloads``.
         """
         if self._config.acting.actor_runtime == "torch":
             return
@@ -168,7 +170,7 @@ class Publisher:
         return self._recent.every()
 
     def payloads(self) -> Mapping[str, bytes]:
-        """The network as it is now at each level in use, to be published together; empty when everything is withheld.
+        """The current network at each level in use, to be published together; empty when everything is withheld.
 
         Transports carry the version beside the payload, so that an unchanged policy is recognised: artifacts travel as
         version 0 and only saved ones hold their own.
@@ -193,7 +195,7 @@ class Publisher:
         return offered if len(offered) == len(found) else {}
 
     def artifact(self, version: int, scheme: str | None = None) -> CompressedPolicy | None:
-        """The present policy as an artifact, for the run's directory; None with the torch runtime.
+        """The current policy as an artifact, for the run's directory; None with the torch runtime.
 
         Args:
             version: which it holds.
@@ -215,18 +217,22 @@ class Publisher:
             metrics |= {f"{name}/{scheme}": value for name, value in level.metrics().items()}
         return metrics
 
+    @property
+    def rows_per_actor(self) -> int:
+        """How many rows an actor's policy acts on at once."""
+        return self._config.acting.envs_per_actor * self._network.spec.agents
+
     def close(self) -> None:
-        """At the end of a run: no work is begun any more. What is in progress is waited for only briefly."""
+        """At the end of a run: begin no more work, and wait only briefly for work in progress."""
         self._worker.close(CLOSE_TIMEOUT_S)
         for level in self._bound.values():
             level.abandon()
 
     def _renewal_updates(self) -> int:
-        """Ranges outlive a calibration interval; a student must learn from where the policy is now, and a pruned policy
-        compensate for what is gone there."""
+        """Updates in which kept inputs are replaced: short for a student and for compensation, long for ranges."""
         config = self._config
         if any("prune" in level for level in self.levels):
-            return IMAGE_RENEWAL_UPDATES if self._network.spec.is_image else 1
+            return IMAGE_RENEWAL_UPDATES if self._network.spec.has_images else 1
         has_student = any("distill" in level for level in self.levels)
         return (
             REFILLS * config.compression.distill_interval_updates
@@ -242,7 +248,7 @@ class Publisher:
         return (*self._in_use, *(scheme for scheme in self._prepared if not self._bound[scheme].ready))
 
     def _start_work(self) -> None:
-        """Begin what is due, at the level first whose turn it is."""
+        """Begin due work, at the levels in turns."""
         maintained = self._maintained()
         turn = maintained.index(self._last_served) + 1 if self._last_served in maintained else 0
         for scheme in (*maintained[turn:], *maintained[:turn]):
@@ -257,7 +263,7 @@ class Publisher:
         self._adopt_results()
 
     def _adopt_results(self) -> None:
-        """Adopt what is done, at every level at once."""
+        """Commit finished work at every level."""
         for level in self._bound.values():
             was_ready = level.ready
             level.adopt_result()
@@ -265,7 +271,7 @@ class Publisher:
                 self._round_learner()
 
     def _round_learner(self) -> None:
-        """Let the learner compute as a ``qat`` level in use does, once that has ranges; otherwise in full precision."""
+        """Set the learner's fake quantisation: that of a ``qat`` level in use once it has ranges, else none."""
         rounded = [(scheme, level.quantiser) for scheme, level in self._levels_in_use() if level.quantiser is not None]
         self._network.fake_quantisation = None
         for scheme, quantiser in rounded:
@@ -287,8 +293,9 @@ class Publisher:
                 if is_quantisation_aware(scheme):
                     FakeQuantiser(plan, self._module)
             except CompressorError as error:
+                remedy = "; in torch: --actor-runtime torch --compressor fp32" if isinstance(error, GraphError) else ""
                 raise ConfigError(
-                    f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}"
+                    f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}{remedy}"
                 ) from error
             self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._validator(scheme))
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
@@ -300,17 +307,12 @@ class Publisher:
             self._validation_inputs,
             self._divergence,
             self._config.compression.max_publish_kl,
-            batch=self._config.acting.envs_per_actor if "int8-dynamic" in methods else None,
+            batch=self.rows_per_actor if "int8-dynamic" in methods else None,
             follows_policy="distill" not in methods,
         )
 
     def _example(self) -> dict[str, torch.Tensor]:
-        spec = self._network.spec
-        dtype = torch.uint8 if spec.observation_dtype == "uint8" else torch.float32
-        example = {"observations": torch.zeros(1, *spec.observation_shape, dtype=dtype)}
-        for i, shape in enumerate(self._network.state_shapes):
-            example[f"state_{i}"] = torch.zeros(1, *shape)
-        return example
+        return example_inputs(self._network.spec, self._network.state_shapes)
 
 
 def _canonical(scheme: str) -> str:

@@ -1,23 +1,22 @@
-"""A policy is validated before it reaches an actor: it loads, fits, is finite, and is close to the learner's.
+"""Validation of a policy before publication: it loads, has the right shapes, is finite, and is close to the learner's.
 
 A full check loads the artifact as an actor does and runs it on 256 recent rows (32 images). It is made of the first
 artifact of a level, of the first with new ranges or a new selection of channels and bases, and at an interval. Every
-other publication gets a quick check, as loading takes most of a full one: 16 rows (4 images), the newest first and then
-the older ones in turn, in a session that stays open and takes the weights as inputs (``ArtifactProbe``).
-
-Few rows say little about the mean over all. A quick check passes if two standard errors above the mean divergence of
-its rows are within the bound. Otherwise it takes three times as many further rows; if the bound is not met by all of
-them together either, it is inconclusive, and a full check decides at once, so that chance withholds no policy.
+other publication gets a quick check, as loading takes most of the time of a full one: 16 rows (4 images), the newest
+first and older ones in turns, in a session that stays open and takes the weights as inputs (``ArtifactProbe``). A quick
+check passes if the mean divergence of its rows plus two standard errors is within the bound. Otherwise it adds three
+times as many rows; if all of them together do not pass either, it is inconclusive, and a full check decides at once, so
+that no policy is withheld by chance.
 
 Outputs must be finite and of the right shapes whatever the bound. A bound of 0.5 nats is where the effective sample
 size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah with pruned actors learned up to 0.8 and
-collapsed above 2. What divergence means is the action rule's business: it is given from outside (``Divergence``).
+collapsed above 2. The divergence is the action rule's (``Divergence``).
 
-Schemes that quantise activations by the range of the batch (``int8-dynamic``) couple the rows of a batch, so that they
-are run at the actors' batch size. A payload that did not change is not checked again, except a student's, which stays
-as it is while the policy changes. 4-bit convolutions are loaded each time. ``qat`` is compared with the learner's
-rounded policy, and each full check compares all activation codes. An artifact for CPUs that can do more than this one
-is run, but not held to the bound: what this CPU saturates, the actors' do not.
+Schemes that quantise activations by the range of the batch (``int8-dynamic``) couple the rows of a batch, so they are
+run at the actors' batch size. An unchanged payload is not checked again, except a student's, as the policy changes
+while the student does not. 4-bit convolutions are loaded each time. ``qat`` is compared with the learner's rounded
+policy, and each full check compares all activation codes. An artifact for CPUs with more features than this one is run
+but not compared with the bound, as this CPU's kernels saturate where the actors' do not.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ FULL_IMAGES = 32
 QUICK_ROWS = 16
 QUICK_IMAGES = 4
 EXTENSION = 4
-"""By how much the sample of a quick check grows before it is inconclusive."""
+"""Factor by which the sample of a quick check grows before it is inconclusive."""
 STANDARD_ERRORS = 2.0
-"""Of a mean over few rows, that must fit below the bound too."""
+"""Standard errors added to a mean over few rows before it is compared with the bound."""
 
 Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
 
 
 class Divergence(Protocol):
-    """How far the policy that acts is from the learner's, by their first outputs: distribution parameters or values."""
+    """Distance of the acting policy from the learner's, by their first outputs: distribution parameters or values."""
 
     def __call__(self, student: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
         """[N, P] each to a differentiable scalar, which distilled students minimise."""
@@ -67,15 +66,14 @@ class Divergence(Protocol):
         ...
 
     def upper_bound(self, reference: Array, acting: Array) -> float:
-        """What no row's divergence exceeds, where that is found faster than the divergence; infinite otherwise."""
+        """An upper bound on every row's divergence, where it is cheaper to compute; infinite otherwise."""
         ...
 
 
 class ValidationInputs:
     """The rows on which policies are validated: recent ones, or random ones until there are any.
 
-    Every method takes the number of rows that are run at once, of which it returns a whole multiple; where too few are
-    kept, some occur twice.
+    Every method takes the batch size and returns a multiple of it, repeating rows if too few are kept.
 
     Args:
         spec: the environment's layout.
@@ -90,19 +88,19 @@ class ValidationInputs:
         self._random: Inputs = {}
 
     def full(self, batch: int = 1) -> Inputs:
-        """What a full check runs, [N, *shape] by name."""
-        rows = _rounded_up(FULL_IMAGES if self._spec.is_image else FULL_ROWS, batch)
+        """Rows of a full check, [N, *shape] by name."""
+        rows = _rounded_up(FULL_IMAGES if self._spec.has_images else FULL_ROWS, batch)
         return _whole_batches(self._recent.newest(rows) if self._recent.rows else self._random_rows(), batch)
 
     def quick(self, batch: int = 1) -> Inputs:
-        """A few of them, others at each call, to be read at once."""
+        """Rows of a quick check, other ones at each call; views, valid until the next call."""
         rows = self._quick_rows(batch)
         if self._recent.rows:
             return _whole_batches(self._recent.next_few(rows), batch)
         return _whole_batches({name: values[:rows] for name, values in self._random_rows().items()}, batch)
 
     def further(self, batch: int = 1) -> Inputs | None:
-        """Three times as many others, as copies; None where so many are not kept."""
+        """Three times as many further rows, as copies; None if too few are kept."""
         rows = self._quick_rows(batch)
         if self._recent.rows < EXTENSION * rows:
             return None
@@ -110,11 +108,11 @@ class ValidationInputs:
         return {name: np.concatenate([portion[name] for portion in portions]) for name in portions[0]}
 
     def _quick_rows(self, batch: int) -> int:
-        return _rounded_up(QUICK_IMAGES if self._spec.is_image else QUICK_ROWS, batch)
+        return _rounded_up(QUICK_IMAGES if self._spec.has_images else QUICK_ROWS, batch)
 
     def _random_rows(self) -> Inputs:
         if not self._random:
-            rows = FULL_IMAGES if self._spec.is_image else FULL_ROWS
+            rows = FULL_IMAGES if self._spec.has_images else FULL_ROWS
             self._random = random_inputs(self._spec, self._state_shapes, rows)
         return self._random
 
@@ -124,9 +122,9 @@ class ValidationStatistics:
     """What validation found at one level.
 
     Attributes:
-        divergence: mean at the last full check that ran through. age_updates: learner updates since then.
-        full_check_s: what the last full check took.
-        quick_checks: since whoever reads them last reset them. quick_check_s: their total time.
+        divergence: mean at the last complete full check. age_updates: learner updates since then. full_check_s:
+            duration of the last full check. quick_checks: since the last reset, by the reader. quick_check_s: their
+            total time.
         inconclusive_checks: quick checks after which a full one had to decide, over the whole run.
         code_differences: between the learner and its artifact at the last full check of a ``qat`` level.
     """
@@ -147,9 +145,8 @@ class Validator:
         inputs: what they are run on.
         divergence: of their first output from the policy's.
         bound: greatest mean divergence allowed; None: only shapes and finiteness count.
-        batch: rows that actors run at once, where outputs depend on that; None: any number will do.
-        follows_policy: whether bytes that are the same mean a policy that is the same; not so for students, which stay
-            as they are while the policy changes.
+        batch: the actors' batch size, where outputs depend on it; None: any. follows_policy: whether equal bytes mean
+            an equal policy; false for students, which stay unchanged while the policy changes.
     Attributes:
         full_check_due: whether the next artifact gets a full check.
     """
@@ -184,8 +181,8 @@ class Validator:
         """A quick check of a new payload; a full one when it is due, or when the quick one is inconclusive.
 
         Args:
-            artifact: what is going to be published. payload: its bytes.
-            module: the learner's acting module. quantiser: what the learner trains with at a ``qat`` level.
+            artifact: the artifact to publish. payload: its bytes.
+            module: the learner's acting module. quantiser: the learner's fake quantisation at a ``qat`` level.
         Raises:
             VerificationError: it cannot be loaded or run, an output has a wrong shape or is not finite, or the mean
                 divergence exceeds the bound.
@@ -214,7 +211,7 @@ class Validator:
         return found.measured
 
     def check_quickly(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> bool:
-        """Whether few rows show that the artifact is close enough, in a session that stays open.
+        """Whether a few rows suffice to show that the artifact is close enough, in a session that stays open.
 
         Raises:
             VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
@@ -239,7 +236,7 @@ class Validator:
         self.statistics.age_updates += 1
 
     def close(self) -> None:
-        """While the level is out of use: keep neither a session, nor a payload, nor what was found about one."""
+        """While the level is out of use: drop session, payload and findings."""
         self._probe = None
         self._passed = b""
         self.statistics.divergence = None
@@ -255,7 +252,7 @@ class Validator:
         return passes
 
     def _runnable(self, artifact: CompressedPolicy) -> tuple[CompressedPolicy, float | None]:
-        """What to run here, and the bound to hold it to."""
+        """The artifact to run on this machine, and its bound."""
         if set(artifact.cpu_features) <= cpu_features():
             return artifact, self._bound
         return dataclasses.replace(artifact, cpu_features=()), None
@@ -266,7 +263,7 @@ class Validator:
     def _outputs(
         self, artifact: CompressedPolicy, module: torch.nn.Module, inputs: Inputs, batch: int
     ) -> tuple[Array, Array]:
-        """First outputs [N, P] of policy and artifact, after a look at all; N is a multiple of the batch."""
+        """First outputs [N, P] of policy and artifact, after checking all outputs; N is a multiple of the batch."""
         found = self._run(artifact, inputs, batch)
         if self._device is None:
             self._device = next(module.parameters()).device

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as deserialise
 from safetensors.torch import save as serialise
 from torch import Tensor
 
@@ -27,7 +28,7 @@ _FILE_NAME = re.compile(r"step-(\d{12,})\.safetensors")
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """Everything that training goes on from.
+    """Everything needed to continue training.
 
     Attributes:
         tensors: parameters and buffers by name, as in a ``state_dict``; on the CPU after loading.
@@ -49,7 +50,7 @@ class CheckpointState:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, of which the newest ``keep`` stay. One process writes at a time."""
+    """The checkpoints of one run; the newest ``keep`` are kept. Only one process writes at a time."""
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         """Args: directory: made at the first save; keep: at least 1."""
@@ -73,9 +74,9 @@ class CheckpointStore:
     def save(self, state: CheckpointState) -> Path:
         """Write a checkpoint, then remove what is older than the newest ``keep``; returns its path.
 
-        Until the new one is complete on disk nothing old is touched. Raises: OSError.
+        Old ones are removed only when the new one is complete on disk. Raises: OSError.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)
         remove_partial_files(self._directory)
         path = self._directory / f"step-{state.env_steps:012d}.safetensors"
         save_checkpoint(path, state)
@@ -97,19 +98,36 @@ class CheckpointStore:
 
 
 def save_checkpoint(path: Path, state: CheckpointState) -> None:
-    """Write ``state`` to ``path`` atomically: a kill at any moment leaves the file that was there, or the new one.
+    """Write ``state`` to ``path`` atomically: a kill leaves the old file or the complete new one.
 
     Raises: OSError; TypeError for state that a checkpoint cannot hold.
     """
+    text, tensors = _document(state)
+    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": _checksum(text, tensors)}
+    write_atomically(path, serialise(tensors, metadata))
+
+
+def pack_state(state: CheckpointState) -> bytes:
+    """A state as it travels between the learners of a run; ``unpack_state`` restores it to the last bit."""
+    text, tensors = _document(state)
+    head = text.encode()
+    return len(head).to_bytes(8, "little") + head + serialise(tensors)
+
+
+def unpack_state(content: bytes) -> CheckpointState:
+    """Inverse of ``pack_state``. Raises CheckpointError."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return _parse(Path("learner 0's state"), content[8:end].decode(), deserialise(content[end:]))
+
+
+def _document(state: CheckpointState) -> tuple[str, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     document = {
         "tensors": flatten(dict(state.tensors), tensors, "model"),
         "algorithm": flatten(state.algorithm, tensors, "algorithm"),
         "counters": flatten(state.counters, tensors, "counters"),
     }
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "document": text, "sha256": _checksum(text, tensors)}
-    write_atomically(path, serialise(tensors, metadata))
+    return json.dumps(document, allow_nan=False, separators=(",", ":")), tensors
 
 
 def load_checkpoint(path: Path) -> CheckpointState:
@@ -149,9 +167,9 @@ def pack_generators(**generators: np.random.Generator | torch.Generator) -> dict
 
 
 def load_generators(packed: Mapping[str, Tree], **generators: np.random.Generator | torch.Generator) -> None:
-    """Put packed states back, in place. CUDA's are left alone where the number of devices differs.
+    """Restore packed states in place. CUDA's are skipped if the number of devices differs.
 
-    Raises: CheckpointError when a generator has no state there, or one of another kind.
+    Raises: CheckpointError a generator's state is missing, or of another kind.
     """
     named = packed.get("named")
     if not isinstance(named, Mapping) or set(named) != set(generators):

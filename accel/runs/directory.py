@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Self
 import tomlkit
 
 from accel.config import did_you_mean
+from accel.config.files import FORMAT_VERSION, VERSION_KEY, read_options
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.system.atomic import remove_partial_files, write_atomically
-from accel.system.untrusted import read_toml
 
 if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
@@ -49,6 +49,7 @@ class RunDirectory:
         """Args: path: absolute; lock: descriptor that holds the lock, or None for reading only."""
         self.path = path
         self._lock = lock
+        self._identity = None if lock is None else _identity(path)
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
@@ -128,6 +129,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """Directory of the checkpoint with the best evaluation while the run trained; ``load_best`` reads it."""
+        return self.path / "best"
+
+    @property
     def policy(self) -> Path:
         """Directory of exported policies."""
         return self.path / "policy"
@@ -135,6 +141,7 @@ class RunDirectory:
     def write_config(self, values: Mapping[str, object], comments: Mapping[str, str] | None = None) -> None:
         """Write ``config.toml``; ``comments`` by key stand above the keys. Raises RunDirectoryError."""
         document = tomlkit.document()
+        document.add(VERSION_KEY, tomlkit.item(FORMAT_VERSION))
         for key, value in values.items():
             for line in (comments or {}).get(key, "").splitlines():
                 document.add(tomlkit.comment(line))
@@ -142,9 +149,9 @@ class RunDirectory:
         self._write(self.config, tomlkit.dumps(document).encode())
 
     def read_config(self) -> dict[str, object]:
-        """The values in ``config.toml``. Raises RunDirectoryError when it is damaged."""
+        """The values in ``config.toml``. Raises RunDirectoryError: damaged; ConfigError: of another format version."""
         try:
-            return read_toml(self.config)
+            return read_options(self.config)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.config} cannot be read ({error}): restore it, or start a new run"
@@ -186,20 +193,47 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
         return before.count(b"\n")
 
+    def check_exists(self) -> None:
+        """Raises RunDirectoryError where the directory was removed, moved or replaced since this process opened it."""
+        if self._identity is not None and _identity(self.path) != self._identity:
+            raise RunDirectoryError(
+                f"{self.path} was removed, moved or replaced while the run was writing to it, so the run ends: put it "
+                "back to go on from its newest checkpoint by --resume"
+            )
+
+    def check_space(self, needed_bytes: int) -> None:
+        """Raises RunDirectoryError where the file system has less than that free."""
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < needed_bytes:
+            raise RunDirectoryError(
+                f"{self.path} has {free_bytes / 2**20:.1f} MiB free, and the run's checkpoints and policies need "
+                f"{needed_bytes / 2**20:.1f} MiB: make room, lower --keep-checkpoints, or choose another --results-dir"
+            )
+
     def latest_env_steps(self) -> int:
         """Environment steps behind the newest checkpoint, by its name; zero before the first."""
         names = (re.fullmatch(r"step-(\d+)\.safetensors", path.name) for path in self.checkpoints.glob("step-*"))
         return max((int(match[1]) for match in names if match), default=0)
 
     def save_checkpoint(self, state: CheckpointState, *, keep: int = 2) -> Path:
-        """Write a checkpoint and remove all but the newest ``keep``; returns its path. Raises RunDirectoryError."""
+        """Write a checkpoint and remove all but the newest ``keep``; returns its path.
+
+        Raises: RunDirectoryError: it does not fit, and older checkpoints are as they were; the directory is gone.
+        """
         from accel.runs.checkpoint import CheckpointStore
 
         self._check_writable()
+        self.check_exists()
+        store = CheckpointStore(self.checkpoints, keep)
         try:
-            return CheckpointStore(self.checkpoints, keep).save(state)
+            return store.save(state)
         except OSError as error:
-            raise RunDirectoryError(f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}") from error
+            self.check_exists()
+            newest = store.latest()
+            kept = "there is no earlier one" if newest is None else f"{newest.name} is kept"
+            raise RunDirectoryError(
+                f"cannot write a checkpoint to {self.checkpoints}: {error.strerror}; {kept}"
+            ) from error
 
     def load_checkpoint(self) -> CheckpointState:
         """The newest checkpoint. Raises CheckpointError when there is none or it is damaged."""
@@ -208,6 +242,17 @@ class RunDirectory:
         store = CheckpointStore(self.checkpoints)
         if store.latest() is None:
             raise CheckpointError(f"{self.path} holds no checkpoint yet: start the run anew under another --name")
+        return store.load_latest()
+
+    def load_best(self) -> CheckpointState:
+        """The weights with the best evaluation. Raises CheckpointError where there was none, or they are damaged."""
+        from accel.runs.checkpoint import CheckpointStore
+
+        store = CheckpointStore(self.best)
+        if store.latest() is None:
+            raise CheckpointError(
+                f"{self.path} kept no best policy: train with --evaluate-every N, or leave out --which best"
+            )
         return store.load_latest()
 
     def abandon(self) -> None:
@@ -238,11 +283,14 @@ class RunDirectory:
 
     def _write(self, path: Path, content: bytes) -> None:
         self._check_writable()
+        self.check_exists()
         try:
-            path.parent.mkdir(exist_ok=True)
+            if path.parent != self.path:
+                path.parent.mkdir(exist_ok=True)
             write_atomically(path, content)
         except OSError as error:
-            raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+            remedy = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise RunDirectoryError(f"cannot write {path}: {error.strerror}{remedy}") from error
 
 
 def _similar_run(path: Path) -> str:
@@ -252,6 +300,17 @@ def _similar_run(path: Path) -> str:
     except OSError:
         runs = ()
     return did_you_mean(path.name, runs)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a directory from a later one at the same path; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            return None
+        raise RunDirectoryError(f"cannot look at {path}: {error.strerror}") from error
+    return status.st_dev, status.st_ino
 
 
 def _lock(path: Path) -> int:

@@ -1,8 +1,9 @@
-"""``accel.evaluate``: what a trained policy earns, full or compressed, with an interval and on repeatable seeds."""
+"""``accel.evaluate``: returns of a trained policy, full or compressed, with an interval, on repeatable seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ FULL_PRECISION = "fp32"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes of one policy, and of the same policy in full precision where that was asked for.
+    """Episodes of one policy and, if requested, of the same policy in full precision.
 
     Attributes:
         run: the run's directory. env: the environment's id.
@@ -57,7 +58,7 @@ class Evaluation:
         return None if self.baseline is None else paired_difference(self.episodes, self.baseline)
 
     def text(self) -> str:
-        """The figures in a few lines."""
+        """The result in a few lines."""
         how = "greedy" if self.greedy else "sampled"
         trained = f", trained on {self.env_steps:,} environment steps" if self.env_steps else ""
         lines = [
@@ -100,7 +101,7 @@ def evaluate(
     envs: int = DEFAULT_ENVS,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Play a trained policy through the session that actors use, and say what it earned.
+    """Play a trained policy in the session that actors use, and measure its returns.
 
         import accel
         from pathlib import Path
@@ -110,8 +111,8 @@ def evaluate(
     Args:
         run: a run's directory, or the run loaded.
         scheme: how to compress the policy; full precision when None. Ranges come from observations that it meets.
-        artifact: an artifact to play instead, or its file, such as what the actors had at last in policy/.
-        episodes: how many; the first ones started count, each from its own seed.
+        artifact: an artifact to play instead, or its file, such as the actors' last one in policy/.
+        episodes: how many, each from its own seed; the first ones started count.
         seed: of environments and noise.
         greedy: most likely actions instead of samples.
         baseline: also play full precision on the same seeds.
@@ -130,26 +131,19 @@ def evaluate(
     text = str(parse_scheme(scheme or FULL_PRECISION))
     loaded = load_run(run) if isinstance(run, Path) else run
     progress = SilentProgress() if progress is None else progress
-    if artifact is None and text != FULL_PRECISION:
-        progress.begin(f"compressing as {text}")
-    if isinstance(artifact, CompressedPolicy):
-        policy = artifact
-    else:
-        policy = compress_run(loaded, text, seed) if artifact is None else read_artifact(artifact, loaded)
+    policy = _policy(loaded, text, artifact, seed, progress)
     if video is not None:
         from accel.runs.video import record_episode
 
         progress.begin(f"recording {video}")
         record_episode(policy, loaded, video, seed=seed, greedy=greedy, progress=progress)
+    on_seeds = partial(play, run=loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
     progress.begin(f"playing {policy.scheme}")
-    played = play(policy, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
-    full: Episodes | None = None
-    if baseline and policy.scheme == FULL_PRECISION and artifact is None:
-        full = played
-    elif baseline:
+    played = on_seeds(policy)
+    full = played if baseline else None
+    if baseline and (artifact is not None or policy.scheme != FULL_PRECISION):
         progress.begin(f"playing {FULL_PRECISION} on the same seeds")
-        whole = loaded.compress(FULL_PRECISION)
-        full = play(whole, loaded, episodes=episodes, seed=seed, greedy=greedy, envs=envs, progress=progress)
+        full = on_seeds(loaded.compress(FULL_PRECISION))
     return Evaluation(
         run=str(loaded.path),
         env=loaded.config.environment.env,
@@ -163,6 +157,19 @@ def evaluate(
         baseline=full,
         video=None if video is None else str(video),
     )
+
+
+def _policy(
+    run: TrainedPolicy, scheme: str, artifact: Path | CompressedPolicy | None, seed: int, progress: Progress
+) -> CompressedPolicy:
+    """The artifact to play: the given one, or the policy under the scheme."""
+    if isinstance(artifact, CompressedPolicy):
+        return artifact
+    if artifact is not None:
+        return read_artifact(artifact, run)
+    if scheme != FULL_PRECISION:
+        progress.begin(f"compressing as {scheme}")
+    return compress_run(run, scheme, seed)
 
 
 def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPolicy:
@@ -181,15 +188,12 @@ def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
         artifact = CompressedPolicy.read(path)
     except OSError as error:
         raise ConfigError(f"cannot read artifact {path}: {error.strerror}") from None
-    observations, *states = artifact.inputs
-    if (
-        observations.with_batch(1)[1:] != run.spec.observation_shape
-        or artifact.outputs[0].with_batch(1)[1:] != (run.rule.output_size,)
-        or len(states) != len(run.policy.state_shapes)
-    ):
+    found = [(tensor.name, tensor.with_batch(1)) for tensor in artifact.inputs]
+    wanted = [(name, tuple(example.shape)) for name, example in run.example_inputs.items()]
+    if found != wanted or artifact.outputs[0].with_batch(1)[1:] != (run.rule.output_size,):
         raise ConfigError(
-            f"artifact {path} maps {observations.shape} and {len(states)} states to {artifact.outputs[0].shape}, which "
-            f"is not the policy of {run.path}: give an artifact of this run"
+            f"artifact {path} maps {dict(found)} to {artifact.outputs[0].shape}, which is not the policy of "
+            f"{run.path}: give an artifact of this run"
         )
     return artifact
 
@@ -222,10 +226,11 @@ def _mean(episodes: Episodes) -> Interval | None:
 
 
 def _verdict(difference: Interval, *, repeats: bool) -> str:
-    """What a difference says; nothing where games repeat, since its interval counts them as different ones."""
+    """The verdict on a difference; undecided if games repeat, as the interval counts them as independent."""
     if repeats:
         return "undecided, as games repeat each other"
-    return f"{'differs from' if difference.low > 0 or difference.high < 0 else 'cannot be told from'} zero"
+    differs = difference.low > 0 or difference.high < 0
+    return "significantly different from zero" if differs else "not significantly different from zero"
 
 
 def _figures(name: str, episodes: Episodes) -> str:

@@ -1,15 +1,16 @@
-"""What a scheme gains or loses against fp32 on this machine: both in turns, on a run's own observations."""
+"""A scheme against fp32 on this machine: speed, measured in turns, and mismatch, on a run's own observations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from accel.algorithms.base import Algorithm
+from accel.algorithms.distributions import ActionDistribution
+from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
 from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import weight_only_layers
@@ -25,19 +26,20 @@ def compare_with_fp32(
     artifact: CompressedPolicy,
     fp32: CompressedPolicy,
     inputs: Mapping[str, Array],
-    algorithm: Algorithm,
+    distribution: Callable[[torch.Tensor], ActionDistribution],
+    action: ActionSpec,
     *,
     batch: int,
     env_us: float,
 ) -> SchemeComparison:
-    """Time both policies in turns and compare what they answer; takes about a tenth of a second.
+    """Time both policies in turns and compare their outputs; takes about a tenth of a second.
 
     Args:
         artifact: the compressed policy. fp32: the same weights, uncompressed.
         inputs: [N, *shape] by input name, real ones.
-        algorithm: says which policy outputs make.
+        distribution: of outputs [N, P]. action: the action space.
         batch: rows per call, as on an actor.
-        env_us: what an environment's vector step takes there, for proportion.
+        env_us: duration of a vector step of the environments, for comparison.
     """
     sessions = [PolicySession(a, batch=batch) for a in (artifact, fp32)]
     rows = len(next(iter(inputs.values())))
@@ -51,9 +53,9 @@ def compare_with_fp32(
         for k in (0, 1) if turn % 2 else (1, 0):
             samples[k].append(1e6 * _seconds(sessions[k], calls))
     params = [torch.from_numpy(_outputs(session, inputs, batch)) for session in sessions]
-    compressed, full = (algorithm.distribution(p, None) for p in params)
+    compressed, full = (distribution(p) for p in params)
     agreement = None
-    if algorithm.network.spec.action.kind != "gaussian":
+    if action.kind != "gaussian":
         agreement = float((compressed.mode() == full.mode()).float().mean())
     return SchemeComparison(
         scheme=artifact.scheme,

@@ -1,4 +1,4 @@
-"""What the starting process hands to the learner's rank, as one JSON text."""
+"""The job that the starting process passes to the learner's rank, as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 import os
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 import accel.errors as errors
 from accel.config import TrainConfig
-from accel.errors import AccelError, ConfigError
+from accel.envs.spaces import EnvSpec
+from accel.errors import AccelError, MissingExtraError
 from accel.networks.text import parse_network
 from accel.runs.directory import default_run_name
+from accel.system.extras import install_command, missing_distributions
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Job:
         columns: width of the user's terminal, or None when the output is not one.
         command: the user's command line.
         token: unlike that of any other job; a summary that carries it was written by this one.
+        compressor_chosen: whether the user named the compressor, by a flag, a file or in Python.
     """
 
     config: TrainConfig
@@ -36,6 +39,7 @@ class Job:
     columns: int | None = None
     command: tuple[str, ...] = ()
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    compressor_chosen: bool = False
 
     @property
     def name(self) -> str:
@@ -47,6 +51,15 @@ class Job:
         """Where the run's files are, or will be."""
         return self.resume or self.config.run.results_dir / self.name
 
+    def for_observations(self, spec: EnvSpec) -> Self:
+        """The same with the network that ``auto`` is for such observations.
+
+        Raises:
+            ConfigError: ``auto`` has no network for such observations.
+        """
+        network = str(parse_network(self.config.policy.network).for_observations(spec))
+        return replace(self, config=self.config.replace(network=network))
+
     def to_text(self) -> str:
         """JSON; ``from_text`` restores an equal job."""
         return json.dumps(
@@ -57,6 +70,7 @@ class Job:
                 "columns": self.columns,
                 "command": list(self.command),
                 "token": self.token,
+                "compressor_chosen": self.compressor_chosen,
             }
         )
 
@@ -72,20 +86,22 @@ class Job:
             value["columns"],
             tuple(value["command"]),
             value["token"],
+            value["compressor_chosen"],
         )
 
 
 def check_config(config: TrainConfig) -> TrainConfig:
-    """What needs more than the config's own types: canonical scheme and network texts, and a name.
+    """Complete a validated config: canonical scheme and network texts, and a name.
 
     Raises:
+        MissingExtraError: wandb is asked for and not installed.
         ConfigError: an unknown scheme, network or core; the message lists what there is.
     """
     from accel.tuning.choice import parse_choice
 
     choice = parse_choice(config.compression.compressor, config.policy.network)
-    if choice.kind == "auto" and max(config.acting.actors, 1) * config.acting.envs_per_actor < 2:
-        raise ConfigError("compressor = 'auto' compares levels side by side and needs two environments at least")
+    if config.run.wandb is not None and (missing := missing_distributions("wandb")):
+        raise MissingExtraError(f"wandb = '{config.run.wandb}' needs {', '.join(missing)}: {install_command('wandb')}")
     name = config.run.name or default_run_name(config.environment.env, config.run.seed)
     return config.replace(compressor=str(choice), network=str(parse_network(config.policy.network)), name=name)
 
@@ -110,7 +126,7 @@ def _kernel_started_at() -> float:
 
 
 def error_of_kind(kind: str, message: str) -> AccelError:
-    """The error that an actor reported by name, to be raised as if it had happened here."""
+    """The error that an actor reported by name, to be raised on the learner."""
     found = getattr(errors, kind, AccelError)
     is_ours = isinstance(found, type) and issubclass(found, AccelError)
     return found(message) if is_ours else AccelError(message)

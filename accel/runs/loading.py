@@ -1,4 +1,4 @@
-"""A run that was trained before: its configuration, its environment's layout and its network, ready to be played."""
+"""A finished or running training run, loaded to be played: configuration, environment layout and network."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
-from accel.acting.rules import ActionRule, make_rule
+from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import ActionDistribution
@@ -25,12 +25,13 @@ from accel.runs.summary import Summary
 from accel.runs.trained_policy import TrainedPolicy
 from accel.tuning.choice import FULL_PRECISION, parse_choice
 
-_PREFIX = "network."
+PREFIX = "network."
+Which = Literal["newest", "best"]
 
 
 @dataclass(frozen=True)
 class TrainedRun(TrainedPolicy):
-    """What a run has learnt.
+    """The policy of a run.
 
     Attributes:
         algorithm: its networks with the newest checkpoint's weights, on the CPU.
@@ -48,10 +49,20 @@ class TrainedRun(TrainedPolicy):
         """The policy's side of the network: observations and state to distribution parameters and next state."""
         return self.network.acting_module().eval()
 
-    @cached_property
-    def rule(self) -> ActionRule:
-        """See ``TrainedPolicy.rule``."""
-        return make_rule(self.algorithm.rule, self.spec.action)
+    @property
+    def rule_spec(self) -> RuleSpec:
+        """See ``TrainedPolicy.rule_spec``."""
+        return self.algorithm.rule
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """See ``TrainedPolicy.identity``."""
+        return {"run": str(self.path), "policy_version": self.version}
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """See ``TrainedPolicy.arguments``."""
+        return (str(self.path),)
 
     @property
     def divergence(self) -> PolicyDivergence:
@@ -66,15 +77,16 @@ class TrainedRun(TrainedPolicy):
     @property
     def normalisation(self) -> str:
         """See ``TrainedPolicy.normalisation``."""
-        if self.spec.observation_dtype == "uint8":
-            return "divided by 255"
-        if self.network.normaliser is not None:
-            return "(x - mean) / deviation over training, clipped to [-10, 10]"
-        return "none"
+        images, numbers = "divided by 255", "(x - mean) / deviation over training, clipped to [-10, 10]"
+        if not self.spec.has_images:
+            return "none" if self.network.normaliser is None else numbers
+        if not self.spec.parts:
+            return images
+        return f"images {images}" if self.network.normaliser is None else f"images {images}, others {numbers}"
 
     @property
     def scheme(self) -> str:
-        """The compression scheme that actors had at the end, also where it was annealed or tuned."""
+        """The compression scheme of the actors at the end of training, also if it was annealed or tuned."""
         choice = parse_choice(self.config.compression.compressor, self.config.policy.network)
         if choice.schedule is not None:
             return choice.schedule.level_at(self.env_steps)
@@ -90,7 +102,7 @@ class TrainedRun(TrainedPolicy):
         return self.algorithm.distribution(outputs, None)
 
 
-def load_run(path: Path) -> TrainedRun:
+def load_run(path: Path, *, which: Which = "newest") -> TrainedRun:
     """Read a run's configuration and its newest checkpoint.
 
         run = load_run(Path("results/cartpole"))
@@ -98,6 +110,7 @@ def load_run(path: Path) -> TrainedRun:
 
     Args:
         path: a run directory, such as ``results/NAME``; it may still be running.
+        which: ``best``: the policy of the best evaluation while it trained (``--evaluate-every``).
     Raises:
         RunDirectoryError: the path is no run directory.
         ConfigError: its configuration is not valid for this version of accel.
@@ -108,7 +121,7 @@ def load_run(path: Path) -> TrainedRun:
     """
     run = RunDirectory.open(path, read_only=True)
     config = TrainConfig.from_json(run.read_config())
-    state = run.load_checkpoint()
+    state = run.load_best() if which == "best" else run.load_checkpoint()
     try:
         spec = EnvSpec.from_json(cast("dict[str, object]", state.counters["spec"]))
         version = state.counters["version"]
@@ -119,7 +132,7 @@ def load_run(path: Path) -> TrainedRun:
             f"the checkpoint of {run.path} lacks the environment's layout or the policy's version ({error!r}): "
             "it is of another version of accel"
         ) from error
-    weights = {name.removeprefix(_PREFIX): t for name, t in state.tensors.items() if name.startswith(_PREFIX)}
+    weights = {name.removeprefix(PREFIX): t for name, t in state.tensors.items() if name.startswith(PREFIX)}
     try:
         _check_shapes(config, spec, weights)
         algorithm = make_algorithm(config, spec, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Play seeded episodes with a policy, compressed or in torch, without favouring short ones; collect real inputs."""
+"""Play seeded episodes with a policy, compressed or in torch, without bias to short ones; collect real inputs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from accel.display.progress import Progress, SilentProgress
 from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
+from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from compressors.artifact import CompressedPolicy
@@ -30,20 +31,20 @@ Picture = npt.NDArray[np.uint8]
 DEFAULT_ENVS = 16
 MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
 _NOISE_ROWS = 64
-# seed streams of evaluation and collection, disjoint from those of actors, which use their ranks
+# seed streams of evaluation and collection, different from the actors', which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Finished episodes in the order in which they were seeded: episode i of two calls has one seed.
+    """Finished episodes in the order of their seeds: episode i of two calls has the same seed.
 
     Attributes:
         returns: [n] undiscounted sums of the environment's own rewards.
         lengths: [n] steps.
         seconds: wall-clock time, environments included.
-        env_steps: steps in all, those of environments that waited for others included.
-        distinct: how many different games there are among them, told apart by return, length and last observation.
+        env_steps: all steps, including those of environments that waited for others. distinct: number of different
+            episodes, by return, length and last observation.
     """
 
     returns: npt.NDArray[np.float64]
@@ -54,7 +55,7 @@ class Episodes:
 
     @property
     def caveat(self) -> str | None:
-        """What to say of games that repeat each other: their interval is narrower than chance would have it."""
+        """A warning if games repeat each other, as their interval is too narrow; else None."""
         if self.distinct == len(self.returns):
             return None
         return (
@@ -77,8 +78,8 @@ def play(
 ) -> Episodes:
     """Play n episodes, each from its own seed.
 
-    Every environment plays one episode, then all are seeded anew: the first n episodes *started* count, not the first n
-    finished, which would favour short ones. Two policies that are played with the same arguments meet the same seeds
+    Every environment plays one episode, then all are seeded anew: the first n episodes *started* count; the first n
+    finished would be biased to short ones. Two policies that are played with the same arguments meet the same seeds
     and, when sampling, the same noise.
 
         run = load_run(Path("results/cartpole"))
@@ -91,7 +92,7 @@ def play(
         seed: of environments and noise; unrelated to the training's.
         greedy: take the most likely actions instead of sampling.
         envs: how many environments play at once; part of what a seed means.
-        max_episode_steps: an episode without an end is an error after this many steps.
+        max_episode_steps: a longer episode is an error.
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
         progress: advanced after every step.
     Raises:
@@ -108,8 +109,8 @@ def play(
         )
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-    player = make_player(policy, run.policy.state_shapes, width)
-    environment = run.make_env(width, (seed, _EVALUATION, 0), render=frame is not None)
+    environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
+    player = make_player(policy, run, environment.num_envs)
     progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
     env_steps, start = 0, time.perf_counter()
@@ -129,7 +130,7 @@ def play(
 
 
 class _Round:
-    """One episode in each environment, of which the first ``count`` matter."""
+    """One episode in each environment, of which the first ``count`` are used."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class _Round:
         self._running = np.arange(environment.num_envs) < count
 
     def play(self, max_episode_steps: int, name: str) -> Iterator[tuple[int, int]]:
-        """Until every episode that matters has ended; yields (vector steps, episodes ended) after every step."""
+        """Step until the used episodes have ended; yields (vector steps, episodes ended) after every step."""
         environment, running = self._environment, self._running
         count = int(np.count_nonzero(running))
         action = environment.spec.action
@@ -224,9 +225,11 @@ def collect_inputs(
     envs = min(envs, rows)
     moments = -(-rows // envs)
     steps = max(steps, moments)
+    environment = run.make_env(-(-envs // run.spec.agents), (seed, _COLLECTION))
+    envs = environment.num_envs
+    moments = -(-rows // envs)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
-    player = make_player(run.compress("fp32") if policy is None else policy, run.policy.state_shapes, envs)
-    environment = run.make_env(envs, (seed, _COLLECTION))
+    player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
     progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
@@ -244,7 +247,7 @@ def collect_inputs(
 def _sampled_inputs(
     environment: VectorEnvironment, player: Player, rule: ActionRule, seed: int, steps: int
 ) -> Iterator[dict[str, Array]]:
-    """The policy's inputs step by step, over episode ends, with the recurrent state zeroed where an episode begins."""
+    """The policy's inputs step by step, across episodes; the recurrent state is zeroed where an episode begins."""
     spec, envs = environment.spec, environment.num_envs
     sampler = rule.bind(Seat(envs, _NOISE_ROWS), np.random.default_rng((seed, _COLLECTION)))
     actions = np.zeros((envs, *spec.action.shape), spec.action.dtype)
@@ -301,16 +304,20 @@ class Player(Protocol):
 class SessionPlayer:
     """Plays a session, as actors do."""
 
-    def __init__(self, session: ActingSession) -> None:
+    def __init__(self, session: ActingSession, spec: EnvSpec) -> None:
         self._session = session
-        self._observations, *states = session.inputs.values()
+        self._spec = spec
+        names = spec.split(np.zeros(spec.observation_shape, spec.observation_dtype))
+        states = [array for name, array in session.inputs.items() if name not in names]
+        self._observed = {name: session.inputs[name] for name in names}
         self._params, *following = session.outputs.values()
         self._states = list(zip(states, following, strict=True))
         self._before = [np.zeros_like(state) for state in states]
 
     def params(self, observations: Array, first: Bools | None) -> Floats:
         """See ``Player.params``."""
-        self._observations[...] = observations
+        for name, part in self._spec.split(observations).items():
+            self._observed[name][...] = part
         for (state, _), before in zip(self._states, self._before, strict=True):
             if first is not None:
                 state[first] = 0
@@ -322,15 +329,16 @@ class SessionPlayer:
 
     def inputs(self) -> dict[str, Array]:
         """See ``Player.inputs``."""
-        return dict(zip(self._session.inputs, (self._observations, *self._before), strict=True))
+        return dict(zip(self._session.inputs, (*self._observed.values(), *self._before), strict=True))
 
 
 class TorchPlayer:
     """Plays an acting module in torch: the reference that artifacts are measured against."""
 
-    def __init__(self, module: torch.nn.Module, state_shapes: tuple[tuple[int, ...], ...], batch: int) -> None:
+    def __init__(self, module: torch.nn.Module, run: TrainedPolicy, batch: int) -> None:
         self._module = module
-        self._states = tuple(torch.zeros(batch, *shape) for shape in state_shapes)
+        self._spec = run.spec
+        self._states = tuple(torch.zeros(batch, *shape) for shape in run.policy.state_shapes)
         self._inputs: dict[str, Array] = {}
 
     @torch.inference_mode()
@@ -339,9 +347,11 @@ class TorchPlayer:
         if first is not None:
             keep = torch.from_numpy(np.logical_not(first))
             self._states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in self._states)
-        self._inputs = {"observations": observations}
+        parts = self._spec.split(observations)
+        self._inputs = dict(parts)
         self._inputs.update({f"state_{i}": state.numpy() for i, state in enumerate(self._states)})
-        outputs = self._module(torch.from_numpy(np.ascontiguousarray(observations)), *self._states)
+        tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts.values()]
+        outputs = self._module(*tensors, *self._states)
         params, *states = outputs if isinstance(outputs, tuple) else (outputs,)
         self._states = tuple(states)
         array: Floats = params.numpy()
@@ -352,11 +362,12 @@ class TorchPlayer:
         return self._inputs
 
 
-def make_player(policy: Policy, state_shapes: tuple[tuple[int, ...], ...], batch: int) -> Player:
-    """A player of ``batch`` environments; ``state_shapes``, of one environment's recurrent state, is for torch modules.
+def make_player(policy: Policy, run: TrainedPolicy, batch: int) -> Player:
+    """A player of ``batch`` environments of the run's layout.
 
     Raises: ArtifactError when an artifact cannot be loaded.
     """
     if isinstance(policy, torch.nn.Module):
-        return TorchPlayer(policy, state_shapes, batch)
-    return SessionPlayer(PolicySession(policy, batch=batch) if isinstance(policy, CompressedPolicy) else policy(batch))
+        return TorchPlayer(policy, run, batch)
+    session = PolicySession(policy, batch=batch) if isinstance(policy, CompressedPolicy) else policy(batch)
+    return SessionPlayer(session, run.spec)

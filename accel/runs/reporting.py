@@ -1,6 +1,6 @@
 """``accel.report`` and ``accel.compare``: read runs, have the monitor analyse them and write pages.
 
-A run is a directory, or its samples alone, kept beside a result in a ``runs.json`` and read as if they were one.
+A run is a directory, or the samples kept of it in the ``runs.json`` of a result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def report(
             runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
             only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
         out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
-        choices: threshold, grouping, confidence; see ``monitor.report.analysis.Choices``.
+        choices: threshold, grouping, labels, confidence; see ``monitor.report.analysis.Choices``.
         overwrite: replace a report that is there.
     Raises:
         ReportError, RunDirectoryError: not a run, no metrics yet, runs of several environments, or ``out`` exists or
@@ -74,7 +74,7 @@ def compare(
 
     Args:
         baseline: a run, or a directory of runs of one configuration; those of ``runs`` that are its seeds join it.
-        runs: what to compare with it, like ``report``'s.
+        runs: the runs to compare with it, as for ``report``.
         out: the directory to make; default: ``comparison`` in the working directory.
         choices: also the margin of "same return" and ``force``, which compares runs of another environment, machine or
             budget and marks them instead of refusing.
@@ -119,7 +119,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
-    """What a run directory holds for a report; damage is noted, not fatal, wherever something is left.
+    """Read a run directory for a report; damaged files are noted and skipped if any records are readable.
 
     Args:
         path: the run directory.

@@ -1,4 +1,4 @@
-"""Nested state to flat tensors plus JSON and back, bit for bit: what optimizers, generators and counters consist of."""
+"""Nested state (of optimisers, generators, counters) to flat tensors plus JSON and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TENSOR, _ARRAY, _TUPLE, _MAPPING, _FLOAT = "$tensor", "$array", "$tuple", "$map
 def flatten(tree: Tree, tensors: dict[str, Tensor], path: str) -> Json:
     """Put the tree's tensors and arrays into ``tensors`` and return the rest as JSON that refers to them by name.
 
-    Tensors are copied to the CPU, so that the result does not change with the state it was taken from.
+    Tensors are copied to the CPU, so later changes of the state do not affect the result.
 
     Args:
         tree: tensors, numpy arrays and scalars, numbers, strings, None, in lists, tuples and mappings with string or

@@ -1,4 +1,4 @@
-"""What a run did, for its summary.json and for the last lines a user reads."""
+"""The outcome of a run, for its summary.json and the final lines on the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
+from monitor.report.bottleneck import limit_of, shares_of
 
 
 def _unwritten(value: object) -> object:
@@ -52,8 +53,8 @@ class SchemeComparison:
     fp32_bytes: _Bytes
     weight_only: bool = False
 
-    def text(self) -> str:
-        """One or two sentences with the figures and the advice they carry."""
+    def text(self, *, chosen: bool = True) -> str:
+        """One or two sentences with the figures; fp32 is advised only where the user chose the compressor."""
         ratio = self.fp32_us / self.policy_us
         saved = (self.fp32_us - self.policy_us) / (self.env_us + self.fp32_us)
         speed = f"{ratio:.2f}x fp32's speed"
@@ -68,7 +69,8 @@ class SchemeComparison:
         elif ratio > 0.95:
             verdict = f"{self.scheme} gains nothing here ({speed}): the call costs more than the layers"
         else:
-            verdict = f"{self.scheme} loses here ({speed}): --compressor fp32 would be faster"
+            advice = ": --compressor fp32 would be faster" if chosen else ""
+            verdict = f"{self.scheme} loses here ({speed}){advice}"
         agreement = "" if self.agreement is None else f", same greedy action {self.agreement:.1%}"
         return (
             f"{verdict}. Per vector step of {self.batch}: environment {self.env_us:.0f} us, policy "
@@ -78,6 +80,35 @@ class SchemeComparison:
         )
 
 
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """Greedy episodes that were played while the run trained (``--evaluate-every``).
+
+    Attributes:
+        mean: mean return of the newest policy that was played. env_steps: behind it. episodes: how many.
+        best_mean, best_env_steps: those of the best policy, which is kept.
+    """
+
+    mean: _Real
+    env_steps: _Count
+    episodes: _Count
+    best_mean: _Real
+    best_env_steps: _Count
+
+    def text(self) -> str:
+        """One line."""
+        return (
+            f"greedy evaluation: mean return {self.mean:.1f} over {self.episodes} episodes after {self.env_steps:,} "
+            f"environment steps; best {self.best_mean:.1f} after {self.best_env_steps:,}, which is kept."
+        )
+
+
+_HELP = {
+    "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): a GPU (--device cuda), "
+    "more cores, --mixed-precision bf16 or a smaller network would help, faster actors would not.",
+    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): more --actors on more "
+    "cores, or a faster environment (--backend envpool, or a vectorised one) would help, compression would not.",
+}
 _LOADING = ("deserialise", "load")
 _MUCH_LOADING = 0.1
 
@@ -89,14 +120,20 @@ class Summary:
     Attributes:
         path: the run directory. reason: why it stopped.
         scheme: of the last policy. compressor: what was asked for, which may choose schemes itself, as ``auto`` does.
+        compressor_chosen: whether the user named it; else it is a default or a preset's.
         training_s: first unroll waited for until the last update. wall_s: from the user's command until then.
         env_steps_per_s: valid steps consumed by the learner per second of training_s.
         return_mean: mean return of the last finished training episodes, None before the first.
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.
         mixed_precision: what the learner computed in, ``none`` for single precision.
+        evaluation: what greedy episodes earned meanwhile; None without ``--evaluate-every``.
+        warnings: what collapsed meanwhile, in sentences with what to try.
         finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
-        job: token of the job that wrote it.
+        job: token of the job that wrote it. format_version: of the file.
+        cpu_s: CPU-seconds of training: the learner's process, and what actors did not wait.
+        energy_j: joules of training; None where the machine has no readable counters and no watts were stated.
+        energy_source: where they come from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -121,13 +158,22 @@ class Summary:
     lag: Mapping[str, _Real | None]
     dropped_unrolls: _Count
     dead_actors: _Count
+    actor_restarts: _Count = 0
+    environment_restarts: _Count = 0
     learner_s: Mapping[str, _Real] = field(default_factory=dict)
     actor_s: Mapping[str, _Real] = field(default_factory=dict)
     comparison: SchemeComparison | None = None
     compressor: str = ""
+    compressor_chosen: bool = True
     mixed_precision: str = "none"
+    evaluation: EvaluationSummary | None = None
+    warnings: tuple[str, ...] = ()
     finished: bool = True
     job: str = ""
+    format_version: Literal[1] = 1
+    cpu_s: _Real | None = None
+    energy_j: _Real | None = None
+    energy_source: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -143,9 +189,10 @@ class Summary:
             problem = f"({error.strerror}); the run did not end in order"
         except ValidationError as error:
             found = error.errors(include_url=False)[0]
-            problem = f"({'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}); it was changed or damaged"
+            where = ".".join(map(str, found["loc"])) or "the file"
+            problem = f"({where}: {found['msg']}); it was changed, damaged, or written by another version of accel"
         except ValueError as error:
-            problem = f"({error}); it was changed or damaged"
+            problem = f"({error}); it was changed, damaged, or written by another version of accel"
         raise CheckpointError(f"{run_path} holds no readable summary.json {problem}")
 
     def suggestions(self) -> list[str]:
@@ -154,6 +201,8 @@ class Summary:
         path = shlex.quote(str(where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where))
         lines = [] if self.finished else [f"accel train --resume {path}    (continues the run)"]
         lines.append(f"accel evaluate {path}    (plays the policy)")
+        if self.evaluation is not None:
+            lines.append(f"accel evaluate {path} --which best    (plays the best policy; so does accel export)")
         tuned = self.compressor.startswith("auto")
         no_gain = self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us
         if no_gain or (tuned and self.scheme == "fp32"):
@@ -172,6 +221,15 @@ class Summary:
             lines.insert(0, "source .venv/bin/activate")
         return lines
 
+    def limit(self) -> str:
+        """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
+        shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
+        found = None if shares is None else limit_of(shares)
+        if shares is None or found not in _HELP:
+            return ""
+        share = shares.actor_wait if found == "learner" else shares.environment
+        return _HELP[found].format(share=share)
+
     def text(self) -> str:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
@@ -181,13 +239,21 @@ class Summary:
             f"{self.wall_s:.1f} s since the command started.",
             f"policy lag {' / '.join(_number(self.lag.get(f'lag_{which}')) for which in ('min', 'mean', 'max'))} "
             f"versions (min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, "
-            f"{self.dead_actors} actors died.",
+            f"{self.dead_actors} actors died, {self.actor_restarts} were replaced.",
             f"learner ({self.device}{'' if self.mixed_precision == 'none' else ', ' + self.mixed_precision}): "
             f"{_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
         ]
+        if self.evaluation is not None:
+            lines.append(self.evaluation.text())
+        lines += [f"Warning: {warning}" for warning in self.warnings]
+        if limit := self.limit():
+            lines.append(limit)
+        if self.cpu_s is not None:
+            energy = "" if self.energy_j is None else f"; {self.energy_j:,.0f} J ({self.energy_source})"
+            lines.append(f"{self.cpu_s:,.1f} CPU-seconds of training{energy}.")
         if self.comparison is not None:
-            lines.append(self.comparison.text())
+            lines.append(self.comparison.text(chosen=self.compressor_chosen))
         lines.append(f"Everything is in {self.path}. Try next:")
         lines += [f"  {line}" for line in self.suggestions()]
         return "\n".join(lines)

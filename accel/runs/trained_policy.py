@@ -1,5 +1,5 @@
-"""A trained policy with the environment that it plays, whoever trained it: what playing, compressing, measuring and
-exporting take. ``accel.runs.loading.TrainedRun`` is what our own training leaves."""
+"""A trained policy and its environment, the input of playing, compressing, measuring and exporting: a run of ours
+(``accel.runs.loading.TrainedRun``) or an imported policy (``accel.imports.policy``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accel.acting.rules import ActionRule, Seat
+from accel.acting.rules import ActionRule, RuleSpec, Seat, make_rule
 from accel.algorithms.distributions import ActionDistribution
 from accel.config import TrainConfig
 from accel.envs import VectorEnvironment, make_vector_env
@@ -23,6 +23,7 @@ from accel.envs.actions import action_converter
 from accel.envs.base import Actions, Seed
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
+from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from compressors.artifact import CompressedPolicy, Json
@@ -32,7 +33,7 @@ from compressors.plan import Compressor, Plan
 Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
 _DISTILL = "distill"
-# enough for a small student to follow a small policy; seconds
+# distillation steps, enough for a small student of a small policy; takes seconds
 _LESSONS, _LESSON_BATCH, _LESSON_ROWS = 2000, 256, 4096
 
 
@@ -60,44 +61,56 @@ class TrainedPolicy(ABC):
 
     @property
     @abstractmethod
-    def rule(self) -> ActionRule:
-        """How outputs become actions."""
+    def rule_spec(self) -> RuleSpec:
+        """The rule that turns outputs into actions, by name."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, str | int]:
+        """What identifies the policy and its weights, in plain JSON."""
+
+    @property
+    @abstractmethod
+    def arguments(self) -> tuple[str, ...] | None:
+        """The command-line arguments that name it; None for a module that only this process has."""
 
     @property
     @abstractmethod
     def divergence(self) -> PolicyDivergence:
-        """How far two policies with these outputs are apart."""
+        """The divergence between two policies with these outputs."""
 
     @property
     @abstractmethod
     def architecture(self) -> str:
-        """The network in a few characters, for tables and cards."""
+        """The network in a short text, for tables and cards."""
 
     @property
     @abstractmethod
     def normalisation(self) -> str:
-        """What becomes of observations inside the graph, in words."""
+        """How the graph normalises observations, in words."""
 
     @property
     @abstractmethod
     def scheme(self) -> str:
-        """The compression scheme to take where none is given."""
+        """The default compression scheme."""
 
     @abstractmethod
     def distribution(self, outputs: Tensor) -> ActionDistribution:
         """The action distribution of outputs [..., P]."""
 
+    @cached_property
+    def rule(self) -> ActionRule:
+        """The rule that turns outputs into actions."""
+        return make_rule(self.rule_spec, self.spec.action)
+
     @property
     def example_inputs(self) -> dict[str, Tensor]:
-        """One row of zeros for each input of ``policy``, in order."""
-        dtype = torch.uint8 if self.spec.observation_dtype == "uint8" else torch.float32
-        inputs = {"observations": torch.zeros(1, *self.spec.observation_shape, dtype=dtype)}
-        inputs.update({f"state_{i}": torch.zeros(1, *shape) for i, shape in enumerate(self.policy.state_shapes)})
-        return inputs
+        """One row of zeros for each input of ``policy``, in order; a mask of ones."""
+        return example_inputs(self.spec, self.policy.state_shapes)
 
     @property
     def metadata(self) -> dict[str, Json]:
-        """What artifacts carry: the action space, the environment and the network's text."""
+        """Metadata of artifacts: the action space, the environment and the network's text."""
         action = self.spec.action.to_json()
         return {"action": action, "env": self.config.environment.env, "network": self.architecture}  # type: ignore[dict-item]
 
@@ -113,8 +126,8 @@ class TrainedPolicy(ABC):
 
         Args:
             scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
-            calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; schemes
-                with activation ranges need them, students learn from them, others may choose better with them.
+            calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; needed for activation
+                ranges, students and the selection of channels.
             cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
         Raises:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
@@ -123,7 +136,7 @@ class TrainedPolicy(ABC):
         plan = self.compressor(scheme, cpu=cpu).bind(
             self.policy,
             self.example_inputs,
-            None if teaches else calibration,  # ranges are those of the student that was taught
+            None if teaches else calibration,  # the trained student is calibrated instead
             output_names=self.policy.output_names,
             metadata=self.metadata,
         )
@@ -133,7 +146,7 @@ class TrainedPolicy(ABC):
         return plan.refresh(self.policy, version=self.version)
 
     def calibration_rows(self, scheme: str) -> int:
-        """How many real inputs ``compress`` should be given for a scheme; students learn from more than ranges need."""
+        """Number of real inputs that ``compress`` needs for a scheme; a student needs more than ranges do."""
         rows = self.config.compression.calibration_size
         return max(rows, _LESSON_ROWS) if _DISTILL in scheme else rows
 
@@ -145,7 +158,7 @@ class TrainedPolicy(ABC):
             plan.distill_step(self.policy, {name: torch.from_numpy(array[chosen]) for name, array in inputs.items()})
 
     def make_env(self, num_envs: int, seed: Seed, *, render: bool = False) -> VectorEnvironment:
-        """The environments that the policy was trained on, anew.
+        """New environments of the kind that the policy was trained on.
 
         Args:
             num_envs: B.
@@ -156,9 +169,10 @@ class TrainedPolicy(ABC):
         """
         environment = make_env(self.config, num_envs, seed, render=render)
         ours, theirs = self.spec, environment.spec
-        if (ours.observation_shape, ours.observation_dtype, ours.action) != (
+        if (ours.observation_shape, ours.observation_dtype, ours.parts, ours.action) != (
             theirs.observation_shape,
             theirs.observation_dtype,
+            theirs.parts,
             theirs.action,
         ):
             environment.close()
@@ -169,15 +183,17 @@ class TrainedPolicy(ABC):
             )
         return environment
 
-    def act(self, observation: npt.ArrayLike, *, first: bool = False, greedy: bool = True) -> Array:
+    def act(self, observation: object, *, first: bool = False, greedy: bool = True) -> Array:
         """An action of full precision, as the environment's ``step`` takes it; for scripts, not for speed.
 
             run = accel.load_run(Path("results/cartpole"))
             action = run.act(observation)
 
         Args:
-            observation: one observation [*shape], or a batch of them [B, *shape]. Dict and other spaces are flattened
-                first, with ``gymnasium.spaces.flatten``.
+            observation: one observation [*shape], or a batch of them [B, *shape]. A Dict observation as the environment
+                gives it, or a dictionary of batches; where masks come in info, ``{"observations": observation,
+                "action_mask": info["action_mask"]}``. Tuple and index observations are flattened first, with
+                ``gymnasium.spaces.flatten``.
             first: an episode begins: a recurrent policy starts from a state of zeros. The state is kept between calls.
             greedy: take the most likely action instead of sampling.
         Returns:
@@ -185,16 +201,9 @@ class TrainedPolicy(ABC):
         Raises:
             ConfigError: the observation has another shape. EnvError: the environment cannot be made.
         """
-        shape = self.spec.observation_shape
-        rows = np.asarray(observation, self.spec.observation_dtype)
-        if rows.shape not in (shape, (len(rows), *shape) if rows.ndim else shape):
-            raise ConfigError(
-                f"the observation has shape {rows.shape}, and the policy takes {shape}, or a batch of them: flatten it "
-                "with gymnasium.spaces.flatten, or apply the environment's wrappers"
-            )
-        batch = rows.reshape(-1, *shape)
-        actions = self._scripted.act(batch, first, greedy)
-        return actions if rows.shape != shape else actions[0]
+        rows, single = self._scripted.rows(observation)
+        actions = self._scripted.act(rows, first, greedy)
+        return actions[0] if single else actions
 
     @cached_property
     def _scripted(self) -> _ScriptedActor:
@@ -208,9 +217,29 @@ class _ScriptedActor:
         environment = trained.make_env(1, 0)
         environment.close()
         self._to_env = action_converter(environment.action_space)
+        self._layout = environment.layout
         self._trained = trained
         self._rng = np.random.default_rng(trained.config.run.seed)
         self._state: tuple[Tensor, ...] = ()
+
+    def rows(self, observation: object) -> tuple[Array, bool]:
+        """Observations as they travel, [B, *shape], and whether it was one alone. Raises ConfigError."""
+        spec, layout = self._trained.spec, self._layout
+        if not spec.parts:
+            return _plain_rows(spec, cast(npt.ArrayLike, observation))
+        if layout.holds(observation):
+            rows = layout.empty(1)
+            layout.write(observation, rows[0])
+            return rows, True
+        try:
+            rows = layout.empty(len(_first_leaf(observation)))
+            layout.write_batch(observation, rows)
+            return rows, False
+        except (TypeError, KeyError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"the observation is none of {layout.space}, nor a batch of them ({type(error).__name__}: {error}): "
+                "give a dictionary, as the environment does"
+            ) from error
 
     @torch.inference_mode()
     def act(self, observations: Array, first: bool, greedy: bool) -> Array:
@@ -218,7 +247,8 @@ class _ScriptedActor:
         policy, batch = self._trained.policy, len(observations)
         if first or not self._state or len(self._state[0]) != batch:
             self._state = tuple(torch.zeros(batch, *shape) for shape in policy.state_shapes)
-        outputs, *state = policy(torch.from_numpy(np.ascontiguousarray(observations)), *self._state)
+        parts = self._trained.spec.split(observations).values()
+        outputs, *state = policy(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts), *self._state)
         self._state = tuple(state)
         action = self._trained.spec.action
         chosen = np.zeros((batch, *action.shape), action.dtype)
@@ -231,8 +261,25 @@ class _ScriptedActor:
         return self._to_env(cast(Actions, sampler.to_env(chosen)))
 
 
+def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]:
+    shape = spec.observation_shape
+    rows = np.asarray(observation, spec.observation_dtype)
+    if rows.shape not in (shape, (len(rows), *shape) if rows.ndim else shape):
+        raise ConfigError(
+            f"the observation has shape {rows.shape}, and the policy takes {shape}, or a batch of them: flatten it "
+            "with gymnasium.spaces.flatten, or apply the environment's wrappers"
+        )
+    return rows.reshape(-1, *shape), rows.shape == shape
+
+
+def _first_leaf(observation: object) -> Array:
+    while isinstance(observation, Mapping | tuple):
+        observation = next(iter(observation.values() if isinstance(observation, Mapping) else observation))
+    return np.asarray(observation)
+
+
 TRAINED = 1 << 62
-"""Environment steps after which every schedule of exploration is at its end."""
+"""Environment steps after which every exploration schedule has reached its end."""
 
 
 def make_env(config: TrainConfig, num_envs: int, seed: Seed = 0, *, render: bool = False) -> VectorEnvironment:

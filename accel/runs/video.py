@@ -111,7 +111,7 @@ def _set_up_drawing() -> None:
 
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Suppress logs and warnings of rendering libraries; their failures are exceptions."""
+    """Suppress logs and warnings of rendering libraries; failures still raise."""
     levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(glfw|pygame|pkg_resources|OpenGL|imageio)\b")

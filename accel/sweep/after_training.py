@@ -25,6 +25,7 @@ from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.loading import TrainedRun
 from accel.runs.playing import collect_inputs, play
+from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.objectives import AFTER_TRAINING, Values
 from accel.sweep.options import CandidateOptions
 from accel.sweep.pareto import Candidate
@@ -48,12 +49,12 @@ logger = logging.getLogger("accel")
 
 
 class AfterTraining:
-    """One trained run under search; see ``driver.Experiment``."""
+    """One trained policy under search; see ``driver.Experiment``."""
 
     metrics = AFTER_TRAINING
     kind = "after training"
 
-    def __init__(self, run: TrainedRun, options: CandidateOptions, study: StudyOptions) -> None:
+    def __init__(self, run: TrainedPolicy, options: CandidateOptions, study: StudyOptions) -> None:
         """Raises ConfigError: an empty space, or ``agreement`` of continuous actions."""
         if not options.max_kl > 0:
             raise ConfigError(f"max_kl = {options.max_kl}: give a bound above 0, in nats")
@@ -72,7 +73,7 @@ class AfterTraining:
     @property
     def title(self) -> str:
         """See ``driver.Experiment.title``."""
-        return f"{self._run.config.environment.env}, {self._run.config.policy.network}, run {self._run.path.name}"
+        return f"{self._run.config.environment.env}, {self._run.architecture}, {self._run.path.name}"
 
     @property
     def bench(self) -> Workbench:
@@ -90,8 +91,7 @@ class AfterTraining:
         options = self._options
         return {
             "kind": self.kind,
-            "run": str(self._run.path),
-            "policy_version": self._run.version,
+            **self._run.identity,
             "layers": [layer.name for layer in self._space.layers],
             "bits": list(options.choices.bits),
             "prune": list(options.choices.pruned),
@@ -180,15 +180,19 @@ class AfterTraining:
         """See ``driver.Experiment.label``."""
         return str(trial.user_attrs.get(_SCHEME, "?"))
 
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
+    def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
         """See ``driver.Experiment.configuration``: the run's own, with the scheme in it."""
+        if not isinstance(self._run, TrainedRun):
+            return None
         config = self._run.config.replace(compressor=self.label(trial), actor_runtime="onnxruntime", name=None)
         return {name: value for name, value in config.to_toml_values().items() if name != "results_dir"}
 
     def export_command(self, label: str, directory: Path) -> str | None:
         """See ``driver.Experiment.export_command``."""
-        run, out = shlex.quote(str(self._run.path)), shlex.quote(str(directory))
-        return f"accel export {run} --scheme {shlex.quote(label)} --format onnx --out {out}"
+        if self._run.arguments is None:
+            return None
+        scheme = ("--scheme", label, "--format", "onnx", "--out", str(directory))
+        return shlex.join(("accel", "export", *self._run.arguments, *scheme))
 
     def how_measured(self) -> str:
         """See ``driver.Experiment.how_measured``."""
@@ -250,14 +254,14 @@ class CallTime:
 
 
 class Workbench:
-    """Measures schemes on one trained run; all but the latency is deterministic.
+    """Measures schemes on one trained policy; all but the latency is deterministic.
 
     Attributes:
         fp32: the uncompressed artifact.
         caveat: about the episodes played last, None for none.
     """
 
-    def __init__(self, run: TrainedRun, options: CandidateOptions, seed: int) -> None:
+    def __init__(self, run: TrainedPolicy, options: CandidateOptions, seed: int) -> None:
         """Plays to collect real observations. Raises what ``collect_inputs`` raises."""
         self._run, self._options, self._seed = run, options, seed
         self._batch = options.batch or run.config.acting.envs_per_actor
@@ -273,7 +277,10 @@ class Workbench:
     def screen(self, artifact: CompressedPolicy) -> dict[str, float]:
         """``kl``; ``policy_us`` and ``fp32_us``, medians measured in turns; ``bytes``; ``agreement`` of discrete
         actions."""
-        found = compare_with_fp32(artifact, self.fp32, self._inputs, self._run.algorithm, batch=self._batch, env_us=0.0)
+        run = self._run
+        found = compare_with_fp32(
+            artifact, self.fp32, self._inputs, run.distribution, run.spec.action, batch=self._batch, env_us=0.0
+        )
         measured = {
             "kl": found.kl, "policy_us": found.policy_us, "fp32_us": found.fp32_us, "bytes": float(found.bytes),
         }  # fmt: skip
@@ -291,7 +298,7 @@ class Workbench:
     def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[CallTime]:
         """Times of a policy call of each of at least one artifact, in turns over many rounds."""
         sessions = [PolicySession(artifact, batch=self._batch) for artifact in artifacts]
-        rows = np.resize(np.arange(len(self._inputs["observations"])), self._batch)
+        rows = np.resize(np.arange(len(next(iter(self._inputs.values())))), self._batch)
         calls = []
         for session in sessions:
             for name, values in self._inputs.items():

@@ -19,6 +19,7 @@ from accel.display.text import duration
 from accel.errors import ConfigError, SweepError
 from accel.json_object import Json
 from accel.runs.loading import load_run
+from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.after_training import AfterTraining
 from accel.sweep.in_training import InTraining
 from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Metric, Values
@@ -91,12 +92,12 @@ class Experiment(Protocol):
         """The trial's candidate in a line; trials of equal labels are one candidate."""
         ...
 
-    def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
-        """TOML values with which ``accel train`` trains the trial's candidate."""
+    def configuration(self, trial: FrozenTrial) -> Mapping[str, object] | None:
+        """TOML values with which ``accel train`` trains the trial's candidate; None where something else trained it."""
         ...
 
     def export_command(self, label: str, directory: Path) -> str | None:
-        """The command that exports a candidate into a directory; None if it must be trained first."""
+        """The command that exports a candidate into a directory; None if it must be trained first, or has no file."""
         ...
 
     def how_measured(self) -> str:
@@ -116,7 +117,7 @@ class SweepResult:
         directory: of all outputs.
         front: the Pareto front, best in the first objective first.
         trials: number of the study's trials that have ended.
-        configurations: TOML files of the front, in its order.
+        configurations: TOML files of the front, in its order; none for an imported policy.
         exports: commands that export the front, in its order; none in training.
         tally: how all trials ended, in a line.
     """
@@ -164,7 +165,7 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
 
 
 def sweep_run(
-    run: Path,
+    run: Path | TrainedPolicy,
     search: SearchOptions | None = None,
     candidates: CandidateOptions | None = None,
     *,
@@ -176,7 +177,7 @@ def sweep_run(
         print(result.front[0].label)
 
     Args:
-        run: a run directory with a checkpoint.
+        run: a run directory with a checkpoint, or a trained policy, also an imported one.
         search: how the study searches; objectives and constraints of ``objectives.AFTER_TRAINING``.
         candidates: how candidates are made and measured.
         command: the command line, for the record.
@@ -184,8 +185,8 @@ def sweep_run(
         AccelError: one clear message; nothing is written before all input is checked.
     """
     search, candidates = search or SearchOptions(), candidates or CandidateOptions()
-    trained = load_run(run)
-    directory = search.directory(trained.path.name)
+    trained = load_run(run) if isinstance(run, Path) else run
+    directory = search.directory(trained.path.stem if trained.path.is_file() else trained.path.name)
     options = search.study_options(AFTER_TRAINING, directory, 100, ("return", "latency", "bytes"))
     if options.pruner != "none":
         raise ConfigError(
@@ -250,7 +251,11 @@ def _conclude(
         front=found,
         balanced=balanced(found, objectives),
         labels={trial.number: experiment.label(trial) for trial in study.get_trials(deepcopy=False)},
-        configurations={row.number: experiment.configuration(study.trials[row.number]) for row in found},
+        configurations={
+            row.number: values
+            for row in found
+            if (values := experiment.configuration(study.trials[row.number])) is not None
+        },
         command=tuple(command),
         exports=exports,
         how_measured=experiment.how_measured(),
@@ -310,7 +315,7 @@ def _check_directory(directory: Path, about: Mapping[str, object]) -> None:
     try:
         found = json.loads(file.read_bytes())
         differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
     if differing:
         what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)

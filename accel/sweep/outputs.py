@@ -39,7 +39,7 @@ class Findings:
         references: fp32's values.
         rows: all candidates. front: the Pareto front. balanced: the most balanced one of the front.
         labels: of all trials, by number.
-        configurations: of the front, by trial number.
+        configurations: of the front, by trial number; none for an imported policy.
         command: the command line.
         exports: commands that export the front, in its order; none in training.
         how_measured: how the metrics were measured.
@@ -75,25 +75,30 @@ def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Pa
     figure = FrontFigure(findings.rows, findings.front, objectives, findings.references, bounds, title)
     write_atomically(directory / "pareto.png", figure.draw())
     write_atomically(directory / "importance.png", draw_importances(importance, title))
-    return files
+    return tuple(files.values())
 
 
-def _write_configurations(findings: Findings, directory: Path) -> tuple[Path, ...]:
+def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path]:
+    """TOML files by trial number."""
     best = directory / "best"
     shutil.rmtree(best, ignore_errors=True)
-    if findings.front:
+    if findings.configurations:
         best.mkdir()
-    files: list[Path] = []
+    files: dict[int, Path] = {}
     for place, row in enumerate(findings.front, 1):
+        if row.number not in findings.configurations:
+            continue
         figures = ", ".join(f"{q.name} {row.values[q.name]:.6g}" for q in findings.options.objectives)
         comment = f"# Trial {row.number} of a sweep {findings.kind} of {findings.title}: {figures}.\n"
         path = best / f"{place:02d}-trial-{row.number:04d}.toml"
         write_atomically(path, (comment + tomlkit.dumps(findings.configurations[row.number])).encode())
-        files.append(path)
-    return tuple(files)
+        files[row.number] = path
+    return files
 
 
-def _document(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Sequence[Path]) -> Json:
+def _document(
+    findings: Findings, study: Study, importance: Mapping[str, Importance], files: Mapping[int, Path]
+) -> Json:
     options, differences = findings.options, _differences(study)
     by_number = {trial.number: trial for trial in study.trials}
     return {
@@ -113,8 +118,8 @@ def _document(findings: Findings, study: Study, importance: Mapping[str, Importa
         "fp32": dict(findings.references),
         "front": [
             _candidate_json(row, differences.get(row.number))
-            | {"configuration": f"best/{path.name}", "balanced": row is findings.balanced}
-            for row, path in zip(findings.front, files, strict=True)
+            | {"configuration": _relative(files, row), "balanced": row is findings.balanced}
+            for row in findings.front
         ],
         "importances": {name: dataclasses.asdict(found) for name, found in importance.items()},
         "subject": study.user_attrs.get("sweep"),
@@ -123,6 +128,10 @@ def _document(findings: Findings, study: Study, importance: Mapping[str, Importa
         "trials": [_trial_json(trial, findings.labels[number]) for number, trial in by_number.items()
                    if number in findings.labels],
     }  # fmt: skip
+
+
+def _relative(files: Mapping[int, Path], row: Candidate) -> str | None:
+    return f"best/{files[row.number].name}" if row.number in files else None
 
 
 def _candidate_json(row: Candidate, difference: Interval | None) -> Json:
@@ -168,7 +177,7 @@ def _measured_trials(study: Study) -> Trials:
     return [(trial.params, trial.user_attrs[MEASURED]) for trial in trials]
 
 
-def _markdown(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Sequence[Path]) -> str:
+def _markdown(findings: Findings, study: Study, importance: Mapping[str, Importance], files: Mapping[int, Path]) -> str:
     options = findings.options
     columns, differences = _columns(findings), _differences(study)
     constraints = ", ".join(constraint.text for constraint in options.constraints) or "none"
@@ -189,19 +198,23 @@ def _markdown(findings: Findings, study: Study, importance: Mapping[str, Importa
     if not findings.front:
         lines += ["**No trial meets the constraints.** All trials are in pareto.json.", ""]
     lines += [
-        "| trial | " + " | ".join([*(column.title for column in columns), *extra]) + " | candidate | train with |",
-        "|---|" + "---:|" * (len(columns) + len(extra)) + "---|---|",
+        "| trial | "
+        + " | ".join([*(column.title for column in columns), *extra])
+        + " | candidate |"
+        + (" train with |" if files else ""),
+        "|---|" + "---:|" * (len(columns) + len(extra)) + "---|" + ("---|" if files else ""),
     ]
     if findings.references:
         known = [_value_text(findings.references.get(column.name)) for column in columns] + [""] * len(extra)
-        lines.append("| fp32 | " + " | ".join(known) + " | the uncompressed policy | |")
-    for row, path in zip(findings.front, files, strict=True):
+        lines.append("| fp32 | " + " | ".join(known) + " | the uncompressed policy |" + (" |" if files else ""))
+    for row in findings.front:
         values = [_value_text(row.values.get(column.name)) for column in columns]
         if extra:
             found = differences.get(row.number)
             values.append("" if found is None else f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}]")
+        trained = f" {_relative(files, row)} |" if files else ""
         mark = " **balanced**" if row is findings.balanced else ""
-        lines.append(f"| {row.number}{mark} | " + " | ".join(values) + f" | `{row.label}` | best/{path.name} |")
+        lines.append(f"| {row.number}{mark} | " + " | ".join(values) + f" | `{row.label}` |{trained}")
     if findings.exports:
         lines += ["", "To export one:", "", "```", *findings.exports, "```"]
     return "\n".join([*lines, "", *_importance_lines(importance), ""])

@@ -11,9 +11,10 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
@@ -60,7 +61,7 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if url.startswith("journal:"):
                 path = Path(url.removeprefix("journal:"))
-                return optuna.storages.JournalStorage(JournalFileBackend(str(path), _RepairingLock(path)))
+                return optuna.storages.JournalStorage(_Journal(path))
             if url.startswith("redis"):
                 return optuna.storages.JournalStorage(JournalRedisBackend(url))
             database = sqlite_path(url)
@@ -110,6 +111,34 @@ class _RepairingLock(JournalFileSymlinkLock):
                     self._journal, size - complete,
                 )  # fmt: skip
         return acquired
+
+
+class _Journal(JournalFileBackend):
+    """A journal file. A damaged record inside it is an error: without it, later records would mean other trials."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _RepairingLock(path))
+        self._path = path
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """See ``JournalFileBackend.read_logs``. Raises SweepError."""
+        records = super().read_logs(log_number_from)
+        while True:
+            try:
+                record: object = next(records, None)
+            except (ValueError, RecursionError) as error:
+                raise self._damaged(error) from error
+            if record is None:
+                return
+            if not isinstance(record, dict) or not isinstance(record.get("op_code"), int):
+                raise self._damaged(ValueError("a line is no record"))
+            yield record
+
+    def _damaged(self, error: Exception) -> SweepError:
+        return SweepError(
+            f"journal {self._path} is damaged inside ({_first_line(error)}), and later records depend on what is lost: "
+            "restore the file, or start anew with another --storage"
+        )
 
 
 @contextmanager

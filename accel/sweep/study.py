@@ -189,13 +189,7 @@ def work(
                 "stopping after %.0f s, as --max-seconds says; run the same command to continue", options.max_seconds
             )
             break
-        if repeated >= _MAXIMAL_REPETITIONS:
-            logger.warning("stopping: the last %d trials all repeated others; the space is almost exhausted", repeated)
-            break
-        if fruitless >= _MAXIMAL_FRUITLESS:
-            logger.warning(
-                "stopping: the last %d proposals repeated others or could not be built; allow milder choices", fruitless
-            )
+        if _is_exhausted(repeated, fruitless):
             break
         if _remaining(study, options.trials) <= 0:
             continue
@@ -215,6 +209,19 @@ def work(
         _give_up_if_nothing_works(study)
         others.recover(study)
     others.recover(study)
+
+
+def _is_exhausted(repeated: int, fruitless: int) -> bool:
+    """Whether the last trials found nothing new to build; says so."""
+    if repeated >= _MAXIMAL_REPETITIONS:
+        logger.warning("stopping: the last %d trials all repeated others; the space is almost exhausted", repeated)
+        return True
+    if fruitless >= _MAXIMAL_FRUITLESS:
+        logger.warning(
+            "stopping: the last %d proposals repeated others or could not be built; allow milder choices", fruitless
+        )
+        return True
+    return False
 
 
 def _measure(trial: Trial, options: StudyOptions, evaluate: Callable[[Trial], Measurement]) -> tuple[float, ...]:

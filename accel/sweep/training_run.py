@@ -19,6 +19,7 @@ from pathlib import Path
 import tomlkit
 
 from accel.config import TrainConfig
+from accel.config.files import load_toml
 from accel.errors import AccelError, RunDirectoryError, SweepError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
@@ -123,14 +124,19 @@ class TrainingRun:
     def _starts(self) -> list[float]:
         """Unix times, in seconds, at which processes started or resumed the run."""
         path = self.path / STARTS
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [float(json.loads(line)["unix_time_s"]) for line in lines]
+        try:
+            lines = path.read_text().splitlines() if path.exists() else []
+            return [float(json.loads(line)["unix_time_s"]) for line in lines]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise SweepError(
+                f"{path} is damaged ({error!r}): remove {self.path}, so that the trial starts anew"
+            ) from error
 
     def _check_directory(self) -> None:
         """Raises SweepError: the directory holds a run of another configuration."""
         if not (self.path.exists() and self._file.exists()):
             return
-        found, wanted = (tomllib.loads(text) for text in (self._file.read_text(), self._toml()))
+        found, wanted = load_toml(self._file), tomllib.loads(self._toml())
         places = {"name", "results_dir"}
         differing = sorted(k for k in (found.keys() | wanted.keys()) - places if found.get(k) != wanted.get(k))
         if differing:

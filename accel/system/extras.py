@@ -21,9 +21,11 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "envpool": ("environments stepped in C++ (backend = envpool)", ("envpool",)),
         "mujoco": ("MuJoCo environments", ("mujoco", "imageio")),
         "openvino": ("accel export --format openvino", ("openvino",)),
+        "pettingzoo": ("several agents that share a policy (backend = pettingzoo)", ("pettingzoo",)),
         "report": ("plots", ("matplotlib",)),
         "sweep": ("accel sweep", ("matplotlib", "optuna")),
         "video": ("accel evaluate --video", ("imageio", "imageio-ffmpeg", "pygame-ce")),
+        "wandb": ("accel train --wandb", ("wandb",)),
     }
 )
 
@@ -41,7 +43,9 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "mujoco": "mujoco",
         "openvino": "openvino",
         "optuna": "sweep",
+        "pettingzoo": "pettingzoo",
         "pygame": "video",
+        "wandb": "wandb",
     }
 )
 

@@ -1,4 +1,4 @@
-"""What this machine is: processor, cores, memory, GPUs, library versions, the project's commit. Light to import."""
+"""Describes this machine: processor, cores, memory, GPUs, library versions, the project's commit. Light to import."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def read_source() -> dict[str, str | bool | None]:
 
 
 def describe_machine(machine: Machine | None = None) -> Json:
-    """What a run's ``machine.json`` holds: the node (read when not given), the versions and the source."""
+    """The content of a run's ``machine.json``: the node (read when not given), the versions and the source."""
     return {**(machine or read_machine()).to_json(), "versions": read_versions(), **read_source()}
 
 

@@ -37,19 +37,41 @@ def cores_for(info: LaunchInfo, local_size: int | None, cores: Sequence[int]) ->
     return (cores[len(cores) - (info.local_rank if has_learner else info.local_rank + 1)],)
 
 
+def share_cores(
+    info: LaunchInfo, local_size: int | None, cores: Sequence[int], place: tuple[int, int] | None
+) -> tuple[int, ...]:
+    """The cores of a rank where several learn: one each, counted from the end; learners share out the rest.
+
+    Args:
+        info: the rank. local_size: ranks on this host, None when unknown. cores: what this process may use.
+        place: of a learner, its number among so many on its host; None: an actor.
+    Returns:
+        All ``cores`` when their number does not suffice.
+    """
+    if local_size is None or local_size > len(cores):
+        return tuple(cores)
+    free = () if place is None else cores[: len(cores) - local_size][place[0] :: place[1]]
+    return (*free, cores[len(cores) - 1 - info.local_rank])
+
+
 def local_size(environment: Mapping[str, str]) -> int | None:
     """How many ranks the launcher started on this host, where it says so."""
     return next((int(environment[name]) for name in _LOCAL_SIZE_VARIABLES if environment.get(name, "").isdigit()), None)
 
 
-def pin_rank(info: LaunchInfo) -> tuple[int, ...]:
-    """Pin this process and return its cores; a process that was bound already is left alone."""
+def pin_rank(info: LaunchInfo, learners: int = 1, place: tuple[int, int] | None = None) -> tuple[int, ...]:
+    """Pin this process and return its cores; a process that was bound already is left alone.
+
+    Args:
+        info: the rank. learners: of the job. place: where one of several learners runs, as for ``share_cores``.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return tuple(range(os.cpu_count() or 1))
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < len(shared_cores(Path("/")) or range(os.cpu_count() or 1)):
         return tuple(allowed)
-    chosen = cores_for(info, local_size(os.environ), allowed)
+    ranks = local_size(os.environ)
+    chosen = cores_for(info, ranks, allowed) if learners == 1 else share_cores(info, ranks, allowed, place)
     os.sched_setaffinity(0, chosen)
     return chosen
 

@@ -88,7 +88,7 @@ def ignore_stop_signals() -> None:
 
 @contextmanager
 def terminations_interrupt() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that what is half done is undone; in the main thread."""
+    """Meanwhile SIGTERM and SIGHUP raise KeyboardInterrupt, so that unfinished work is undone; in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

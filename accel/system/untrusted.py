@@ -22,7 +22,7 @@ def read_file(path: Path, limit: int) -> bytes:
     if status.st_size > limit:
         raise ValueError(f"it has {status.st_size:,} bytes, and may have {limit:,}")
     with path.open("rb") as file:
-        return file.read(limit)
+        return file.read(min(status.st_size, limit))  # read(n) takes n bytes of memory at once
 
 
 def read_toml(path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What every transport promises: the two protocols, what they hand over, and the options they share.
+"""The transport's two protocols, their messages and common options.
 
 Guarantees, for every implementation and held by one contract suite:
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from accel.errors import ConfigError, TransportError
 from accel.json_object import Json
+from accel.system.pulse import Pulse
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,7 +33,7 @@ class Stopped(Exception):  # noqa: N818 - like StopIteration, no error
 
 
 class Aborted(TransportError):  # noqa: N818
-    """The learner gave the run up; the message is the learner's, which has reported it already."""
+    """The learner aborted the run; the message is the learner's, which has already reported it."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,15 @@ class TransportOptions:
         max_held: arrivals that the learner may keep unreleased at once; >= 1. At least the unrolls of one batch, unless
             each is copied out and released at once.
         prefetch: unrolls that the learner takes ahead of ``receive``; >= 1. More hides a slow network, and adds lag.
+        silence_s: how long an actor that sends signs of life may be silent before the learner fences it off; None: for
+            ever. lost_s: how long before it counts as dead.
     """
 
     in_flight: int = 2
     max_held: int = 16
     prefetch: int = 4
+    silence_s: float | None = None
+    lost_s: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("in_flight", "max_held", "prefetch"):
@@ -80,10 +85,11 @@ class PolicyUpdate:
 
 
 class ActorTransport(Protocol):
-    """An actor's end."""
+    """An actor's end. ``pulse`` is where its progress is shown to whoever watches it."""
 
     actor: int
     stopping: bool
+    pulse: Pulse
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, waited for; each is received once, in order. Raises
@@ -100,8 +106,8 @@ class ActorTransport(Protocol):
         ...
 
     def acquire(self) -> Bytes:
-        """A free buffer [unroll_bytes] with arbitrary content. Waits, mostly asleep, while all are in flight. Raises
-        Stopped, Aborted, TransportError."""
+        """A free buffer [unroll_bytes] with arbitrary content. Waits while all are in flight. Raises Stopped, Aborted,
+        TransportError."""
         ...
 
     def push(self, buffer: Bytes) -> None:
@@ -138,11 +144,16 @@ class LearnerTransport(Protocol):
     fault_tolerant: bool
 
     def alive(self) -> frozenset[int]:
-        """Actors that have neither died nor said goodbye."""
+        """Actors that have neither died nor said goodbye, and are not silent."""
         ...
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
+        ...
+
+    def silent(self) -> frozenset[int]:
+        """Actors that gave no sign of life for too long, and are not dead yet: what they send is ignored. One that is
+        heard again is told to start anew, and is alive when it has."""
         ...
 
     def welcome(self, message: Json) -> None:

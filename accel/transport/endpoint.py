@@ -1,6 +1,6 @@
 """What the remote transports need from a carrier of messages: post, probe, test; and how to wait for it.
 
-Nothing here blocks; who waits polls a few times, then sleeps for longer and longer, and burns no core.
+Nothing here blocks; a wait polls a few times, then sleeps for increasing intervals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Incoming(Protocol):
 
 
 class Endpoint(Protocol):
-    """One rank's door to the others. Not thread-safe. Messages between two ranks are matched in the order sent."""
+    """One rank's link to the others. Not thread-safe. Messages between two ranks are matched in the order sent."""
 
     rank: int
     size: int
@@ -52,7 +52,7 @@ class Endpoint(Protocol):
     any_tag: int
 
     def send(self, buffer: bytes | Bytes, rank: int, tag: int) -> Request:
-        """Starts sending; done when the receiver has matched *and* the buffer is free, so nothing piles up unseen.
+        """Starts sending; done when the receiver has matched *and* the buffer is free, so messages do not accumulate.
 
         Raises PeerFailed or TransportError, like every method here.
         """
@@ -86,7 +86,7 @@ class Backoff:
         self._sleep_s = _FIRST_SLEEP_S
 
     def pause(self) -> bool:
-        """Gives the core away for a moment. False when the time is up."""
+        """Sleeps for the next interval. False when the time is up."""
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
             return False
         if self._yields:

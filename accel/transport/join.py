@@ -1,4 +1,4 @@
-"""From a launched process to its transport: join MPI's world, then take this rank's end."""
+"""Joins MPI's world, and makes this rank's end of the transport."""
 
 from __future__ import annotations
 

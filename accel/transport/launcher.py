@@ -110,18 +110,28 @@ class Topology:
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for group in self.groups for rank in (group.learner, *group.actors))
-        if ranks != list(range(len(ranks))) or not ranks:
-            raise LaunchError(f"a topology must give each of the ranks 0 … n-1 one role, got {ranks}")
         if any(not group.actors for group in self.groups):
             raise LaunchError(
                 f"too few ranks: {len(ranks)} for {len(self.groups)} learner(s) with at least one actor each; "
                 f"start at least {2 * len(self.groups)} (mpirun -n {2 * len(self.groups)} …)"
             )
+        if ranks != list(range(len(ranks))) or not ranks:
+            raise LaunchError(f"a topology must give each of the ranks 0 … n-1 one role, got {ranks}")
 
     @classmethod
     def single_learner(cls, size: int) -> Self:
         """The first rank learns, the others act. Raises LaunchError when fewer than two ranks were started."""
-        return cls((LearnerGroup(0, tuple(range(1, size))),))
+        return cls.of(size, 1)
+
+    @classmethod
+    def of(cls, size: int, learners: int) -> Self:
+        """The first ranks learn; the others act, dealt out to them in turns. Raises LaunchError: too few."""
+        return cls(tuple(LearnerGroup(i, tuple(range(learners + i, size, learners))) for i in range(learners)))
+
+    @property
+    def learners(self) -> int:
+        """Number of learners."""
+        return len(self.groups)
 
     @property
     def size(self) -> int:
@@ -194,13 +204,15 @@ def mpirun_command(
     hostfile: Path | None = None,
     fault_tolerant: bool = True,
     silence_s: float | None = None,
+    by_node: bool = False,
     mpirun: Path | None = None,
 ) -> list[str]:
     """The mpirun command line, up to the program, that starts ``ranks`` ranks with whatever MPI is installed.
 
     Open MPI: lets root start it, more ranks than cores, and dead ranks (ULFM, from version 5); binds no rank. ``hosts``
-    are ``name`` or ``name:slots``. With ``silence_s``, ULFM counts a rank as dead that was silent for so long: nothing
-    else tells of a link that is down. Raises LaunchError: no mpirun, or one that does not run.
+    are ``name`` or ``name:slots``; ``by_node`` deals ranks out to them in turns. With ``silence_s``, ULFM counts a rank
+    as dead that was silent for so long: nothing else tells of a link that is down. Raises LaunchError: no mpirun, or
+    one that does not run.
     """
     path = mpirun or find_mpirun()
     version = _version_text(path)
@@ -210,6 +222,8 @@ def mpirun_command(
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
         command += ["--oversubscribe", "--bind-to", "none"]
+        if by_node:
+            command += ["--map-by", "node"]
         if fault_tolerant and _major(version) >= 5:
             command += ["--with-ft", "ulfm"]
             if silence_s is not None:

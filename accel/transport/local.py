@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.system.pulse import Pulse
 from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.policies import PolicyBoard
 from accel.transport.unroll_pool import UnrollPool, check_unroll_bytes
@@ -80,6 +81,7 @@ class LocalActor:
     def __init__(self, hub: _Hub, actor: int) -> None:
         self.actor = actor
         self.stopping = False
+        self.pulse = Pulse()
         self._hub = hub
         self._unroll_bytes: int | None = None
         self._buffers = hub.options.in_flight + 1
@@ -202,6 +204,10 @@ class LocalLearner:
 
     def dead(self) -> frozenset[int]:
         """None: actors in this process end with it."""
+        return frozenset()
+
+    def silent(self) -> frozenset[int]:
+        """None: nothing is between the two ends."""
         return frozenset()
 
     def welcome(self, message: Json) -> None:

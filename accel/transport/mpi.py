@@ -30,7 +30,7 @@ from accel.transport.launcher import LaunchInfo, verify_library, verify_world  #
 # what that is for.
 _ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1"}
 
-# Nothing that is worth waiting for takes longer.
+# longest time of a call that succeeds
 _LEAVE_S = 10.0
 _EXIT_ABORTED = 3
 

@@ -73,6 +73,12 @@ class PolicyBoard:
         self._sent_content.pop(actor, None)
         self._waiting.discard(actor)
 
+    def remember(self, actor: int) -> None:
+        """Takes an actor back that was forgotten; it is offered the newest policy."""
+        self._gone.discard(actor)
+        if self._contents:
+            self._waiting.add(actor)
+
     def waiting(self) -> Iterator[int]:
         """Actors with something newer to get; a snapshot."""
         return iter(tuple(self._waiting))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.system.pulse import Pulse
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
@@ -27,11 +28,17 @@ from accel.transport.wire import (
 )
 
 _MAX_REPORTS_UNDER_WAY = 16
-_HELP_S = {"hello": 1.0, "report": 0.02}
+_BEAT = encode_message("beat", {})
+_HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 
 
 class RemoteActor:
-    """``ActorTransport`` over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye."""
+    """``ActorTransport`` over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
+
+    Attributes:
+        fence: set when the learner, which had not heard of this actor for too long, asks it to start anew; ``rejoin``
+            answers.
+    """
 
     def __init__(
         self,
@@ -60,18 +67,25 @@ class RemoteActor:
         self._learner_gone = False
         self._closed = False
         self._unroll_bytes: int | None = None
+        self._beat: Request | None = None
+        self.pulse = Pulse()
+        self.fence: int | None = None
         atexit.register(self.close)
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message; see ``ActorTransport.welcome``."""
         backoff = Backoff(timeout_s)
-        while True:
-            self._progress()
+        while (message := self.poll_welcome()) is None:
             self._raise_if_over()
-            if self._welcomes:
-                break
             if not backoff.pause():
                 raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
+        return message
+
+    def poll_welcome(self) -> Json | None:
+        """``welcome`` without a wait; None when there is none."""
+        self._progress()
+        if not self._welcomes:
+            return None
         welcome = self._welcomes.popleft()
         theirs = welcome.get("formats")
         try:
@@ -90,31 +104,50 @@ class RemoteActor:
         """Sends a late message; waits only when many earlier ones have not been taken yet."""
         self._post("report", message)
 
-    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
-        """Fixes the size of an unroll and allocates the ring."""
+    def beat(self) -> None:
+        """Tells the learner that this process lives, unless the last such message is still on its way."""
+        if self._beat is None or self._is_done(self._beat):
+            self._beat = self._guarded_send(_BEAT, TAG_MESSAGE)
+
+    def rejoin(self) -> bool:
+        """Tells the learner that this actor has started anew, once everything from before is with the learner."""
+        self._reap()
+        self._reap_reports()
+        if self._sends or self._reports:
+            return False
+        self._post("rejoined", {"fence": self.fence})
+        self.fence = None
+        return True
+
+    def configure(self, unroll_bytes: int, in_flight: int | None = None, ring: Sequence[Bytes] | None = None) -> None:
+        """Fixes the size of an unroll; allocates the ring, unless it is given."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
         self._unroll_bytes = unroll_bytes
         buffers = (in_flight or self._options.in_flight) + 1
-        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(buffers)]
+        self._ring = [np.zeros(unroll_bytes, np.uint8) for _ in range(buffers)] if ring is None else list(ring)
         self._free = list(self._ring)
 
     def acquire(self) -> Bytes:
         """A free buffer; see ``ActorTransport.acquire``."""
         if self._unroll_bytes is None:
             raise TransportError("configure() the transport before acquire()")
-        self._progress()
-        self._raise_if_over()
-        if not self._free:
-            self._reap()
-        if not self._free:
+        backoff = Backoff(None)
+        while True:
+            self._progress()
+            self._raise_if_over()
+            buffer = self.try_acquire()
+            if buffer is not None:
+                return buffer
             if not self._sends:
                 raise TransportError("every buffer is acquired already; push one before acquiring another")
-            backoff = Backoff(None)
-            while not self._free:
-                backoff.pause()
-                self._progress()
-                self._raise_if_over()
-                self._reap()
+            backoff.pause()
+
+    def try_acquire(self) -> Bytes | None:
+        """A free buffer if there is one."""
+        if not self._free:
+            self._reap()
+            if not self._free:
+                return None
         buffer = self._free.pop()
         self._lent.add(id(buffer))
         return buffer
@@ -168,6 +201,16 @@ class RemoteActor:
                     return
         except TransportError:
             return  # The learner is gone, or what it sends is broken: there is nobody to say goodbye to.
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``poll_welcome`` or ``pull`` would answer without looking for more."""
+        return self._update is not None or bool(self._welcomes)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the learner gave the run up."""
+        return self._abort_text is not None
 
     def _post(self, kind: str, body: Json) -> None:
         encoded = encode_message(kind, body)
@@ -247,6 +290,8 @@ class RemoteActor:
     def _obey(self, kind: str, body: Json) -> None:
         if kind == "welcome":
             self._welcomes.append(body)
+        elif kind == "rejoin":
+            self.fence = int(str(body.get("fence")))
         elif kind in ("stop", "abort"):
             self.stopping = True
             if kind == "abort":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -29,6 +30,7 @@ _INBOX_LIMIT = 4096
 _CLOSE_TIMEOUT_S = 5.0
 # A network may need this side's help to open connections, and nobody knows when the learner calls again.
 _WELCOME_HELP_S = 0.1
+_LISTENS_S = 0.5
 
 
 class RemoteLearner:
@@ -50,6 +52,12 @@ class RemoteLearner:
         self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
         self._alive = set(range(self.actors))
         self._dead: set[int] = set()
+        self._silent: dict[int, int] = {}
+        self._invited: set[int] = set()
+        self._lost: set[int] = set()
+        self._fences = 0
+        self._heard_s: dict[int, float] = {}
+        self._clock_s, self._last_s, self._looked_s = 0.0, time.monotonic(), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, group.actors)
         self._receipts = _Receipts(endpoint.is_done)
@@ -61,8 +69,12 @@ class RemoteLearner:
         atexit.register(self.close)
 
     def alive(self) -> frozenset[int]:
-        """Actors that have neither died nor said goodbye."""
+        """Actors that have neither died nor said goodbye, and are not silent."""
         return frozenset(self._alive)
+
+    def silent(self) -> frozenset[int]:
+        """Actors that are fenced off; see ``LearnerTransport.silent``."""
+        return frozenset(self._silent)
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
@@ -139,6 +151,9 @@ class RemoteLearner:
         self._start_draining()
         for actor in sorted(self._alive):
             self._tell_to_stop(actor, encoded)
+        for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
+            self._tell_to_stop(actor, encoded)
+            self._outbox.forget(actor)
         backoff, failure = Backoff(timeout_s), None
         while True:
             try:
@@ -170,6 +185,46 @@ class RemoteLearner:
         if self._receipts:
             self._finish_receipts()
         self._advance_sends()
+        if self._options.silence_s is not None:
+            self._watch(self._options.silence_s)
+
+    def _watch(self, silence_s: float) -> None:
+        """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
+        now_s = time.monotonic()
+        self._clock_s += min(now_s - self._last_s, _LISTENS_S)
+        self._last_s = now_s
+        if self._clock_s < self._looked_s + _LISTENS_S or self._draining:
+            return
+        self._looked_s = self._clock_s
+        for actor, heard_s in self._heard_s.items():
+            silent_s = self._clock_s - heard_s
+            if actor in self._alive and silent_s > silence_s:
+                self._alive.discard(actor)
+                self._fences += 1
+                self._silent[actor] = self._fences
+                self._invited.discard(actor)
+                self._outbox.forget(actor)
+            elif actor in self._silent and silent_s > max(self._options.lost_s, silence_s):
+                self._lose(actor)
+
+    def _hear_silent(self, actor: int, kind: str, body: Json) -> None:
+        """A fenced actor starts anew before it is listened to: its messages in between are late ones."""
+        fence = self._silent[actor]
+        if kind == "rejoined" and body.get("fence") == fence:
+            del self._silent[actor]
+            self._alive.add(actor)
+            self._outbox.board.remember(actor)
+        elif kind == "goodbye":
+            self._lose(actor)
+            self._tell_to_stop(actor, encode_message("stop", {}))
+        elif kind == "beat" and actor not in self._invited:
+            self._invited.add(actor)
+            self._outbox.post(actor, encode_message("rejoin", {"fence": fence}))
+
+    def _lose(self, actor: int) -> None:
+        del self._silent[actor]
+        self._dead.add(actor)
+        self._lost.add(actor)
 
     def _wanted_tag(self) -> int:
         """Anything while there is room for an unroll; otherwise messages only, which leaves unrolls at the actors."""
@@ -184,6 +239,7 @@ class RemoteLearner:
         actor = self._actor_of.get(incoming.source)
         if actor is None:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
+        self._heard_s[actor] = self._clock_s
         # Even what is refused later is received first: its sender waits for that.
         pool = self._pool
         pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes
@@ -210,7 +266,11 @@ class RemoteLearner:
             raise refusal
 
     def _take(self, actor: int, tag: int, buffer: Bytes) -> None:
-        if tag == TAG_MESSAGE and buffer.nbytes <= MAX_MESSAGE_BYTES:
+        if actor in self._silent and tag == TAG_MESSAGE:
+            self._hear_silent(actor, *decode_message(buffer.data))
+        elif actor in self._silent or actor in self._lost:
+            self._drop(buffer)
+        elif tag == TAG_MESSAGE and buffer.nbytes <= MAX_MESSAGE_BYTES:
             self._take_message(actor, *decode_message(buffer.data))
         elif tag != TAG_UNROLL:
             raise TransportError(f"actor {actor} sent a foreign message (tag {tag}, {buffer.nbytes} bytes)")
@@ -235,7 +295,7 @@ class RemoteLearner:
             if len(self._inbox) >= _INBOX_LIMIT:
                 raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")
             self._inbox.append((actor, body))
-        else:
+        elif kind != "beat":
             raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
 
     def _tell_to_stop(self, actor: int, encoded: bytes) -> None:
@@ -253,9 +313,10 @@ class RemoteLearner:
         """Forgets the actors that have died: nothing waits for them any more."""
         for rank in self._endpoint.failed_ranks():
             actor = self._actor_of.get(rank)
-            if actor is None or actor not in self._alive:
+            if actor is None or not (actor in self._alive or actor in self._silent):
                 continue
             self._alive.discard(actor)
+            self._silent.pop(actor, None)
             self._dead.add(actor)
             self._outbox.forget(actor)
 

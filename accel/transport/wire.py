@@ -16,6 +16,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 TAG_UNROLL = 2101
 TAG_MESSAGE = 2102
 TAG_POLICY = 2103
+TAG_ROLE = 2104
+TAG_LEARNER = 2105
 
 
 def encode_message(kind: str, body: Json) -> bytes:

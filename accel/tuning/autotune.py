@@ -1,27 +1,28 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
-The tuner is asked every quarter of a second. Actors time every level on their own machines before any acts; with
-``actors = 0``, where both sides take turns, their times add up. A candidate acts beside the reference, as whole actors
-or on a slice of one actor's environments (``accel.acting.shared``). A level that is not ready in time, or is withheld,
-is prepared out of use and timed in the next survey. Every decision is logged with its figures; a resumed run cuts off
-those after its checkpoint and decides anew.
+As soon as a level can be published, and has not been timed since, every actor times all levels that can be, on its own
+observations, while it acts as before (``accel.acting.timing``); later again, twice as rarely each time. Four times a
+second the tuner compares them with what learner and actors did meanwhile. A level that it takes is every actor's with
+the next publication. Every decision is logged with its figures; a resumed run cuts off those after its checkpoint and
+decides anew.
 
-Metrics: ``level`` (in use), ``tuner_stage``, ``learner_rate`` (valid steps/s that the learner takes while it does not
-wait or, in one process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never
-waiting).
+Metrics: ``level`` (in use), ``learner_rate`` (valid steps/s that the learner takes while it does not wait or, in one
+process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never waiting).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from accel.acting.shared import Assignment, assignment_text, join_payloads
+from accel.acting.timing import join_levels
 from accel.config import TrainConfig
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.json_object import Json
@@ -31,34 +32,69 @@ from accel.tuning.choice import CompressionChoice
 from accel.tuning.mismatch_sampling import MismatchSampler, average
 from accel.tuning.steering import AnnealedSteering, FixedSteering, Metrics, Steering
 from monitor.decisions import DecisionLog
-from monitor.mismatch import FactoredMismatch
+from monitor.mismatch import effective_horizon
+from monitor.return_guard import ReturnGuard, Verdict
 from monitor.timers import PhaseTimes
-from monitor.tuner.criteria import TunerOptions
-from monitor.tuner.measurements import LevelMeasurement, Measurements
-from monitor.tuner.rates import RateTable
-from monitor.tuner.returns import ReturnLedger
-from monitor.tuner.stages import Tuner, TunerDecision
+from monitor.tuner import ActorTiming, Backoff, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
 
 LOOK_S = 0.25
-_LEARNER_LOOKS = 20
+FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
+"""From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
+TIMING_PATIENCE_S = 10.0
+LEARNER_S = 5.0
+"""The learner's rate is that of so long, or of the last updates where they are rarer."""
+_LOOKS = 400
+_RECENT_UNROLLS = 32
+_SETTLED_UNROLLS = 2
 _ALARM_SAMPLES = 4
-_ENV, _OVERHEAD, _SEND = (ACTOR_PHASES.index(name) for name in ("env", "overhead", "send"))
-_LEVEL = [ACTOR_PHASES.index(name) for name in ("policy", "pull", "deserialise", "load")]
+_WAIT, _ENV = ACTOR_PHASES.index("wait"), ACTOR_PHASES.index("env")
 
 logger = logging.getLogger("accel")
+
+
+class _ActorTimes:
+    """What one actor's unrolls on the level in use tell, and what it timed."""
+
+    def __init__(self) -> None:
+        self.level = ""
+        self.version = -1
+        self.timings: Mapping[str, LevelTiming] = {}
+        self._unrolls: deque[tuple[float, float, float, bool]] = deque(maxlen=_RECENT_UNROLLS)
+        self._length = 1
+
+    def add(self, unroll: Unroll, level: str) -> None:
+        """An unroll; the first ones on a level have cold sessions."""
+        if level != self.level:
+            self.level = level
+            self._unrolls.clear()
+        times, self._length = unroll["timings_s"], len(unroll["rewards"])
+        busy_s = float(times.sum() - times[_WAIT])
+        loaded = unroll.oldest_version != self.version
+        self.version = unroll.oldest_version
+        self._unrolls.append((busy_s, float(times[_ENV]), float(unroll.valid_steps), loaded))
+
+    @property
+    def settled(self) -> bool:
+        """Whether its own times are known."""
+        return len(self._unrolls) >= _SETTLED_UNROLLS
+
+    def timing(self) -> ActorTiming:
+        """For the tuner."""
+        busy_s, env_s, steps, loaded = zip(*self._unrolls, strict=True)
+        per_us = 1e6 / self._length
+        loads = sum(loaded) / len(loaded) / self._length
+        step_us, env_us = median(busy_s) * per_us, median(env_s) * per_us
+        return ActorTiming(step_us, env_us, max(sum(steps) / len(steps) / self._length, 1e-9), loads, self.timings)
 
 
 class TunedSteering:
     """One run under the tuner.
 
     Args:
-        levels: the ladder, full precision first.
-        envs: environments of each actor.
-        publisher: compresses; all levels are bound here, so that one that does not suit the network fails at once.
-        transport: assigns.
-        sampler: measures mismatch.
-        log: gets every decision.
-        alone: learner and actor take turns in one thread, so that the time of both adds up.
+        choice: its ladder, full precision first.
+        config: the run's. publisher: compresses; all levels are bound here, so that one that does not suit the network
+            fails at once. transport: assigns. sampler: measures mismatch. log: gets every decision.
+        shared: learner and actors share their cores, so that the time of all adds up.
         clock: seconds, monotonic.
     Raises:
         ConfigError: a level does not suit the network.
@@ -66,72 +102,68 @@ class TunedSteering:
 
     def __init__(
         self,
-        levels: tuple[str, ...],
-        envs: int,
+        choice: CompressionChoice,
+        config: TrainConfig,
         publisher: Publisher,
         transport: LearnerTransport,
         sampler: MismatchSampler,
         log: DecisionLog,
         *,
-        alone: bool = False,
+        shared: bool = False,
         options: TunerOptions | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.tuner = Tuner(levels, envs, options)
-        self._publisher = publisher
-        self._transport = transport
-        self._sampler = sampler
-        self._log = log
-        self._alone = alone
-        self._clock = clock
+        self.tuner = Tuner(choice.levels, options)
+        self._envs = publisher.rows_per_actor
+        trace, length = config.algorithm.trace, config.acting.unroll_length
+        horizon = effective_horizon(config.algorithm.discount, trace.lambda_, length)
+        self._traces = [min(horizon, length - t) for t in range(length)]
+        self._publisher, self._transport, self._sampler, self._log = publisher, transport, sampler, log
+        self._shared, self._clock = shared, clock
         self._schemes = publisher.schemes
-        self._rates = RateTable()
-        self._ledger = ReturnLedger()
-        self._versions: dict[int, int] = {}
-        self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LEARNER_LOOKS)
+        self._actors: dict[int, _ActorTimes] = {}
+        self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LOOKS)
         self._next_look_s = clock()
-        self._window = -1
-        self._assigned: dict[int, Assignment] = {}
+        self._timing: tuple[str, ...] = ()
+        self._timing_ends_s = 0.0
+        self._timed: frozenset[str] = frozenset()
+        self._timings = Backoff(FIRST_TIMING_S, LONGEST_TIMING_S)
+        self._told = True
+        self._guard: ReturnGuard | None = None
+        self._verdict: Verdict | None = None
         self._last: Measurements | None = None
-        self._collecting_reports = False
-        publisher.set_levels(levels)
+        publisher.set_levels(choice.levels)
+        self._use_levels()
 
     def admit(self, actor: int, unroll: Unroll) -> None:
-        """Its times, and its episodes while returns are compared."""
-        ids = unroll["scheme_id"][0]
-        times = unroll["timings_s"]
-        version = unroll.oldest_version
-        first = int(ids[0])
-        self._rates.add_unroll(
-            actor,
-            self._schemes[first] if bool((ids == first).all()) else None,
-            len(unroll["rewards"]),
-            unroll.valid_steps,
-            outside_s=float(times[_ENV] + times[_OVERHEAD] + times[_SEND]),
-            env_s=float(times[_ENV]),
-            level_s=float(times[_LEVEL].sum()),
-            loaded=version != self._versions.get(actor),
-        )
-        self._versions[actor] = version
-        if self.tuner.compared is not None:
+        """Its times, and its episodes for the guard."""
+        level = self._schemes[int(unroll["scheme_id"][0, 0])]
+        known = self._actors.setdefault(actor, _ActorTimes())
+        if self._guard is None or not self._guard.control(actor):
+            known.add(unroll, level)
+        if self._guard is not None:
             rows, envs = np.nonzero(unroll["episode_length"])
-            returns = unroll["episode_return"][rows, envs].astype(np.float64)
-            self._ledger.observe(actor, version, ids, envs, returns)
+            returns = unroll["episode_return"][rows, envs]
+            ends = zip(envs.tolist(), returns.tolist(), strict=True)
+            spell = self._guard.spell
+            self._verdict = self._guard.observe(actor, level, ends, self._clock()) or self._verdict
+            if self._guard.spell != spell:
+                self._use_levels()
 
     def hear(self, actor: int, message: Json) -> bool:
         """An actor's timing of levels."""
         timed = message.get("timed")
         if not isinstance(timed, dict):
             return False
-        for level, (policy_us, load_us) in timed.items():
-            self._rates.add_report(actor, str(level), float(policy_us), float(load_us))
+        timings = {str(level): LevelTiming(**numbers) for level, numbers in timed.items()}
+        self._actors.setdefault(actor, _ActorTimes()).timings = timings
         return True
 
     def lose(self, actor: int) -> None:
         """Forget a dead actor."""
-        self._rates.forget(actor)
-        self._ledger.forget(actor)
-        self._assigned.pop(actor, None)
+        self._actors.pop(actor, None)
+        if self._guard is not None:
+            self._guard.lose(actor, self._clock())
 
     def due(self) -> bool:
         """Every ``LOOK_S``."""
@@ -142,119 +174,137 @@ class TunedSteering:
         now = self._clock()
         self._next_look_s = now + LOOK_S
         self._looks.append((now, env_steps, learner_times.as_dict()["wait"]))
-        measurements = self._last = self._measure(now, env_steps)
-        decision = self.tuner.observe(measurements)
+        self._last = m = self._measure(now)
+        decision = self._leave(m) or (None if self._timing else self.tuner.look(m))
         if decision is not None:
-            self._note(decision, env_steps)
-        if self.tuner.window != self._window:
-            self._begin_window()
+            self._note(decision, m, env_steps)
+        elif self._timing:
+            self._end_timing(now)
+        else:
+            if not self._told and m.actors:
+                self._told, level = True, self.tuner.incumbent
+                self._write(env_steps, "hold", level, level, self.tuner.stays(m), self.tuner.figures(m))
+            self._begin_timing(now)
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
         """Payloads by assignment; every living actor is assigned one of them. Empty when one is missing."""
-        wanted = self.tuner.assignments(sorted(self._transport.alive()))
-        if any(level not in payloads for split in wanted.values() for level, _ in split):
-            # Somebody died since, and those that are left act otherwise: from the next publication on.
-            self._use_levels()
-            return {}
+        tuner, guard, late = self.tuner, self._guard, self._publisher.replaced
         published: dict[str, bytes] = {}
-        late = self._publisher.replaced
-        for actor, split in wanted.items():
-            # An actor times levels when its assignment changes: one that fp32 still stands in for joins later.
-            split = tuple((level, envs) for level, envs in split if envs > 0 or level not in late)
-            text = assignment_text(split)
+        for actor in sorted(self._transport.alive()):
+            level = tuner.full if guard is not None and guard.control(actor) else tuner.incumbent
+            levels = tuple(dict.fromkeys((level, *(name for name in self._timing if name not in late))))
+            if any(name not in payloads for name in levels):
+                return {}
+            text = ";".join(levels)
             if text not in published:
-                published[text] = join_payloads(split, payloads)
+                published[text] = join_levels(levels, payloads)
             self._transport.assign(actor, text)
-            self._assigned[actor] = split
         return published
 
     def metrics(self) -> Metrics:
         """See the module's docstring."""
-        metrics: Metrics = {"level": self.tuner.incumbent, "tuner_stage": self.tuner.stage}
-        if self._last is not None:
-            metrics["learner_rate"] = self._last.learner_rate
-            rates = {level: measured.rate for level, measured in self._last.levels.items()}
-            metrics |= {f"unblocked_rate/{level}": rate for level, rate in rates.items() if rate is not None}
+        metrics: Metrics = {"level": self.tuner.incumbent}
+        if (m := self._last) is not None and m.actors:
+            metrics["learner_rate"] = m.learner_rate
+            for level in self.tuner.gains(m):
+                metrics[f"unblocked_rate/{level}"] = float(np.median(m.actors_rate(level, self.tuner.incumbent)))
         return metrics
 
-    def _measure(self, now: float, env_steps: int) -> Measurements:
-        tuner, actors = self.tuner, tuple(sorted(self._transport.alive()))
-        levels = [level for level in tuner.levels if self._publisher.offers(level)]
-        learner_rate, wait_share = self._learner()
-        assigned = tuner.assignments(actors)
+    def _measure(self, now: float) -> Measurements:
+        known = [self._actors.get(actor) for actor in sorted(self._transport.alive())]
+        ready = [a.timing() for a in known if a and a.settled and a.level == self.tuner.incumbent and a.timings]
+        quality = {}
+        if samples := self._sampler.recent(self.tuner.incumbent):
+            quality[self.tuner.incumbent] = average([sample.compression for sample in samples]).effective_share
         return Measurements(
             time_s=now,
-            env_steps=env_steps,
-            actors=actors,
-            levels={level: self._measure_level(level, actors) for level in levels},
-            learner_rate=learner_rate,
-            alone=self._alone,
-            learner_wait_share=wait_share,
-            env_share=self._rates.env_share(actors),
-            surveyed=all(
-                self._rates.reported(actor, level)
-                for actor, split in assigned.items()
-                for level, _ in split
-                if level in levels
-            ),
-            returns=self._ledger.compare() if tuner.compared is not None else None,
+            actors=ready if len(ready) == len(known) else (),
+            learner_rate=self._learner_rate(),
+            shared=self._shared,
+            traces=self._traces,
+            quality={} if self.tuner.incumbent == self.tuner.full else quality,
         )
 
-    def _measure_level(self, level: str, actors: tuple[int, ...]) -> LevelMeasurement:
-        rate = self._rates.rate(level, actors)
-        samples = self._sampler.recent(level)
-        if not samples:
-            return LevelMeasurement(rate=rate)
-        total = average([sample.total for sample in samples])
-        return LevelMeasurement(
-            rate=rate,
-            ess=total.ess,
-            retention=total.retention,
-            compression_quality=average([sample.compression for sample in samples]).effective_share,
-            alarms=_alarms(samples[-_ALARM_SAMPLES:]),
-            samples=self._sampler.count(level),
-        )
+    def _learner_rate(self) -> float | None:
+        now, steps, wait_s = self._looks[-1]
+        for then, steps_then, wait_then in reversed(self._looks):
+            elapsed_s = now - then
+            if steps > steps_then and (elapsed_s >= LEARNER_S or then == self._looks[0][0]):
+                return (steps - steps_then) / max(elapsed_s - (wait_s - wait_then), 1e-3 * elapsed_s)
+        return None
 
-    def _learner(self) -> tuple[float | None, float]:
-        """Steps per second of work, and the share of time that it waited, over the last looks."""
-        first, last = self._looks[0], self._looks[-1]
-        elapsed_s, steps, wait_s = (last[i] - first[i] for i in range(3))
-        if elapsed_s <= 0.0 or steps <= 0:
-            return None, 0.0
-        return steps / max(elapsed_s - wait_s, 1e-3 * elapsed_s), wait_s / elapsed_s
+    def _leave(self, m: Measurements) -> TunerDecision | None:
+        """Full precision again where the level in use fails a check, an alarm or the guard."""
+        tuner, level, verdict = self.tuner, self.tuner.incumbent, self._verdict
+        if level == tuner.full:
+            return None
+        samples = self._sampler.recent(level)[-_ALARM_SAMPLES:]
+        alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else ()
+        if not self._publisher.offers(level):
+            return tuner.fall_back(m, f"{level} is withheld: it failed the check before publication")
+        if alarms:
+            return tuner.fall_back(m, f"mismatch alarm of {level}: {'; '.join(map(str, alarms))}")
+        self._verdict = None
+        if verdict is not None and verdict.kind in {"loss", "unshown"}:
+            what = "loses return" if verdict.kind == "loss" else "is not shown to keep its return"
+            return tuner.fall_back(m, f"{level} {what}: {verdict}")
+        if verdict is not None:
+            what = "keeps its return" if verdict.kind == "passed" else "shows no loss of return yet"
+            figures = tuner.figures(m) | verdict.figures()
+            self._write(self._looks[-1][1], verdict.kind, level, level, f"{level} {what}: {verdict}", figures)
+        return None
 
-    def _begin_window(self) -> None:
+    def _begin_timing(self, now: float) -> None:
+        """Have the actors time every level that can be published, once one is new or the interval is over."""
         tuner = self.tuner
-        self._window = tuner.window
-        self._sampler.forget(preferred=None if tuner.compared is None else tuner.compared[0])
-        if tuner.stage == "survey":
-            self._rates.forget_reports()
-        if tuner.compared is not None:
-            candidate, reference = (self._schemes.index(level) for level in tuner.compared)
-            self._ledger.begin(candidate, reference)
-        if tuner.stage != "wait":
-            self._use_levels()
+        ready = [level for level in tuner.levels if self._publisher.offers(level) and tuner.allows(level, now)]
+        known = [self._actors.get(actor) for actor in self._transport.alive()]
+        if len(ready) < 2 or not all(actor is not None and actor.settled for actor in known):
+            return
+        if self._timed.issuperset(ready) and not self._timings.ready(now):
+            return
+        self._timings.attempt(now)
+        self._timing, self._timing_ends_s = tuple(ready), now + TIMING_PATIENCE_S
+        for actor in self._actors.values():
+            actor.timings = {}
+        self._use_levels()
+
+    def _end_timing(self, now: float) -> None:
+        """Once every actor has timed every level, or with what there is after a while: fp32 may stand in for one."""
+        actors = [self._actors[actor] for actor in self._transport.alive() if actor in self._actors]
+        if now < self._timing_ends_s and not all(actor.timings.keys() >= set(self._timing) for actor in actors):
+            return
+        self._timed, self._timing, self._told = frozenset(self._timing), (), False
+        self._use_levels()
 
     def _use_levels(self) -> None:
-        """Publish what is assigned, the incumbent first, and nothing else; get the others ready for the next survey."""
-        splits = self.tuner.assignments(sorted(self._transport.alive())).values()
-        used = dict.fromkeys(level for split in splits for level, _ in split)
-        self._publisher.set_levels(dict.fromkeys((self.tuner.incumbent, *used)), prepare=self.tuner.levels)
+        """Publish what acts or is timed, the incumbent first, and nothing else; prepare the others."""
+        guarded = self._guard is not None and self._guard.spell == 1
+        used = dict.fromkeys((self.tuner.incumbent, *self._timing, *((self.tuner.full,) if guarded else ())))
+        self._publisher.set_levels(used, prepare=self.tuner.levels)
 
-    def _note(self, decision: TunerDecision, env_steps: int) -> None:
-        """One line for each actor that is assigned otherwise, or one for all of them alike."""
-        logger.info("compression: %s (%s)", decision.reason, decision.kind)
-        after = self.tuner.assignments(sorted(self._transport.alive()))
-        before = {actor: assignment_text(self._assigned.get(actor, ((self.tuner.full, 1),))) for actor in after}
-        changes = {actor: (before[actor], assignment_text(split)) for actor, split in after.items()}
-        alike = len(set(changes.values())) == 1
-        changed = {actor: change for actor, change in changes.items() if change[0] != change[1]}
-        if alike or not changed:
-            old, new = next(iter(changes.values())) if alike else (decision.before, decision.after)
-            self._log.write(env_steps, None, decision.kind, old, new, decision.reason, decision.figures)
-            return
-        for actor, (old, new) in changed.items():
-            self._log.write(env_steps, actor, decision.kind, old, new, decision.reason, decision.figures)
+    def _note(self, decision: TunerDecision, m: Measurements, env_steps: int) -> None:
+        """Act on a decision: guard what was taken."""
+        level, now = decision.after, m.time_s
+        self._guard, self._verdict, self._timing, self._told = None, None, (), True
+        if level != self.tuner.full:
+            gains = [float(decision.figures.get(f"rate/{name}") or 1.0) for name in (level, self.tuner.full)]
+            self._guard = ReturnGuard(level, self.tuner.full, self._envs, gains[0] / gains[1], now)
+        self._sampler.forget()
+        self._use_levels()
+        self._write(env_steps, decision.kind, decision.before, level, decision.reason, decision.figures)
+
+    def _write(
+        self,
+        env_steps: int,
+        kind: str,
+        before: str,
+        after: str,
+        reason: str,
+        figures: Mapping[str, float | int | str | None],
+    ) -> None:
+        logger.info("compression: %s (%s)", reason, kind)
+        self._log.write(env_steps, None, kind, before, after, reason, figures)
 
 
 def make_steering(
@@ -280,21 +330,8 @@ def make_steering(
         return AnnealedSteering(choice.schedule, publisher, log, env_steps)
     if choice.kind == "fixed":
         return FixedSteering()
-    return TunedSteering(
-        choice.levels,
-        config.acting.envs_per_actor,
-        publisher,
-        transport,
-        sampler,
-        log,
-        alone=config.acting.actors == 0,
-        options=options,
-        clock=clock,
-    )
-
-
-def _alarms(samples: tuple[FactoredMismatch, ...]) -> tuple[str, ...]:
-    """Of compression alone, over the last few samples; one sample is too few."""
-    if len(samples) < 2:
-        return ()
-    return tuple(str(alarm) for alarm in average([sample.compression for sample in samples]).alarms())
+    acting = config.acting
+    one_host = acting.hosts is None and acting.hostfile is None
+    shared = acting.actors == 0 or (one_host and acting.actors >= (os.cpu_count() or 1))
+    parts = (publisher, transport, sampler, log)
+    return TunedSteering(choice, config, *parts, shared=shared, options=options, clock=clock)

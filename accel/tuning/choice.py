@@ -1,11 +1,11 @@
-"""How a run's compression is chosen: a fixed scheme, ``auto`` or ``auto(…;…)``, or ``anneal(scheme@step;…)``. No torch.
+"""The choice of a run's compression: a fixed scheme, ``auto`` or ``auto(…;…)``, or ``anneal(scheme@step;…)``. No torch.
 
 int8                                         fixed
 auto                                         tuned by the monitor over a ladder that suits the network
 auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
 anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on; qat too, never in auto
 
-Commas do as well as semicolons, which a shell wants quoted.
+Commas work too; a shell needs semicolons quoted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_choice(text: str, network: str) -> CompressionChoice:
         text: see the module's docstring.
         network: the network's text, which decides the ladder of a bare ``auto``.
     Raises:
-        ConfigError: malformed text, an unknown scheme, a ladder or schedule that makes no sense.
+        ConfigError: malformed text, an unknown scheme, a ladder or schedule that is not valid.
     """
     name, inside = _call(text)
     try:
@@ -78,11 +78,11 @@ def default_ladder(network: str) -> tuple[str, ...]:
         return _NARROW_LADDER
     if parsed.is_cnn:
         return _CNN_LADDER
-    return _NARROW_LADDER if parsed.sizes[0] <= _NARROW_MLP and parsed.lstm_size is None else _LADDER
+    return _NARROW_LADDER if parsed.sizes[0] <= _NARROW_MLP and parsed.core is None else _LADDER
 
 
 def _call(text: str) -> tuple[str, str | None]:
-    """``name(inside)`` apart, with None where there are no parentheses; a scheme comes back as (text, None)."""
+    """Split ``name(inside)`` in two; (text, None) without parentheses and for a scheme."""
     stripped = text.strip()
     if stripped == "auto":
         return "auto", None
@@ -123,7 +123,7 @@ def _schedule(inside: str | None) -> AnnealingSchedule:
 
 
 def _parts(inside: str) -> list[str]:
-    """Split at semicolons, and at commas that are outside parentheses: schemes have commas of their own."""
+    """Split at semicolons, and at commas outside parentheses, as schemes contain commas."""
     parts, depth = [""], 0
     for character in inside:
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -1,4 +1,4 @@
-"""Mismatch alarms of a run: which hold, when they end, and that each is told once."""
+"""Mismatch alarms of a run: when they begin and end. Each is logged once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ logger = logging.getLogger("accel")
 class MismatchAlarms:
     """One for each factor, quantity and scheme, at the levels of ``monitor.mismatch``.
 
-    An alarm is logged when it first begins, and holds until ``CALM_RECORDS`` records with samples in a row were
-    without, also of a scheme that acts no more.
+    An alarm is logged when it first begins, and is active until ``CALM_RECORDS`` consecutive records with samples were
+    without it, also for a scheme that no longer acts.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class MismatchAlarms:
         self._told: set[str] = set()
 
     def __str__(self) -> str:
-        """The sentences of those that hold, separated by "; "."""
+        """The sentences of active alarms, separated by "; "."""
         return "; ".join(self._holding.values())
 
     def look(self, found: Mapping[str, Mapping[str, Mismatch]]) -> None:
-        """Begin and end alarms by one record's means: by scheme, then by factor."""
+        """Begin and end alarms from one record's means, by scheme, then by factor."""
         begun: list[str] = []
         for scheme, factors in found.items():
             for factor, mean in factors.items():
@@ -55,12 +55,12 @@ class MismatchAlarms:
         return begun
 
     def _calm_others(self, measured: Collection[str]) -> None:
-        """Others were measured meanwhile, so that the scheme of such an alarm acts no more."""
+        """Other schemes were measured, so the scheme of this alarm no longer acts."""
         for key in [key for key in self._holding if key.partition("/")[2] not in measured]:
             self._calm_down(key)
 
     def _calm_down(self, key: str) -> None:
-        """A record without this alarm, which ends with the last of ``CALM_RECORDS`` in a row."""
+        """Count a record without this alarm; the alarm ends after ``CALM_RECORDS`` consecutive ones."""
         self._calm[key] += 1
         if self._calm[key] == CALM_RECORDS:
             del self._holding[key]

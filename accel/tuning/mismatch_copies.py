@@ -7,14 +7,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from accel.networks import PolicyNetwork
+from accel.networks.observations import split_observations
 
 
 class PolicyCopies:
-    """A ring of copies of the acting module's parameters and buffers; memory is fixed once it is full.
+    """A ring buffer of copies of the acting module's parameters and buffers; memory is constant once it is full.
 
     Args:
         network: what the learner trains.
-        capacity: copies kept; the oldest gives way.
+        capacity: copies kept; the oldest is overwritten.
     """
 
     def __init__(self, network: PolicyNetwork, capacity: int) -> None:
@@ -32,7 +33,7 @@ class PolicyCopies:
 
     @property
     def oldest(self) -> int | None:
-        """The version that gives way next; None while there is room."""
+        """The version that is overwritten next; None while there is room."""
         return next(iter(self._copies)) if len(self._copies) == self._capacity else None
 
     @property
@@ -46,7 +47,7 @@ class PolicyCopies:
 
     @torch.no_grad()
     def keep(self, version: int) -> None:
-        """Copy the present policy as ``version``; the oldest copy's memory is used again once the ring is full."""
+        """Copy the current policy as ``version``, into the oldest copy's memory once the ring is full."""
         if version in self._copies:
             return
         source = self._tensors()
@@ -65,14 +66,14 @@ class PolicyCopies:
         """Distribution parameters over an unroll.
 
         Args:
-            version: one that was kept, or None for the policy as it is now. Where the learner rounds its policy, a
-                version is rounded too, at the scales of now.
+            version: one that was kept, or None for the current policy. If the learner uses fake quantisation, a version
+                does too, with the current scales.
             observations: [T, B, *obs]. first: [T, B] bool. states: recurrent state before row 0, [B, *shape] each.
         Returns:
             [T, B, P] float32.
         """
         if version is None and (self._states or self._network.fake_quantisation is not None):
-            # What the learner itself computes with, faster over time and rounded where it rounds.
+            # the learner's own unroll: faster over time steps, and with its fake quantisation
             return self._network(observations, first, states).params.float()  # type: ignore[no-any-return]
         weights = self._tensors() if version is None else self._copies[version]
         length, batch = first.shape
@@ -88,7 +89,8 @@ class PolicyCopies:
             rows.append(params)
         return torch.stack(rows).float()
 
-    def _call(self, weights: dict[str, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def _call(self, weights: dict[str, Tensor], observations: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        inputs = (*split_observations(self._network.spec, observations).values(), *states)
         quantisation = self._network.fake_quantisation
         if quantisation is not None:
             return quantisation.act(self._module, weights, *inputs)

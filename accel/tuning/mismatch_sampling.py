@@ -1,9 +1,9 @@
-"""Mismatch over time: samples unrolls whose version's policy was kept, and factors π_θ/μ into staleness × compression.
+"""Mismatch over time: samples unrolls whose policy version was kept, and factors π_θ/μ into staleness × compression.
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
-measured once for each scheme in it, on at most ``MAX_ROWS`` rows. Both cost time, of which the sampler measures what it
-used, pauses of a stopped process apart, and takes no more than ``TIME_SHARE`` of the learner's; and a copy gives way
-only after unrolls of its version have had the time to arrive. These two, not a number to be set, decide k.
+measured once for each scheme in it, on at most ``MAX_ROWS`` rows. The sampler measures the time that both take, without
+pauses of a stopped process, and keeps it below ``TIME_SHARE`` of the learner's; and a copy is overwritten only after
+unrolls of its version have had time to arrive. These two conditions determine k.
 
 Metrics, each the mean over the samples since the last record, weighted by valid rows, and absent without one:
 
@@ -11,18 +11,18 @@ Metrics, each the mean over the samples since the last record, weighted by valid
     <factor>_<quantity>/<scheme>    of one scheme
     mismatch_samples, mismatch_samples/<scheme>     unrolls behind them
     mismatch_time_share             share of the learner's time that sampling took, over the whole run
-    mismatch_alarms                 the alarms that hold, as sentences separated by "; "; empty when none does
+    mismatch_alarms                 active alarms, as sentences separated by "; "; empty without one
 
     factor      staleness, π_θ against π_v · compression, π_v against μ · total, π_θ against μ
     quantity    kl (nats) · chi2 · chi2_infinite (share of states) · ess · retention · greedy_agreement ·
                 clipped (share of weights above clip_rho) · mean_weight
 
 Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
-(``monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one holds. What compression
-alone causes makes the tuner fall back to full precision; staleness asks for a smaller lag, and compressing less would
-not bring it.
+(``monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one is active. An alarm of
+compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy lag, which
+less compression would not give.
 
-The first second of a run may exceed the allowance, and so may a process that is stopped meanwhile. The alarm level of
+The first second of a run may exceed the allowance, as may a process that is stopped in between. The alarm level of
 staleness is higher than that of compression, because several passes over a batch move the learner away from the acting
 policy on purpose.
 """
@@ -59,14 +59,14 @@ Array = npt.NDArray[np.generic]
 
 
 class MismatchSampler:
-    """Measures the mismatch of a run; a failure to keep up only makes samples rarer.
+    """Measures the mismatch of a run; if it cannot keep up, samples become rarer.
 
     Args:
         config: the run's, for its discount, λ and clips.
         algorithm: what the learner trains, and the distribution that its outputs make.
         rule: the actors', whose ε an unroll records. batcher: makes tensors of an unroll.
         schemes: names of the unrolls' scheme ids.
-        time_share: of the learner's time that may be used.
+        time_share: of the learner's time that it may use.
         clock: seconds, monotonic.
     """
 
@@ -93,18 +93,17 @@ class MismatchSampler:
         self._spent_s = 0.0
         self._allowance_s = 0.0
         self._seen_s = self._started
-        # The least of the last costs foretells the next: the first pays for imports, others for a stopped process.
+        # the minimum of the last costs predicts the next: the first includes imports, others a stopped process
         self._sample_costs_s: deque[float] = deque(maxlen=4)
         self._copy_costs_s: deque[float] = deque(maxlen=4)
         self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
         self._recent: dict[str, deque[FactoredMismatch]] = {}
         self._counts: dict[str, int] = {}
-        self._preferred: str | None = None
         self._alarms = MismatchAlarms()
 
     def published(self, version: int) -> None:
-        """Keep this version's policy if its turn has come: call it whenever a version is offered to the actors."""
+        """Keep this version's policy if it is its turn; called for every version offered to the actors."""
         self._version = version
         oldest = self._copies.oldest
         if oldest is not None and version - oldest <= 2 * self._lag + COPIES:
@@ -116,7 +115,7 @@ class MismatchSampler:
         self._pay(started, self._copy_costs_s)
 
     def observe(self, unroll: Unroll) -> None:
-        """Measure what an unroll offers: call it when it arrives, before anything is learned from it."""
+        """Measure an unroll if its version was kept; called when it arrives, before it is learned from."""
         version = unroll.oldest_version
         self._lag = max(self._version - version, self._lag - 1)
         # An unroll acts with one policy, and each environment keeps its scheme for the whole of it.
@@ -133,23 +132,18 @@ class MismatchSampler:
         """How many samples of a scheme there were since ``forget``."""
         return self._counts.get(scheme, 0)
 
-    def forget(self, preferred: str | None = None) -> None:
-        """Start the recent samples anew, because actors were assigned otherwise.
-
-        Args:
-            preferred: the scheme that a decision waits for: it is sampled first, and twice as often as any other.
-        """
+    def forget(self) -> None:
+        """Start the recent samples anew, because actors were assigned otherwise."""
         self._recent.clear()
         self._counts.clear()
-        self._preferred = preferred
 
     @property
     def time_share(self) -> float:
-        """Share of the time since this sampler was made that it used."""
+        """Share of the time since its creation that this sampler used."""
         return self._spent_s / max(self._clock() - self._started, 1e-9)
 
     def metrics(self) -> dict[str, float | int | str | None]:
-        """The record's numbers, see the module's docstring; raises and clears alarms."""
+        """Metrics for the record, see the module's docstring; begins and ends alarms."""
         metrics: dict[str, float | int | str | None] = {"mismatch_time_share": _short(self.time_share)}
         if self._measured:
             samples = [sample for _, sample in self._measured]
@@ -169,7 +163,6 @@ class MismatchSampler:
         if (
             scheme_id in taken
             or not 0 <= scheme_id < len(self._schemes)
-            or self._gives_way(self._schemes[scheme_id])
             or not self._affords(min(self._sample_costs_s, default=0.0))
         ):
             return
@@ -187,10 +180,6 @@ class MismatchSampler:
         self._measured.append((scheme, sample))
         self._recent.setdefault(scheme, deque(maxlen=RECENT_SAMPLES)).append(sample)
         self._counts[scheme] = self._counts.get(scheme, 0) + 1
-
-    def _gives_way(self, scheme: str) -> bool:
-        preferred = self._preferred
-        return preferred not in {None, scheme} and self.count(str(preferred)) < 2 * (self.count(scheme) + 1)
 
     @torch.no_grad()
     def _measure(self, version: int, columns: Tensor, batch: Batch) -> FactoredMismatch | None:
@@ -231,12 +220,12 @@ class MismatchSampler:
         )
 
     def _params(self, outputs: Tensor, exploration: Tensor | None) -> npt.NDArray[np.floating]:
-        """What the outputs mean as parameters of the action space's distribution."""
+        """The outputs as parameters of the action space's distribution."""
         epsilon = None if exploration is None else exploration.cpu().numpy()
         return self._rule.action_params(outputs.float().cpu().numpy(), epsilon)
 
     def _affords(self, cost_s: float) -> bool:
-        """Whether the allowance covers it. The allowance grows with time, to a few samples' worth at most."""
+        """Whether the allowance covers it. The allowance grows with time, up to a few samples."""
         now = self._clock()
         self._allowance_s += (now - self._seen_s) * self._time_share
         self._seen_s = now
@@ -246,9 +235,9 @@ class MismatchSampler:
         return self._allowance_s >= cost_s
 
     def _pay(self, started: float, costs_s: deque[float]) -> None:
-        """Book the time since ``started``, which is the newest of ``costs_s``.
+        """Charge the time since ``started``, as the newest of ``costs_s``.
 
-        Far more than usual is a stopped process's, and is not saved up for.
+        A cost far above the usual one is a stopped process's; the allowance pays at most ``_BURST`` usual ones.
         """
         spent_s = self._clock() - started
         costs_s.append(spent_s)
@@ -287,5 +276,5 @@ def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
 
 
 def _short(value: float) -> float:
-    """Six digits: records of long runs stay small."""
+    """Rounded to six digits, to keep records small."""
     return float(f"{value:.6g}")

@@ -19,14 +19,14 @@ logger = logging.getLogger("accel")
 
 
 class Steering(Protocol):
-    """Told what happens; asked what to publish."""
+    """Observes the run and decides what is published to whom."""
 
     def admit(self, actor: int, unroll: Unroll) -> None:
         """Take in an unroll, in its actor's order, before it is learned from or dropped."""
         ...
 
     def hear(self, actor: int, message: Json) -> bool:
-        """Take in an actor's report; False when it is not for this."""
+        """Take in an actor's report; False if it is not for the steering."""
         ...
 
     def lose(self, actor: int) -> None:
@@ -34,7 +34,7 @@ class Steering(Protocol):
         ...
 
     def due(self) -> bool:
-        """Whether ``step`` wants to be called; asked after every update, so quick."""
+        """Whether ``step`` is due; called after every update, so it must be cheap."""
         ...
 
     def step(self, env_steps: int, learner_times: PhaseTimes) -> None:
@@ -42,12 +42,12 @@ class Steering(Protocol):
 
         Args:
             env_steps: learned from so far.
-            learner_times: totals by phase; what is not ``wait`` counts as work.
+            learner_times: totals by phase; all but ``wait`` counts as work.
         """
         ...
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """What to publish for the payloads of the levels in use; assigns it to actors. Not called with none."""
+        """What to publish, from the payloads of the levels in use (at least one); assigns it to actors."""
         ...
 
     def metrics(self) -> Metrics:
@@ -56,13 +56,13 @@ class Steering(Protocol):
 
 
 class FixedSteering:
-    """The identity: every actor gets the one level there is."""
+    """The identity: every actor gets the only level."""
 
     def admit(self, actor: int, unroll: Unroll) -> None:
-        """Nothing to learn from it."""
+        """Ignored."""
 
     def hear(self, actor: int, message: Json) -> bool:
-        """Nothing is for this."""
+        """False: no report is for it."""
         return False
 
     def lose(self, actor: int) -> None:
@@ -76,7 +76,7 @@ class FixedSteering:
         """Nothing to decide."""
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The payloads as they are."""
+        """The payloads, unchanged."""
         return payloads
 
     def metrics(self) -> Metrics:
@@ -85,13 +85,13 @@ class FixedSteering:
 
 
 class AnnealedSteering(FixedSteering):
-    """Every actor gets the level that the schedule has for the steps learned from.
+    """Every actor gets the schedule's level for the environment steps learned from so far.
 
     Args:
         schedule: the levels, all of which the publisher knows.
         publisher: compresses.
         log: gets every change.
-        env_steps: learned from so far, where a run goes on: the level that it begins with is no change.
+        env_steps: learned from so far in a resumed run, whose first level is not a change.
     Raises:
         ConfigError: a level does not suit the network.
     """
@@ -101,16 +101,16 @@ class AnnealedSteering(FixedSteering):
         self._publisher = publisher
         self._log = log
         self.level = schedule.level_at(env_steps)
-        # Bound before training begins: a scheme that does not suit the network is an error now, not in an hour.
+        # Bound before training begins, so that a scheme that does not suit the network fails at once.
         publisher.set_levels(schedule.levels)
         publisher.set_levels([self.level])
 
     def due(self) -> bool:
-        """Always: it costs one comparison."""
+        """Always true, as ``step`` costs one comparison."""
         return True
 
     def step(self, env_steps: int, learner_times: PhaseTimes) -> None:
-        """Change over when the schedule says so."""
+        """Change the level when the schedule does."""
         level = self._schedule.level_at(env_steps)
         if level == self.level:
             return
@@ -121,7 +121,7 @@ class AnnealedSteering(FixedSteering):
         self._publisher.set_levels([level])
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The payloads as they are: there is one level, and actors without an assignment get the first."""
+        """The payloads, unchanged: there is one level, and actors without an assignment get the first."""
         return payloads
 
     def metrics(self) -> Metrics:

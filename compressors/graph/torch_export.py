@@ -16,7 +16,7 @@ from torch import nn
 from compressors.errors import GraphError
 
 _OPERATOR = re.compile(r"operator '?(?:aten::)?(\w+)")
-_REMEDY = "or run the actors on torch, uncompressed: --actor-runtime torch --compressor fp32"
+_REMEDY = "that ONNX has, or keep the policy in torch, uncompressed"
 
 
 def export_model(
@@ -80,10 +80,11 @@ def _explain(error: Exception, module: nn.Module, examples: Mapping[str, torch.T
     found = _OPERATOR.search(reason)
     layer = _layer_of(found[1], module, examples) if found else None
     if layer is None:
-        return f"the policy {type(module).__name__} cannot be exported to ONNX: {reason}; change it, {_REMEDY}"
+        name = type(module).__name__
+        return f"the policy {name} cannot be exported to ONNX: {reason}; build it from operations {_REMEDY}"
     kind = type(module.get_submodule(layer)).__name__
     where = f"layer {layer!r} ({kind})" if layer else f"the forward of {kind}"
-    return f"{where} cannot be exported to ONNX: {reason}; replace it by other layers or operations, {_REMEDY}"
+    return f"{where} cannot be exported to ONNX: {reason}; replace it by layers or operations {_REMEDY}"
 
 
 def _layer_of(operator: str, module: nn.Module, examples: Mapping[str, torch.Tensor]) -> str | None:

@@ -116,7 +116,10 @@ def _group(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]
             index, channel = (np.asarray(values, dtype=np.int64) for values in (item.idxs, item.root_idxs))
             produces = item.dep.handler.__name__ == "prune_out_channels"
             cuts += _cuts(layer, names[layer], index, channel, produces)
-    return ChannelGroup(names[root], 1 + max(int(cut.channel.max()) for cut in cuts), tuple(cuts), recurrent)
+    size = 1 + max(int(cut.channel.max()) for cut in cuts)
+    if any(len(np.unique(cut.channel)) < size for cut in cuts):
+        return None  # a layer reads some of the channels, as of the gates that a GRU computes at once
+    return ChannelGroup(names[root], size, tuple(cuts), recurrent)
 
 
 def _is_read(items: torch_pruning.dependency.Group, names: Mapping[nn.Module, str]) -> bool:

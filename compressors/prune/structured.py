@@ -214,6 +214,9 @@ class PrunedModule(BoundReduction):
                 )
 
 
+_STATES = 2  # h and c, a policy's last inputs
+
+
 class _StatefulPolicy(nn.Module):
     """A pruned recurrent policy with the full policy's state: gathers kept units, returns zeros for the others."""
 
@@ -226,9 +229,10 @@ class _StatefulPolicy(nn.Module):
         self.register_buffer(_KEPT, torch.from_numpy(kept_units))
         self.register_buffer(_PLACES, torch.from_numpy(places))
 
-    def forward(self, observations: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """[N, *obs] and each [N, H] to what the policy returns, its next state [N, H]."""
-        params, *following = self.policy(observations, *(_pick(part, self.kept_units) for part in state))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Observations [N, *shape], then h and c [N, H], to what the policy returns, its next state [N, H]."""
+        observations, state = inputs[:-_STATES], inputs[-_STATES:]
+        params, *following = self.policy(*observations, *(_pick(part, self.kept_units) for part in state))
         return (params, *(_pick(nn.functional.pad(part, (0, 1)), self.places) for part in following))
 
 
@@ -252,7 +256,7 @@ def make_prune(arguments: tuple[str, ...], context: Context) -> Prune:
 
 def _recurrent_group(groups: list[ChannelGroup], inputs: int) -> ChannelGroup | None:
     recurrent = [group for group in groups if group.recurrent]
-    if len(recurrent) > 1 or (recurrent and inputs != 3):
+    if len(recurrent) > 1 or (recurrent and inputs <= _STATES):
         raise UnsupportedLayerError(
             f"prune supports one LSTM with its state h and c, not {', '.join(group.name for group in recurrent)}; use "
             "a scheme without prune"

@@ -25,7 +25,7 @@ from monitor.report.comparison import (
     values_of,
 )
 from monitor.report.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
-from monitor.report.runs import Group, Run, group_runs
+from monitor.report.runs import Group, Run, group_runs, relabelled
 from monitor.report.targets import Target, common_target, margin_of, threshold_of
 from monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
 
@@ -40,6 +40,7 @@ class Choices:
         margin: acceptable loss of final return, as a share of the baseline's gain from its first known return to its
             final return.
         margin_return: the same in units of return, instead of a share; None: the share.
+        labels: names of the configurations, in order, the baseline's first; empty: what differs, or the runs' names.
         group_by: the options by which runs are grouped; empty: all but seed, name and results_dir.
         force: compare runs that should not be compared, and mark them.
         confidence: of every interval. alpha: level of the non-inferiority test. Where several configurations are
@@ -53,6 +54,7 @@ class Choices:
     confidence: float = 0.95
     alpha: float = 0.05
     margin_return: float | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin > 0):
@@ -157,6 +159,9 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     groups = group_runs(runs, choices.group_by)
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))
+    if choices.labels:
+        groups = relabelled(groups, choices.labels)
+    if baseline is not None:
         _check_comparable(groups, choices.force)
     curves = [_curves(group, choices) for group in groups]
     threshold = threshold_of(groups, choices.threshold)

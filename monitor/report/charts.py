@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from monitor.decisions import acting
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis, GroupResult
 from monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
-from monitor.report.curves import Curve, aggregate, column, steps
+from monitor.report.curves import Axis, Curve, aggregate, column, steps
 from monitor.report.drawing import (
     DASHES,
     MUTED,
@@ -45,8 +46,58 @@ PHASE_TITLES = {
 }
 RATIOS = (0.1, 10.0)
 """Ends of the axis of speedups; what lies beyond is an arrow."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """A figure of metrics over environment steps.
+
+    Attributes:
+        metrics: by name, its axis' title and ends, None for any.
+    """
+
+    title: str
+    metrics: Mapping[str, tuple[str, tuple[float, float] | None]]
+    caption: str
+
+
+COURSES = MappingProxyType(
+    {
+        "evaluation": Course(
+            "Greedy evaluation",
+            {"evaluation_return": ("mean return", None)},
+            "Mean return of greedy episodes that the newest policy played beside training, by the steps behind it.",
+        ),
+        "episode_length": Course(
+            "Episode length",
+            {"length_mean": ("steps", None)},
+            "Mean length of the same training episodes that the return is of, in steps of the environment.",
+        ),
+        "losses": Course(
+            "Losses",
+            {
+                "policy_loss": ("policy", None),
+                "actor_loss": ("actor", None),
+                "value_loss": ("value", None),
+                "critic_loss": ("critic", None),
+            },
+            "Terms of the loss in the last update before each record. The policy's falls and rises without telling "
+            "progress; the critic's grows with the returns that it has to predict.",
+        ),
+        "entropy": Course(
+            "Entropy and explained variance",
+            {"entropy": ("entropy, nats", None), "explained_variance": ("explained variance", (-1.0, 1.05))},
+            "Entropy: how much the policy explores; ln n for n equally likely actions, 0 for one. Explained variance: "
+            "1 for a critic that predicts its targets, 0 for one that predicts their mean, less for a worse one "
+            "(drawn from −1).",
+        ),
+    }
+)
 MAX_SINGLE = 12
 """Runs of which each has a line of its own; those of more would hide their means."""
+LEGEND_LINE, LEGEND_ROWS = 0.19, 2
+"""Inches of a legend's line, and how many a figure's height has room for: longer ones make it higher, not its axes
+smaller."""
 LINE, NARROW = 58, 24
 """Characters in a line of a figure, and of the names left of its bars."""
 _ROUND = (1, 0.1, 10, 0.5, 2, 0.2, 5, 0.8, 1.25, 0.7, 1.5, 0.3, 3, 0.9, 1.1, 0.6, 1.75, 0.4, 4, 7)
@@ -151,6 +202,41 @@ def time_per_step(analysis: Analysis, side: str) -> Drawing | None:
         return finish(figure, name, title, caption, f"{alt}.")
 
 
+def course(analysis: Analysis, name: str) -> Drawing | None:
+    """One of ``COURSES`` over environment steps, a panel for each of its metrics; None where none was recorded."""
+    wanted = COURSES[name]
+    found = [
+        (i, group.label, metric, curve)
+        for i, group in enumerate(analysis.groups)
+        for metric in wanted.metrics
+        if (curve := aggregate(group, _steps_of(metric), column(metric))) is not None
+    ]
+    metrics = [metric for metric in wanted.metrics if any(metric == m for _, _, m, _ in found)]
+    if not metrics:
+        return None
+    with style(name):
+        figure, axes = new_figure(1.5 + 1.45 * len(metrics), rows=len(metrics))
+        lines: list[str] = []
+        for i, label, metric, curve in found:
+            known = label in lines
+            lines += [] if known else [label]
+            draw_curve(axes[metrics.index(metric)], curve, i, f"_{label}" if known else label, seeds=False)
+        for target, metric in zip(axes, metrics, strict=True):
+            title, limits = wanted.metrics[metric]
+            target.set_ylabel(title)
+            if limits is not None:
+                target.set_ylim(*limits)
+        step_axis(axes[-1])
+        legend_below(*axes)
+        ends = "; ".join(f"{label}, {metric}: ends at {curve.centre[-1]:.3g}" for _, label, metric, curve in found)
+        return finish(figure, name, wanted.title, wanted.caption, f"{wanted.title}: {ends}.")
+
+
+def _steps_of(metric: str) -> Axis:
+    """Evaluations come later than the steps that they are of."""
+    return column("evaluation_env_steps") if metric.startswith("evaluation_") else steps
+
+
 def draw_curve(axes: Axes, curve: Curve, index: int, label: str, *, seeds: bool = True) -> None:
     """One group's line, band and single seeds, in the colour and dash of its index; a single point is a dot."""
     colour, dash = SERIES[index % len(SERIES)], DASHES[index % len(DASHES)]
@@ -176,6 +262,9 @@ def legend_below(*axes: Axes, columns: int = 1) -> None:
     if pairs and (figure := axes[0].get_figure(root=True)) is not None:
         handles, names = zip(*pairs, strict=True)
         columns = columns if columns > 1 else (2 if max(map(len, names)) < NARROW + 4 else 1)
+        rows = -(-sum(wrapped(name, LINE).count("\n") + 1 for name in names) // columns)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + LEGEND_LINE * max(rows - LEGEND_ROWS, 0))
         figure.legend(handles, [wrapped(name, LINE) for name in names], loc="outside lower center", ncols=columns)
 
 

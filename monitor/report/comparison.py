@@ -91,22 +91,37 @@ def _crossing(index: int) -> Callable[[Run, float], float | None]:
     return measure
 
 
-def _wall_s(run: Run, _: float) -> float | None:
-    value = None if run.summary is None or run.starts > 1 else run.summary.get("wall_s")
-    return float(value) if isinstance(value, int | float) else None
+def _of_summary(name: str) -> Callable[[Run, float], float | None]:
+    """A number of the summary, which covers a run's last start only."""
+
+    def measure(run: Run, _: float) -> float | None:
+        value = None if run.summary is None or run.starts > 1 else run.summary.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    return measure
 
 
 QUANTITIES = {
     "time_to_threshold_s": ComparedQuantity(
-        "Wall-clock to the threshold", "s", False, _crossing(0), "training seconds until the mean return reaches it"
+        "Wall-clock to the threshold",
+        "s",
+        False,
+        _crossing(0),
+        "training seconds until the mean return reaches the threshold",
     ),
     "steps_to_threshold": ComparedQuantity(
-        "Steps to the threshold", "env steps", False, _crossing(1), "environment steps until the mean return reaches it"
+        "Steps to the threshold",
+        "env steps",
+        False,
+        _crossing(1),
+        "environment steps until the mean return reaches the threshold",
     ),
     "training_s": ComparedQuantity(
         "Whole training", "s", False, lambda run, _: run.training_s, "training seconds until the run stopped"
     ),
-    "wall_s": ComparedQuantity("Whole command", "s", False, _wall_s, "from the user's command until training ended"),
+    "wall_s": ComparedQuantity(
+        "Whole command", "s", False, _of_summary("wall_s"), "from the user's command until training ended"
+    ),
     "env_steps_per_s": ComparedQuantity(
         "Throughput",
         "env steps/s",
@@ -120,6 +135,12 @@ QUANTITIES = {
         False,
         lambda run, _: run.actor_us_per_step,
         "actors' work per environment step, waiting for the learner left out",
+    ),
+    "cpu_s": ComparedQuantity(
+        "CPU time", "s", False, _of_summary("cpu_s"), "of training: the learner's process, and what actors did not wait"
+    ),
+    "energy_j": ComparedQuantity(
+        "Energy", "J", False, _of_summary("energy_j"), "of training: package counters, or CPU time × stated watts"
     ),
 }
 

@@ -67,6 +67,7 @@ def draw(analysis: Analysis) -> tuple[Drawing, ...]:
     drawn = (
         charts.learning_curve(analysis, "seconds"),
         charts.learning_curve(analysis, "steps"),
+        *(charts.course(analysis, name) for name in charts.COURSES),
         charts.speedups(analysis),
         charts.mismatch(analysis),
         charts.time_per_step(analysis, "actor"),

@@ -19,6 +19,10 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
     for outcome, label, text, marks in wording.verdicts(analysis):
         parts.append(f"**{escaped(label)}** ({outcome}): {escaped(text)}")
         parts += [f"**Not comparable:** {escaped(mark)}" for mark in marks]
+    parts += [f"**{escaped(label)}**: {escaped(text)}" for label, text in wording.outcomes_beside(analysis)]
+    for everywhere in (True, False):
+        if (differing := tables.differing_table(analysis, everywhere=everywhere)) is not None:
+            parts.append(f"## What differs{'' if everywhere else ', read by some'}\n\n{table_text(differing)}")
     if analysis.caveats:
         parts.append("\n".join(f"- {escaped(text)}" for text in analysis.caveats))
     for drawing in drawings:
@@ -26,6 +30,7 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
         parts.append(escaped(drawing.caption))
     sections = (
         ("Results", tables.results_table(analysis)),
+        ("Bottlenecks", tables.bottleneck_table(analysis)),
         ("Speedups", tables.speedup_table(analysis)),
         ("Runs", tables.runs_table(analysis)),
         ("Mismatch", tables.mismatch_table(analysis)),
@@ -34,8 +39,6 @@ def render_markdown(analysis: Analysis, drawings: Sequence[Drawing], *, written:
         ("Machines", tables.machines_table(analysis)),
         ("Options", tables.options_table(analysis)),
     )
-    if sentences := wording.bottlenecks(analysis):
-        parts.append("## Bottlenecks\n\n" + "\n".join(f"- {escaped(text)}" for text in sentences))
     parts += [f"## {title}\n\n{table_text(table)}" for title, table in sections if table is not None]
     if commands := tables.commands(analysis):
         parts.append("## Commands\n\n" + "\n".join(f"    {_one_line(command)}" for command in commands))
@@ -53,7 +56,8 @@ def table_text(table: tables.Table) -> str:
     """The caption and the table."""
     lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]
     rows = [f"| {' | '.join(c if c == '---' else escaped(c) for c in line)} |" for line in lines]
-    return f"{escaped(table.caption)}\n\n" + "\n".join(rows)
+    notes = "".join(f"\n- **{escaped(title)}**: {escaped(meaning)}" for title, meaning in table.notes)
+    return f"{escaped(table.caption)}\n\n" + "\n".join(rows) + (f"\n{notes}" if notes else "")
 
 
 def _one_line(text: str) -> str:

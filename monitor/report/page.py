@@ -47,7 +47,14 @@ def render_page(analysis: Analysis, drawings: Sequence[Drawing], *, written: str
         "body",
         _header(analysis, headline),
         element(
-            "main", _verdicts(analysis), _caveats(analysis), _figures(drawings), _tables(analysis), _method(analysis)
+            "main",
+            _verdicts(analysis),
+            _outcomes(analysis),
+            _differing(analysis),
+            _caveats(analysis),
+            _figures(drawings),
+            _tables(analysis),
+            _method(analysis),
         ),
         element("footer", element("p", written)),
     )
@@ -95,19 +102,34 @@ def _verdicts(analysis: Analysis) -> Html:
         for name in _TILES:
             value = analysis.comparisons[0].speedups.get(name)
             if value is not None:
-                ends = f"{value.ratio.low:.3g} to {value.ratio.high:.3g}" if value.has_interval else "too few seeds"
+                between = f"between {value.ratio.low:.3g}× and {value.ratio.high:.3g}×"
+                sure = f"{between} at {analysis.choices.confidence:.0%}" if value.has_interval else "too few seeds"
+                quantity = QUANTITIES[name]
+                said = f"{quantity.title}, times better: {quantity.meaning}; {sure}"
                 shown = f"{value.ratio.estimate:.3g}×"
-                tiles.append(
-                    element(
-                        "div", element("b", shown), element("span", f"{QUANTITIES[name].title}, {ends}"), class_="tile"
-                    )
-                )
+                tiles.append(element("div", element("b", shown), element("span", said), class_="tile"))
     return element(
         "section",
         element("div", *cards, class_="verdicts"),
         element("div", *tiles, class_="tiles") if tiles else None,
-        aria_label="ReturnVerdict",
+        aria_label="Verdicts",
     )
+
+
+def _outcomes(analysis: Analysis) -> Html:
+    cards = [
+        element("div", element("h3", label), element("p", text), class_="verdict outcome")
+        for label, text in wording.outcomes_beside(analysis)
+    ]
+    return element("section", *cards, class_="verdicts", aria_label="Configurations") if cards else Html()
+
+
+def _differing(analysis: Analysis) -> Html:
+    table, some = tables.differing_table(analysis), tables.differing_table(analysis, everywhere=False)
+    if table is None and some is None:
+        return Html()
+    more = None if some is None else element("details", element("summary", "Options that some read"), _table(some))
+    return join(element("h2", "What differs"), None if table is None else _table(table), more)
 
 
 def _caveats(analysis: Analysis) -> Html:
@@ -135,12 +157,13 @@ def _figure(drawing: Drawing) -> Html:
 
 def _tables(analysis: Analysis) -> Html:
     speedups, decisions = tables.speedup_table(analysis), tables.decisions_table(analysis)
+    limits = tables.bottleneck_table(analysis)
     mismatch, checks = tables.mismatch_table(analysis), publications_table(analysis)
     commands = tables.commands(analysis)
     return join(
         element("h2", "Results"),
         _table(tables.results_table(analysis)),
-        *(element("p", text) for text in wording.bottlenecks(analysis)),
+        None if limits is None else _table(limits),
         None if speedups is None else _table(speedups),
         _table(tables.runs_table(analysis)),
         None if mismatch is None else join(element("h2", "Mismatch"), _table(mismatch)),
@@ -164,7 +187,13 @@ def _table(table: tables.Table) -> Html:
     inner = element(
         "table", element("caption", element("span", table.caption)), element("thead", head), element("tbody", *rows)
     )
-    return element("div", element("div", inner, class_="scroll", tabindex="0"), class_="table")
+    notes = [part for title, meaning in table.notes for part in (element("dt", title), element("dd", meaning))]
+    return element(
+        "div",
+        element("div", inner, class_="scroll", tabindex="0"),
+        element("dl", *notes, class_="notes") if notes else None,
+        class_="table",
+    )
 
 
 def _cell(column: str, text: str, kind: str) -> Html:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -203,10 +204,24 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
     differing = sorted(keys or _differing([found[0].config for found in groups]))
     configs = [found[0].config for found in groups]
     named = [str(config.get(keys[0])) for config in configs] if len(keys) == 1 else labels(configs, differing)
+    if max(map(len, named)) > LONGEST_LABEL:
+        named = _short(named, [[run.name for run in found] for found in groups])
     return tuple(
         Group(label, tuple(found), {k: found[0].config.get(k) for k in differing})
         for label, found in zip(named, groups, strict=True)
     )
+
+
+def relabelled(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+    """The groups under names of the user's, in order. Raises RunReportError unless each gets one of its own."""
+    if len(names) != len(groups):
+        found = "; ".join(group.label for group in groups)
+        raise RunReportError(
+            f"{len(names)} labels for {len(groups)} configurations: give one for each, in this order: {found}"
+        )
+    if len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise RunReportError(f"labels {', '.join(map(repr, names))}: each configuration needs one of its own")
+    return tuple(replace(group, label=name) for group, name in zip(groups, names, strict=True))
 
 
 def _differing(configs: Sequence[Mapping[str, object]]) -> set[str]:
@@ -219,6 +234,11 @@ def _last(values: Floats) -> float:
     return float(known[-1]) if known.size else math.nan
 
 
+LONGEST_LABEL = 28
+"""Characters. Longer labels would squeeze figures and tables: what differs has a table of its own."""
+_SEED, _NUMBER = re.compile(r"[-_]s(eed)?[-_]?\d+$"), re.compile(r"[-_]\d+$")
+_UNNAMED = re.compile(r"-\d{8}-\d{6}$")
+"""What a run has that nobody named: the time it started."""
 _LONGEST_VALUE = 40
 Config = Mapping[str, object]
 
@@ -248,6 +268,27 @@ def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | N
     return ", ".join(parts or [_option(key, config) for key in rest]) or str(config.get("actor_runtime"))
 
 
+def _short(long: Sequence[str], members: Sequence[Sequence[str]]) -> list[str]:
+    """Labels of at most ``LONGEST_LABEL`` characters: the runs' names, or the first of what differs."""
+    stems = [{_SEED.sub("", name) for name in names} for names in members]
+    stems = [{_NUMBER.sub("", name) for name in found} if len(found) > 1 else found for found in stems]
+    named = [_shortened(min(found)) if len(found) == 1 else "" for found in stems]
+    if all(named) and len(set(named)) == len(named) and not any(_UNNAMED.search(min(found)) for found in stems):
+        return named
+    cut = []
+    for label in long:
+        parts = label.split(", ")
+        while len(parts) > 1 and len(", ".join(parts)) > LONGEST_LABEL - 4:
+            parts.pop()
+        cut.append(_shortened(", ".join(parts), LONGEST_LABEL - 4))
+    return [label if cut.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(cut)]
+
+
+def _shortened(text: str, longest: int = LONGEST_LABEL) -> str:
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
+
+
 def _option(key: str, config: Config) -> str:
     value = _value(config.get(key))
     return value if key in {"env", "variant"} else f"{key}={value}"
@@ -267,5 +308,4 @@ def _majority(values: Sequence[object]) -> str | None:
 def _value(value: object) -> str:
     """The value, of a long one its beginning and its end."""
     text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    half = _LONGEST_VALUE // 2
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: half - 1]}…{text[-half:]}"
+    return _shortened(text, _LONGEST_VALUE)

@@ -15,6 +15,7 @@ from monitor.report.series import Series
 
 _KEPT = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
+    r"|length_mean|entropy|explained_variance|(policy|value|actor|critic)_loss|evaluation_(return|env_steps)"
     r"|(staleness|compression|total)_(ess|kl|chi2|chi2_infinite|retention|greedy_agreement|clipped|mean_weight)(/.+)?"
     r"|(withheld|inconclusive_checks|publish_kl|qat_differences|qat_greatest_difference)/.+|(actor|learner)_\w+_share)$"
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from monitor.decisions import acting
 from monitor.divergence import GREEDY_TOLERANCE
+from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
 from monitor.report.runs import NOT_CONFIGURATION, Group, Run
@@ -19,6 +20,8 @@ from monitor.report.series import Floats
 from monitor.report.wording import interval, number, plain, times
 
 MAX_DECISIONS = 200
+MAX_ACROSS = 6
+"""Configurations that have a column each; of more, each has a row."""
 _FACTORS = {"staleness": "staleness π_θ/π_v", "compression": "compression π_v/μ", "total": "total π_θ/μ"}
 _MISMATCH = {
     "ess": "ESS",
@@ -30,16 +33,33 @@ _MISMATCH = {
     "clipped": "clipped weights",
     "mean_weight": "mean weight",
 }
+_MISMATCH_MEANINGS = {
+    "ess": f"effective sample size, 1 / (1 + χ²) averaged over states: 1 for equal policies, alarm below {ESS_ALARM:g}",
+    "kl": f"KL divergence, 0 for equal policies; alarm above {KL_ALARM:g} (compression) or {STALENESS_KL_ALARM:g}",
+    "chi2": "χ² divergence, the variance of importance weights. χ² of two Gaussians is infinite in every state where π "
+    "is more than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0",
+    "chi2_infinite": "share of states where χ² is infinite",
+    "retention": "mean product of the trace's clipped weights over the effective horizon: 1 on-policy",
+    "greedy_agreement": "share of states with the same most likely choice; for Gaussians, with every mean within "
+    f"{GREEDY_TOLERANCE:g} standard deviations of the reference policy: π_v for staleness, otherwise μ",
+    "clipped": "share of weights above the clip",
+    "mean_weight": "of sampled actions; 1 is expected for any two policies, so another value means wrong records",
+}
 _HUGE, _ABOVE = 1e6, ">1e6"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: caption, column titles, rows of texts; the first column names its row."""
+    """A table: caption, column titles, rows of texts; the first column names its row.
+
+    Attributes:
+        notes: what its columns or rows mean, by title.
+    """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 def results_table(analysis: Analysis) -> Table:
@@ -58,7 +78,60 @@ def results_table(analysis: Analysis) -> Table:
         for result in analysis.results
     )
     columns = tuple(f"{QUANTITIES[name].title}, {QUANTITIES[name].unit}" for name in names)
-    return Table("Medians over the seeds that have a value, with the least and the greatest.", titles + columns, rows)
+    caption = "Medians over the seeds that have a value, with the least and the greatest."
+    return Table(caption, titles + columns, rows, _result_notes(analysis, names))
+
+
+def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    reached = f"runs whose mean training return reached {analysis.threshold:.4g}: {analysis.threshold_source}"
+    interval_of = f"mean over seeds, with Student's {analysis.choices.confidence:.0%} interval from three seeds on"
+    return (
+        ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
+        *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
+        ("bottleneck", "what limits the speed: the learner where actors wait for it, otherwise what takes their time"),
+        *((QUANTITIES[name].title, QUANTITIES[name].meaning) for name in names),
+    )
+
+
+def bottleneck_table(analysis: Analysis) -> Table | None:
+    """One row a group: what limits its speed, and the shares of time that show it; None where no times are known."""
+    rows = tuple(
+        (
+            result.group.label,
+            found.limit,
+            *(f"{share:.0%}" for share in (found.shares.actor_wait, found.shares.learner_wait)),
+            *(f"{share:.0%}" for share in (found.shares.environment, found.shares.policy)),
+        )
+        for result in analysis.results
+        if (found := result.bottleneck) is not None
+    )
+    if not rows:
+        return None
+    notes = (
+        ("actors wait, learner waits", "share of their time; the side that waits less limits the speed"),
+        ("environment, policy", "share of the time in which actors do not wait"),
+    )
+    columns = ("configuration", "bottleneck", "actors wait", "learner waits", "environment", "policy")
+    return Table("What limits each configuration's speed, medians over seeds.", columns, rows, notes)
+
+
+def differing_table(analysis: Analysis, *, everywhere: bool = True) -> Table | None:
+    """The options in which configurations differ; None where there is none, or one configuration.
+
+    Args:
+        everywhere: those that every configuration reads; else those that only some read.
+    """
+    groups, labels = analysis.groups, [group.label for group in analysis.groups]
+    differing = sorted({key for group in groups for key in group.options})
+    keys = [key for key in differing if all(key in group.config for group in groups) == everywhere]
+    if len(groups) < 2 or not keys:
+        return None
+    texts = {(key, group.label): " or ".join(map(plain, group.values(key))) for key in keys for group in groups}
+    caption = "The options in which the configurations differ"
+    caption += "." if everywhere else ", of those that only some read; – where one is not read."
+    if len(labels) > MAX_ACROSS:
+        return Table(caption, ("configuration", *keys), tuple((n, *(texts[k, n] for k in keys)) for n in labels))
+    return Table(caption, ("option", *labels), tuple((key, *(texts[key, n] for n in labels)) for key in keys))
 
 
 def speedup_table(analysis: Analysis) -> Table | None:
@@ -80,7 +153,17 @@ def speedup_table(analysis: Analysis) -> Table | None:
                 row = (f"{bound.side} {bound.ratio:.3g}×", "–", all_seeds, note)
                 rows.append((quantity.title, comparison.group.label, *row))
     columns = ("quantity", "configuration", "times better", "time saved", "seeds / baseline's", "note")
-    return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows))
+    shown = dict.fromkeys(row[0] for row in rows)
+    notes = (
+        (
+            "times better",
+            "ratio of geometric means over seeds, above 1 is better; in brackets Welch's "
+            f"{analysis.choices.confidence:.0%} interval, which shows no difference where it contains 1",
+        ),
+        ("time saved", "1 − 1 / times better"),
+        *((q.title, q.meaning) for q in QUANTITIES.values() if q.title in shown),
+    )
+    return Table(f"Against {analysis.baseline.label}.", columns, tuple(rows), notes)
 
 
 def runs_table(analysis: Analysis) -> Table:
@@ -108,7 +191,14 @@ def runs_table(analysis: Analysis) -> Table:
         "Every run. Compression does not change the environment's work: where its time differs, other work ran on the "
         "machine, or a larger policy occupied its cache and memory bandwidth."
     )
-    return Table(caption, ("run", "configuration", "seed", *counted, "ended"), tuple(rows))
+    notes = (
+        ("final return", "mean over the last tenth of the run's steps, or the target at which it stopped"),
+        ("env steps", "environment steps that were learned from"),
+        ("training", "seconds from the first unroll waited for to the last update"),
+        ("to threshold", "seconds of training until the mean return reached the threshold"),
+        ("environment", "microseconds in the environment itself per environment step, all actors together"),
+    )
+    return Table(caption, ("run", "configuration", "seed", *counted, "ended"), tuple(rows), notes)
 
 
 def mismatch_table(analysis: Analysis) -> Table | None:
@@ -129,12 +219,14 @@ def mismatch_table(analysis: Analysis) -> Table | None:
     caption = (
         "Distance between the policy that acted and the one that learns: medians over the records of all seeds, "
         f"including infinite ones, and the share of records above {_HUGE:g}. One state can dominate a mean "
-        "of KL, χ² or weights. χ² of two Gaussians is infinite in every state where π is more "
-        "than √2 times as wide as μ (2σ_μ² ≤ σ_π²); ESS counts such a state as 0. Greedy actions agree "
-        f"if the most likely choices are equal; for Gaussians, if every mean is within {GREEDY_TOLERANCE:g} "
-        "standard deviations of the reference policy: π_v for staleness, otherwise μ."
+        "of KL, χ² or weights."
     )
-    return Table(caption, ("configuration", "factor", "scheme", *(_MISMATCH[name] for name in measured)), tuple(rows))
+    titles = ("configuration", "factor", "scheme", *(_MISMATCH[name] for name in measured))
+    notes = (
+        ("factor", "π_θ learns, μ acted, π_v is the version that acted before compression; total = their product"),
+        *((_MISMATCH[name], _MISMATCH_MEANINGS[name]) for name in measured),
+    )
+    return Table(caption, titles, tuple(rows), notes)
 
 
 def _typical(group: Group, name: str) -> str:

@@ -20,7 +20,18 @@ def headline(analysis: Analysis) -> str:
     if analysis.comparisons and analysis.baseline is not None:
         best = max(analysis.comparisons, key=_merit)
         return f"{_capitalised(_sentence(best, analysis), best, analysis)} ({analysis.environment})"
-    return f"{analysis.environment}: {'; '.join(_outcome(result, analysis.threshold) for result in analysis.results)}"
+    highest = max(analysis.results, key=lambda r: -math.inf if r.final_return is None else r.final_return.estimate)
+    outcome = _outcome(highest, analysis.threshold)
+    if len(analysis.results) == 1:
+        return f"{analysis.environment}: {outcome}"
+    return f"{analysis.environment}, {len(analysis.results)} configurations; the highest return: {outcome}"
+
+
+def outcomes_beside(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """At most two sentences for each of several configurations that are not compared: its return, what limits it."""
+    if analysis.baseline is not None or len(analysis.results) < 2:
+        return ()
+    return tuple((result.group.label, _outcome_sentences(result, analysis.threshold)) for result in analysis.results)
 
 
 def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]], ...]:
@@ -216,6 +227,10 @@ def _correction(analysis: Analysis) -> str:
 
 
 def _bottleneck(group: Group, found: GroupBottleneck) -> str:
+    return f"{group.label}: {_limit(found)}."
+
+
+def _limit(found: GroupBottleneck) -> str:
     limit = {
         "learner": "the learner is the bottleneck",
         "policy": "the actors' policy is the bottleneck",
@@ -224,9 +239,9 @@ def _bottleneck(group: Group, found: GroupBottleneck) -> str:
     }[found.limit]
     shares = found.shares
     return (
-        f"{group.label}: {limit} (actors wait {shares.actor_wait:.0%} of their time, the learner "
+        f"{limit} (actors wait {shares.actor_wait:.0%} of their time, the learner "
         f"{shares.learner_wait:.0%}; of the actors' busy time the environment takes {shares.environment:.0%}, the "
-        f"policy {shares.policy:.0%})."
+        f"policy {shares.policy:.0%})"
     )
 
 
@@ -241,6 +256,12 @@ def _outcome(result: GroupResult, threshold: float) -> str:
     runs = "its run" if seeds == 1 else f"{result.reached} of {seeds} runs"
     when = number(median(result.by_quantity["time_to_threshold_s"]))
     return f"{final}; {runs} reached {threshold:.4g}, after {when} s of training{' (median)' if seeds > 1 else ''}"
+
+
+def _outcome_sentences(result: GroupResult, threshold: float) -> str:
+    texts = [_outcome(result, threshold).removeprefix(f"{result.group.label} ")]
+    texts += [] if result.bottleneck is None else [_limit(result.bottleneck)]
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
 
 
 def _merit(comparison: Comparison) -> tuple[bool, int, float, float]:

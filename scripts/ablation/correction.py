@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Trains with a correction that nobody should use, to show what the right one buys. ``accel train`` has no such option.
+"""Trains with a wrong correction, as an ablation. ``accel train`` has no such option.
 
     python scripts/ablation/correction.py VARIANT train --preset quickstart …      like ``accel train …``
 
 importance-weights   with --corrector none: uncorrected n-step targets, the policy gradient weighted by min(1, π_θ/μ);
                      Espeholt et al. 2018's "1-step importance sampling", truncated
 full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the
-                     version that acted, as if the actors had not been compressed; μ's own are thrown away
+                     version that acted, as if the actors had not been compressed; the recorded ones of μ are discarded
 centred-last         advantages are centred after the importance weight is multiplied in, not before
 """
 
@@ -32,7 +32,7 @@ RANK = "--rank"
 
 
 def main() -> int:
-    """Start the job with this script as its ranks, or be one of them."""
+    """Start the job with this script as its ranks, or run as one of them."""
     if sys.argv[1:2] == [RANK]:
         return rank(sys.argv[2], sys.argv[3])
     if len(sys.argv) < 3 or sys.argv[1] not in VARIANTS or sys.argv[2] != "train":
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def rank(variant: str, job: str) -> int:
-    """One rank of the job: the learner's is changed, actors are as ever."""
+    """One rank of the job; only the learner's is changed."""
     from accel.cli import rank as ranks
     from accel.transport.launcher import detect_launch, is_actor
 
@@ -66,7 +66,7 @@ def rank(variant: str, job: str) -> int:
 
 
 def change(variant: str) -> None:
-    """Put the ablated parts where the learner's process looks for them."""
+    """Replace parts of the learner by the ablated ones."""
     from accel.algorithms import actor_critic
     from accel.algorithms.corrections import CORRECTIONS
     from accel.learning import session
@@ -96,7 +96,7 @@ def full_precision(loop: type) -> type:
     from accel.tuning.mismatch_copies import PolicyCopies
 
     class WrongLoop(loop):  # type: ignore[misc]
-        """Keeps every version's full-precision policy for as long as its unrolls are taken."""
+        """Keeps each version's full-precision policy until its unrolls are no longer accepted."""
 
         def publish(self) -> None:
             if not hasattr(self, "copies"):

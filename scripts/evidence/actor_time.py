@@ -9,7 +9,7 @@
     python scripts/evidence/actor_time.py --quiet 0.95         measure again where others took part of the core
 
 Every case is one command; its rows (each with command, commit, machine and versions) and its text stay under
-results/actor_time/rows. A case that has rows is left alone. Status 3: the budget is used and cases are left.
+results/actor_time/rows. Cases that have rows are skipped. Status 3: the budget is used and cases remain.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ACTORS = {
 }
 REFRESHED = "mlp:64x2,mlp:256x2,mlp:512x3,mlp:2048x3,nature-cnn,impala-resnet"
 SET_UP_S, STUDY_S = 45.0, 90.0
-"""What a benchmark takes beside measuring, and what playing takes: with less than that left none is begun."""
+"""Seconds that a benchmark takes beyond measuring, and that playing takes; with less time left none is started."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Benchmark:
     """One command; its rows go to a file that is named after the case.
 
     Attributes:
-        words: the command, without where its rows go.
-        needs_s: with less time left it is not begun.
+        words: the command, without its output file. needs_s: with less time left it is not started.
     """
 
     name: str
@@ -96,9 +95,9 @@ def benchmarks(scale: float) -> list[Benchmark]:
 
 
 def studies(run: Path, episodes: int | None, directory: Path) -> Iterator[Benchmark]:
-    """Mismatch and returns of one run's policy, a case a scheme; full precision goes first and says how all act.
-
-    Students of image policies are left out: two thousand lessons take longer than everything else together.
+    """Mismatch and returns of one run's policy, one case per scheme; full precision goes first and decides between
+    greedy and sampled actions. Students of image policies are left out, as 2,000 distillation steps take longer than
+    all other cases.
     """
     network = tomllib.loads((run / "config.toml").read_text())["network"]
     schemes = [scheme for scheme in SCHEMES.split(",") if network.startswith("mlp") or "distill" not in scheme]
@@ -118,12 +117,12 @@ def label(run: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as commands have it, from the project's root where it lies there."""
+    """A path as written in commands: relative to the project's root if inside it."""
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
 def measure(case: Benchmark, directory: Path, remaining_s: float) -> bool:
-    """Run one case; its files appear only when it has succeeded. False: the time was up before it ended."""
+    """Run one case; its files appear only when it has succeeded. Returns False if the time ran out."""
     rows = directory / f"{case.name}.json"
     command = [sys.executable, *case.words, f"--json={shown(rows)}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -136,7 +135,7 @@ def measure(case: Benchmark, directory: Path, remaining_s: float) -> bool:
         return False
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that it may have started
+            os.killpg(process.pid, signal.SIGKILL)  # including ranks that it may have started
             process.communicate()
     if process.returncode != 0:
         raise SystemExit(f"{case.name} ended with status {process.returncode}")
@@ -146,7 +145,7 @@ def measure(case: Benchmark, directory: Path, remaining_s: float) -> bool:
 
 
 def is_done(path: Path, least_share: float) -> bool:
-    """Whether a case has rows, and other processes left it at least so much of the core while it was timed."""
+    """Whether a case has rows, measured with at least this share of a core."""
     if not path.exists():
         return False
     return min((row["cpu_share"] for row in json.loads(path.read_text()) if "cpu_share" in row), default=1.0) >= (

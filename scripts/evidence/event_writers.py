@@ -1,4 +1,4 @@
-"""What each TensorBoard event writer costs a learner: to import and open, and to write records.
+"""Cost of each TensorBoard event writer for a learner: to import and open, and to write records.
 
     python scripts/evidence/event_writers.py > results/event_writers/rows.json      (a few minutes)
 

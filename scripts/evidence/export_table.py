@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What exporting trained policies costs and saves: format × scheme → bytes, latency, memory, returns.
+"""Exported policies: bytes, latency, memory and returns by format and scheme.
 
     python scripts/evidence/export_table.py runs/cartpole/int8-s1 runs/halfcheetah/int8-s1 runs/pong-long --budget-s 540
 
 Every row is one ``accel export`` with all its checks, played on its own target. OUT/rows gets one file a row: contract
-and report with every raw sample, or why the format refuses the scheme. The same command goes on where it stopped; rows
-that are there are not measured again. OUT/README.md is written from the rows. Games are greedy; where greedy games of
+and report with every raw sample, or why the format refuses the scheme. The same command continues where it stopped;
+existing rows are not measured again. OUT/README.md is written from the rows. Games are greedy; where greedy games of
 full precision repeat each other, the run's are sampled.
 """
 
@@ -51,7 +51,7 @@ SCHEMES = (
 VECTOR_SCHEMES = (*SCHEMES, "distill(32x2)+int8")
 LEAST_EPISODES = 20
 LEAST_BUDGET_S = 5.0
-# medians of short calls repeat to within this
+# repeatability of the median of short calls
 PAYS, COSTS = 1.1, 0.9
 
 _HEAD = (
@@ -94,7 +94,7 @@ def main() -> int:
     deadline = time.monotonic() + options.budget_s
     torch.set_num_threads(1)
     for format in options.formats:
-        make_format(format)  # what it needs is asked for before work starts
+        make_format(format)  # requirements are checked before work starts
     runs = [load_run(path) for path in options.runs]
     rows_dir = options.out / "rows"
     rows_dir.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def parse() -> argparse.Namespace:
 
 
 def cells(runs: list[TrainedRun], options: argparse.Namespace) -> Iterator[Cell]:
-    """What to export, in the order of work: one format after the other, so that a part of it is of use."""
+    """What to export, in order: one format after the other, so that a partial result is useful."""
     for format in options.formats:
         for run in runs:
             for scheme in options.schemes or (SCHEMES if run.spec.is_image else VECTOR_SCHEMES):
@@ -161,7 +161,7 @@ def row_name(run: TrainedRun, scheme: str, format: str) -> str:
 
 
 def check_names(runs: list[TrainedRun], options: argparse.Namespace, rows_dir: Path) -> None:
-    """Every cell has a file of its own, which is not another policy's."""
+    """Check that every cell has its own file, not shared with another policy."""
     owners: dict[str, Path] = {}
     for run, scheme, format in cells(runs, options):
         name = row_name(run, scheme, format)
@@ -171,7 +171,7 @@ def check_names(runs: list[TrainedRun], options: argparse.Namespace, rows_dir: P
 
 
 def identity(run: TrainedRun) -> Row:
-    """What tells one policy from another."""
+    """What identifies a policy."""
     config = run.config
     facts = {"run": run.path.resolve().name, "env": config.environment.env, "network": config.policy.network}
     return {**facts, "seed": config.run.seed, "env_steps": run.env_steps, "policy_version": run.version}
@@ -202,7 +202,7 @@ def is_greedy(run: TrainedRun, rows_dir: Path, episodes: int) -> bool:
 
 
 def export_row(run: TrainedRun, scheme: str, format: str, episodes: int, greedy: bool) -> Row:
-    """Export once; what cannot be exported is a row that says why."""
+    """Export once; a refusal becomes a row with the reason."""
     row: Row = {**identity(run), "scheme": scheme, "format": format, "acted": "greedy" if greedy else "sampled"}
     row |= {"machine": describe_machine(), "command": ["python", *sys.argv]}
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the upkeep of compressed policies costs the learner: its time from update to update, by scheme.
+"""Cost of the upkeep of compressed policies for the learner: time from update to update, by scheme.
 
     python scripts/evidence/learner_upkeep.py [--network mlp:512x3] [--updates 160] [--busy 0]      (some 10 s a scheme)
 

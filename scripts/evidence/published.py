@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Published figures of AcceRL, ActorQ and QuaRL beside the nearest that are kept here, each with what bounds it.
+"""Published figures of AcceRL, ActorQ and QuaRL beside our nearest measurements, with the bottleneck of each.
 
     python scripts/evidence/published.py
 
-Reads actor_time/rows, every CASE/runs.json and the reports of export-table under the results directory, whichever are
-there, and writes published/README.md. Nothing is measured; what no sample is kept of is listed as not measured.
+Reads actor_time/rows, every CASE/runs.json and the reports of export-table under the results directory, as far as they
+exist, and writes published/README.md. It measures nothing; figures without kept samples are listed as not measured.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def export_table(results: Path) -> Table | None:
 def unmeasured(
     cases: Sequence[KeptCase], results: Path, tables: dict[str, Table | None]
 ) -> tuple[tuple[str, str], ...]:
-    """What published results have and no kept sample answers, with the reason."""
+    """Published results without a kept sample to compare, with the reason."""
     runs = [run for case in cases for run in case.runs]
     networks = {str(run.config.get("network")) for run in runs if run.config.get("stop_at_return") is not None}
     large = [run for run in runs if run.config.get("network") == "mlp:2048x3" and run.summary is not None]
@@ -325,7 +325,7 @@ class KeptCase:
 
     @property
     def quantity(self) -> str:
-        """What its training time is: to the return it stops at, or of equal steps."""
+        """The meaning of its training time: to the return it stops at, or for equal steps."""
         return "training_s" if self.runs[0].config.get("stop_at_return") is None else "time_to_threshold_s"
 
     @property
@@ -334,13 +334,13 @@ class KeptCase:
         return self.analysis.groups[0].config.get("actor_runtime") == "torch"
 
     def bound(self, label: str) -> str:
-        """What bounds a variant's speed."""
+        """The bottleneck of a variant."""
         found = next(result.bottleneck for result in self.analysis.results if result.group.label == label)
         return "unknown" if found is None else _BOUNDS[found.limit]
 
 
 def read_cases(results: Path) -> list[KeptCase]:
-    """Every case whose variants differ in how actors act, and not in anything else."""
+    """Every case whose variants differ in the acting policy only."""
     found = []
     for path in sorted(results.glob("*/runs.json")):
         runs = [load_kept_run(run) for run in kept_run_paths(path.parent)]
@@ -361,13 +361,13 @@ def _baseline(runs: Sequence[Run]) -> Run | None:
 
 
 def _same_task(run: Run, baseline: Run) -> bool:
-    """Whether options that both have agree, but those of acting; a later commit may have more of them."""
+    """Whether the options that both have are equal, except those of acting; commits may differ in options."""
     shared = run.config.keys() & baseline.config.keys() - _MAY_DIFFER
     return all(run.config[key] == baseline.config[key] for key in shared)
 
 
 def pong_lacks(cases: Iterable[KeptCase]) -> str:
-    """What kept trainings of Pong to a given return lack of every compression; empty where one case has them all."""
+    """The compressions without a kept training of Pong to a given return; empty if one case has all."""
     to_return = [
         {_acting(run) for run in case.runs if run.summary is not None}
         for case in cases
@@ -416,7 +416,7 @@ def steps_per_policy(runs: Iterable[Run]) -> float:
 
 @dataclass(frozen=True)
 class ActorCell:
-    """One actor alone, without a learner: what each scheme makes of its time.
+    """The time of one actor alone, without a learner, by scheme.
 
     Attributes:
         torch: the row of torch eager. by_scheme: those of onnxruntime.
@@ -438,7 +438,7 @@ class ActorCell:
 
     @property
     def limit(self) -> float:
-        """Torch eager's time over the environment's alone, which no policy can pass."""
+        """Torch eager's time over the environment's alone, the upper limit for any policy."""
         return float(self.torch["us_per_env_step"] / self.torch["env_only_us"])
 
     @property

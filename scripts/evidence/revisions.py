@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""Trains presets with two revisions of this repository, in turns on one machine, and keeps what each run measured.
+"""Trains presets with two revisions of this repository, in turns on one machine, and keeps each run's measurements.
 
     python scripts/evidence/revisions.py BEFORE AFTER --out results/revisions
     python scripts/evidence/revisions.py BEFORE AFTER --case cartpole --seeds 10
 
 BEFORE and AFTER are revisions of git. Each is checked out beside the project and run with this environment's packages.
 OUT/runs.json has every run's samples, command and commit; OUT/README.md the medians, and the ratio AFTER / BEFORE of
-runs of one seed with its 95 % interval (Student's t of the logarithms). Runs that are there are not run again.
+runs of one seed with its 95 % interval (Student's t of the logarithms). A pair that is there is not run again; if one
+of its revisions changed, both sides are, as only runs made in turns are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from monitor.statistics import mean_interval  # noqa: E402
 CASES: Mapping[str, tuple[int, Sequence[str]]] = {
     "cartpole": (10, ("--preset", "quickstart")),
     "lunarlander": (5, ("--preset", "lunarlander")),
-    "halfcheetah": (5, ("--preset", "halfcheetah", "--stop-at-return", "4800")),
+    "halfcheetah": (5, ("--preset", "halfcheetah", "--total-env-steps", "600000")),
 }
 MEASURES = {
     "training_s": "seconds of training",
@@ -62,12 +63,14 @@ def main() -> int:
             for case in options.case or CASES:
                 seeds, arguments = CASES[case]
                 for seed in range(options.seeds or seeds):
-                    # Which side goes first changes from seed to seed.
+                    keys = {side: f"{case}-{side}-s{seed}" for side in commits}
+                    if all(keys[side] in kept and kept[keys[side]]["commit"] == commits[side] for side in commits):
+                        continue
+                    for key in keys.values():
+                        kept.pop(key, None)
+                    # The side that goes first alternates by seed.
                     for side in ("before", "after") if seed % 2 else ("after", "before"):
-                        key = f"{case}-{side}-s{seed}"
-                        if key in kept and kept[key]["commit"] == commits[side]:
-                            continue
-                        kept[key] = _train(case, side, seed, arguments, trees[side], Path(scratch)) | {
+                        kept[keys[side]] = _train(case, side, seed, arguments, trees[side], Path(scratch)) | {
                             "commit": commits[side]
                         }
                         document = {"machine": describe_machine(read_machine()), "runs": kept}
@@ -85,7 +88,7 @@ def render(runs: Mapping[str, Run]) -> str:
     lines = [
         "# Two revisions in turns", "",
         "`python scripts/evidence/revisions.py BEFORE AFTER`; samples, commands and commits are in `runs.json`.",
-        "Ratios are of runs of one seed, with Student's t intervals of their logarithms.", "",
+        "Ratios (differences of returns) are of runs of one seed, with Student's t intervals (of logarithms).", "",
     ]  # fmt: skip
     for case in CASES:
         pairs = []
@@ -103,7 +106,8 @@ def render(runs: Mapping[str, Run]) -> str:
         for name, title in MEASURES.items():
             before, after = ([float(str(pair[side][name])) for pair in pairs] for side in (0, 1))
             lines.append(f"| {title} | {_spread(before)} | {_spread(after)} | {_ratio(before, after)} |")
-        lines.append("")
+        before, after = ([float(str(pair[side]["return_mean"])) for pair in pairs] for side in (0, 1))
+        lines += [f"| return at the end | {_spread(before)} | {_spread(after)} | {_difference(before, after)} |", ""]
     return "\n".join(lines)
 
 
@@ -118,6 +122,14 @@ def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
         return f"{middle:.2f}"
     interval = mean_interval(logs)
     return f"{middle:.2f} [{math.exp(interval.low):.2f}, {math.exp(interval.high):.2f}]"
+
+
+def _difference(before: Sequence[float], after: Sequence[float]) -> str:
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    if len(differences) < 2:
+        return f"{differences[0]:+.4g}"
+    interval = mean_interval(differences)
+    return f"{sum(differences) / len(differences):+.4g} [{interval.low:.4g}, {interval.high:.4g}]"
 
 
 def _train(case: str, side: str, seed: int, arguments: Sequence[str], tree: Path, scratch: Path) -> Run:

@@ -32,7 +32,7 @@ INTERRUPTED = 3
 
 
 def main() -> int:
-    """Sweep what is asked for; status 3 when the budget is used before everything is done."""
+    """Run the requested sweeps; status 3 when the budget is used before they are complete."""
     options = parse()
     deadline = time.monotonic() + options.budget_s
     left = 0
@@ -57,7 +57,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def sweep(name: str, arguments: list[str], options: argparse.Namespace, remaining_s: float) -> bool:
-    """Work on one sweep and keep what it found; returns whether it is complete."""
+    """Work on one sweep and keep its results; returns whether it is complete."""
     out = options.runs_dir / name
     command = [sys.executable, "-m", "accel", "sweep", *arguments, "--out", str(out)]
     print(shlex.join(command), flush=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""What a scheme makes of one trained policy: mismatch on inputs that the policy meets, and returns on fixed seeds.
+"""Effect of a scheme on a trained policy: mismatch on inputs that the policy meets, and returns on fixed seeds.
 
     python scripts/evidence/trained_policies.py runs/cartpole --scheme int8 --json int8.json
 
-Neither depends on how busy the machine is. Calibration and measurement play from different seeds. Actions are greedy;
+Neither depends on the load of the machine. Calibration and measurement play from different seeds. Actions are greedy;
 where greedy games from different seeds repeat each other, as in Atari without sticky actions, they are sampled.
 """
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Runs a table of trainings one at a time and keeps what they measured; the same command goes on where it stopped.
+"""Runs a table of trainings one at a time and keeps their measurements; the same command continues where it stopped.
 
     python scripts/evidence/training_runs.py                       every case of scripts/evidence/cases.toml
     python scripts/evidence/training_runs.py cartpole --budget-s 540
     python scripts/evidence/training_runs.py --table scripts/reproduce/gpu.toml --list
 
 A run lies in RUNS/CASE/VARIANT-sSEED. RESULTS/CASE/ gets ``runs.json`` with every run's raw samples, command, commit
-and machine, ``report/`` as ``accel compare`` writes it, and ``README.md`` with the numbers and
-what was not measured. Runs whose samples are in ``runs.json`` are not run again, whatever became of their directories.
-A run that the budget ends is resumed by the next call. Nothing is downloaded.
+and machine, ``report/`` as ``accel compare`` writes it, and ``README.md`` with the numbers and what was not measured.
+Runs whose samples are in ``runs.json`` are not run again, even if their directories are gone. A run stopped by the
+budget is resumed by the next call. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SAMPLES = "runs.json"
 MAX_POINTS = 200
 COMPLETE = ("total_env_steps", "mean return", "max_seconds")
 OVERLAP_S = 1.0
-"""Times are rounded: runs that overlap by less followed one another."""
+"""Times are rounded: runs that overlap by less than this ran one after the other."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -94,7 +94,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: the same task under several variants, the first named ``baseline`` being what others beat."""
+    """One comparison: the same task under several variants, compared with the one named ``baseline``."""
 
     name: str
     title: str
@@ -104,7 +104,7 @@ class Case:
     threshold: float | None = None
 
     def order(self) -> list[tuple[Variant, int]]:
-        """Every run, variants interleaved: a machine that gets slower during a session slows all of them."""
+        """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
         seeds = max(variant.seeds for variant in self.variants)
         return [(variant, seed) for seed in range(seeds) for variant in self.variants if seed < variant.seeds]
 
@@ -158,7 +158,7 @@ def _make(case: Case, variant: Variant, seed: int, runs: Path, remaining_s: floa
 
 
 def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -> str | None:
-    """Train, or go on; returns why there is no result, or None."""
+    """Train or resume; returns why there is no result, or None."""
     name = run_name(variant, seed)
     path = runs / name
     runs.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
-    """End a run in good order, with a checkpoint; then not in good order."""
+    """Stop a run with a checkpoint; kill it if it does not stop."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(STOP_TIMEOUT_S)
@@ -213,7 +213,7 @@ def has(need: str) -> bool:
 
 
 def print_state(case: Case, runs: Path, results: Path) -> None:
-    """What is measured and what is missing, one line a variant."""
+    """Measured and missing runs, one line per variant."""
     kept = read_samples(results / case.name)
     print(f"{case.name}: {case.title}")
     for variant in case.variants:
@@ -330,7 +330,7 @@ def write_summary(case: Case, results: Path, gaps: Mapping[str, str]) -> None:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a run ended because it had done what it should."""
+    """Whether a run reached its goal."""
     try:
         reason = json.loads((path / "summary.json").read_text())["reason"]
     except (OSError, ValueError, KeyError):
@@ -379,7 +379,7 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
 
 
 def _restore(sample: Mapping[str, object], results: Path, programs: Collection[str]) -> Run:
-    """A kept run; without the whole command's time where a script of its own was the command."""
+    """A kept run; without the command's time if a script was the command."""
     config = {**sample["config"], "variant": sample["variant"]}  # type: ignore[dict-item]
     run = run_from_json({**sample, "config": config}, str(results / SAMPLES))
     if sample["variant"] in programs and run.summary is not None:
@@ -396,7 +396,7 @@ def _lines(path: Path) -> list[object]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is known about how one run was made.
+    """When and under which load one run was made.
 
     Attributes:
         variant: its configuration's name. run: what it measured.
@@ -413,7 +413,7 @@ class Conditions:
 
     @property
     def span_s(self) -> tuple[float, float] | None:
-        """Unix times of its beginning and end; None where either is unknown, as of a resumed run."""
+        """Unix times of its beginning and end; None if either is unknown, as for a resumed run."""
         if len(self.ended_s) != 1 or self.wall_s is None:
             return None
         return self.ended_s[0] - self.wall_s, self.ended_s[0]

@@ -27,7 +27,11 @@ LENGTH, ENVS = 7, 4
 def make_config(**changes: object) -> TrainConfig:
     """Plain gradients: nothing clipped, nothing normalised, so that every term can be compared."""
     plain: dict[str, object] = {
+        "algorithm": "impala",
         "network": "mlp:8x1",
+        "normalise_observations": False,
+        "normalise_rewards": False,
+        "entropy_cost": 0.01,
         "compressor": "fp32",
         "max_gradient_norm": None,
         "normalise_advantages": False,
@@ -35,6 +39,8 @@ def make_config(**changes: object) -> TrainConfig:
         "lambda_": 0.8,
         "learner_threads": 1,
     }
+    if changes.get("algorithm") == "ppo":
+        plain |= {"passes": 1, "minibatches": 1}
     return TrainConfig.create(**(plain | changes))
 
 

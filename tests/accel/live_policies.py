@@ -33,8 +33,8 @@ def spec_for(network: str) -> EnvSpec:
 def config_for(network: str, compressor: str, **changes: object) -> TrainConfig:
     """A run in one process that calibrates on the second batch."""
     values: dict[str, object] = {"network": network, "compressor": compressor, "calibration_size": 2 * LENGTH * ENVS}
-    values["actors"] = 0
-    if "lstm" in network:
+    values |= {"actors": 0, "algorithm": "impala", "normalise_observations": False}
+    if "+" in network:
         values["calibration_size"] = 2 * ENVS
     return TrainConfig.create(**(values | changes))
 

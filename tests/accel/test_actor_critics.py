@@ -82,6 +82,7 @@ CASES = {
     "vtrace, several discrete actions": ({}, replace(SPEC, action=MULTI)),
     "vtrace, box": ({"entropy_cost": 0.1}, replace(SPEC, action=GAUSSIAN)),
     "vtrace, lstm": ({"network": "mlp:8x1+lstm:6"}, SPEC),
+    "vtrace, gru": ({"network": "mlp:8x1+gru:6"}, SPEC),
     "retrace": ({"corrector": "retrace"}, SPEC),
     "retrace, clips": ({"corrector": "retrace", "clip_c": 0.6, "clip_pg_rho": 2.0, "lambda_": 1.0}, SPEC),
     "retrace, resets within a step": ({"corrector": "retrace", "separate_value_torso": False}, SAME_STEP),
@@ -261,7 +262,7 @@ def test_statistics_are_means_over_valid_steps() -> None:
 
 
 def test_a_recurrent_network_needs_final_observations_in_its_rows() -> None:
-    with pytest.raises(ConfigError, match=r"recurrent.*without \+lstm"):
+    with pytest.raises(ConfigError, match=r"recurrent.*without \+lstm or \+gru"):
         make_algorithm(make_config(network="mlp:8x1+lstm:6"), SAME_STEP, CPU)
 
 
@@ -271,12 +272,12 @@ def test_the_seed_decides_the_parameters() -> None:
     assert any(not torch.equal(value, other[name]) for name, value in first.items())
 
 
-@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "passes": 2}, {"corrector": "retrace"}])
+@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "passes": 2, "minibatches": 1}, {"corrector": "retrace"}])
 def test_mixed_precision_changes_a_loss_by_rounding_only(changes: dict[str, object]) -> None:
     """bf16 has eight bits of mantissa; autocast is the same mechanism on every device."""
     losses = []
     for precision in ("none", "bf16"):
-        config = TrainConfig.create(network="mlp:32x1", mixed_precision=precision, **changes)
+        config = make_config(network="mlp:32x1", mixed_precision=precision, **changes)
         learner, batch, rewards = make(config, SPEC)
         losses.append(update(learner, batch, rewards)["loss"])
     assert losses[0] != losses[1]

@@ -54,7 +54,7 @@ def test_it_takes_one_job_at_a_time() -> None:
     worker, go = BackgroundWorker(), threading.Event()
     first: Future[bool] = worker.submit(lambda: go.wait(300.0))
     assert worker.busy
-    with pytest.raises(RuntimeError, match="no longer busy"):
+    with pytest.raises(RuntimeError, match="the worker is busy: submit the next job"):
         worker.submit(int)
     go.set()
     assert first.result(300.0) and not worker.busy

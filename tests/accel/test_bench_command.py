@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,19 @@ from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_
 from accel.bench.options import LayoutOptions, integers, texts
 from accel.bench.plots import PANELS, Panel, _draw_panel, draw
 from accel.bench.rows import Row
-from accel.bench.tables import Column, aligned, fitting, table_text
+from accel.bench.tables import (
+    ACTOR,
+    BITS,
+    CORRECTORS,
+    LEARNER,
+    POLICY,
+    REFRESH,
+    TRANSPORT,
+    Column,
+    aligned,
+    fitting,
+    table_text,
+)
 from accel.cli import main
 from accel.cli.bench import _encode, _interference
 from accel.errors import ConfigError
@@ -281,13 +294,10 @@ def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
     assert shown == {80: "abcd", 21: "abcd", 20: "abc", 12: "abc", 11: "ac", 5: "ac"}
     same = [rows[0], rows[0] | {"c": "2"}]
     assert [column.key for column in fitting(same, columns, 5)] == ["c"], "columns of one value go next"
-    assert table_text(same, columns, "title", 5).splitlines() == [
-        "title",
-        "c",
-        "1",
-        "2",
-        "not shown: a, bb, d; --json writes every column",
-    ]
+    title, *rows_shown = table_text(same, columns, "title", 5).splitlines()
+    assert (title, rows_shown[:3]) == ("title", ["c", "1", "2"])
+    told = "".join(rows_shown[3:]).replace(" ", "")
+    assert told == "notshown:a,bb,d;--jsonwriteseverycolumn", "wrapped, however narrow"
 
 
 def test_figures_that_are_not_finite_become_null() -> None:
@@ -341,3 +351,23 @@ def test_plots_grow_with_their_panels(tmp_path: Path) -> None:
         heights.append(image.shape[0])
     assert heights[0] < heights[1]
     assert set(PANELS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER, CORRECTORS, TRANSPORT])
+def test_no_table_is_wider_than_asked_for_whatever_it_is_about(columns: Sequence[Column]) -> None:
+    """Long names in every text, and figures that differ from row to row."""
+    figures = {"count": 65_536.0, "steps": 1_234_567.0, "ratio": 12.3, "share": 0.98, "small": 1e-3}
+    rows: list[Row] = []
+    for i in range(3):
+        row: Row = {}
+        for column in columns:
+            long = f"my_package.my_module:make_the_network_{i}+lstm:256"
+            row[column.key] = long if column.style == "text" else figures.get(column.style, 1234.0) * (1 + 0.01 * i)
+            row |= {f"{column.key}_low": 1e3 + i, f"{column.key}_high": 2e3 + i}
+        rows.append(row)
+    title = "a benchmark of something whose name is long, " * 4
+    for width in (100, 120):
+        lines = table_text(rows, columns, title, width).splitlines()
+        assert max(map(len, lines)) <= width
+        headings = next(line for line in lines if columns[0].heading in line.split())
+        assert all(column.heading in headings for column in fitting(rows, columns, width))

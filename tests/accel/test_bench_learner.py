@@ -22,7 +22,7 @@ VECTOR = EnvSpec((5,), "float32", CATEGORICAL)
 LEARNERS = [
     ({"network": "mlp:8x1"}, VECTOR),
     ({"network": "mlp:8x1+lstm:4"}, VECTOR),
-    ({"network": "mlp:8x1", "corrector": "retrace"}, VECTOR),
+    ({"network": "mlp:8x1", "algorithm": "impala", "corrector": "retrace"}, VECTOR),
     ({"network": "mlp:8x1", "normalise_observations": True, "compressor": "qat"}, VECTOR),
     ({"network": "mlp:8x1", "algorithm": "ppo", "passes": 2, "minibatches": 3, "target_kl": 0.01},
      EnvSpec((5,), "float32", GAUSSIAN, "same_step")),
@@ -73,15 +73,9 @@ def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> Non
     )
     cell = bench._Cell(config, VECTOR, torch.device("cpu"))
     before = [parameter.clone() for parameter in cell._algorithm.parameters]
-    steps = 0
-
-    def count(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-
-    cell._algorithm.optimizer.register_step_post_hook(count)
+    first = next(iter(cell._algorithm.parameters))
     times = cell.take()
-    assert steps == 6 and min(times) > 0
+    assert cell._algorithm.optimizer.state[first]["step"] == 6 and min(times) > 0
     assert 0 < cell._valid_steps <= 18
     for old, new in zip(before, cell._algorithm.parameters, strict=True):
         assert torch.allclose(old, new, atol=1e-5) and not torch.equal(old, new)

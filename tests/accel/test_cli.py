@@ -65,6 +65,14 @@ def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> N
     assert job.command[:3] == ("accel", "train", "--preset")
 
 
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [(["--preset", "quickstart"], False), (["--compressor=int8"], True), (["--compressor", "fp16"], True)],
+)
+def test_a_compressor_is_chosen_by_the_user_alone(words: list[str], chosen: bool) -> None:
+    assert parse(words, ALONE).compressor_chosen == chosen
+
+
 def test_repeated_flags_add_up() -> None:
     config = parse(["--env-arg", "a=1", "--env-arg", "b=2", "--wrapper", "m:f"], ALONE).config
     assert config.environment.kwargs == {"a": 1, "b": 2} and config.environment.wrapper == ("m:f",)
@@ -123,9 +131,12 @@ def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
     [
         (["--discount", "2"], ["discount", "less than or equal to 1"]),
         (["--total-env-steps", "many"], ["--total-env-steps", "INT"]),
-        (["--corrector", "wat"], ["corrector", "vtrace", "retrace"]),
+        (["--algorithm", "impala", "--corrector", "wat"], ["corrector", "vtrace", "retrace"]),
         (["--nonsense", "3"], ["--nonsense"]),
-        (["--passes", "2"], ["--passes", "algorithm impala does not read it", "algorithm ppo"]),
+        (
+            ["--algorithm", "impala", "--passes", "2"],
+            ["--passes", "algorithm impala does not read it", "algorithm ppo"],
+        ),
         (["--envs-per-actor", "2000000000"], ["envs_per_actor", "at most 65,536"]),
     ],
 )

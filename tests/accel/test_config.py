@@ -43,7 +43,7 @@ def test_toml_and_json_restore_an_equal_config(changes: dict[str, object]) -> No
     config = TrainConfig.create(**changes)
     assert TrainConfig.create(**tomllib.loads(tomlkit.dumps(config.to_toml_values()))) == config
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    job = Job(config, Path("results/x"), 12.5, 80, ("accel", "train", "--name", "ü"))
+    job = Job(config, Path("results/x"), 12.5, 80, ("accel", "train", "--name", "ü"), compressor_chosen=True)
     assert Job.from_text(job.to_text()) == job
 
 
@@ -62,7 +62,7 @@ def test_every_option_has_a_description_and_a_default(algorithm: str) -> None:
 def test_an_algorithm_brings_its_store_its_schedule_and_its_defaults() -> None:
     config = TrainConfig.create(algorithm="dqn", samples_per_insert=2.0)
     assert (config.store.store, config.schedule.schedule) == ("replay", "samples-per-insert")
-    assert config.optimiser.learning_rate == 5e-4 != TrainConfig.create().optimiser.learning_rate
+    assert config.policy.activation == "relu" != TrainConfig.create().policy.activation
     assert TrainConfig.create(algorithm="dqn", learning_rate=1e-2).optimiser.learning_rate == 1e-2
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert TrainConfig.create(algorithm="impact", store="fifo").store.store == "fifo"
@@ -98,10 +98,10 @@ def test_presets_are_valid() -> None:
         ({"unroll_length": 100_000}, "'unroll_length' = 100000: at most 65,536: .* in memory"),
         ({"learner_threads": 100_000}, "'learner_threads' = 100000: at most 1,024: torch"),
         ({"batch_unrolls": 10**9}, "steps in a batch, at most 100,000,000: .* in memory"),
-        ({"corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
+        ({"algorithm": "impala", "corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
         ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
         ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
-        ({"passes": 2}, "'passes' = 2: algorithm impala does not read it.*algorithm ppo"),
+        ({"algorithm": "impala", "passes": 2}, "'passes' = 2: algorithm impala does not read it.*algorithm ppo"),
         ({"algorithm": "dqn", "batch_unrolls": 2}, "store replay does not read it.*store fifo or store circular"),
         ({"algorithm": "dqn", "store": "fifo"}, "algorithm 'dqn' cannot learn from store 'fifo': use replay"),
         ({"algorithm": "dqnn"}, r"unknown algorithm 'dqnn' \(did you mean 'dqn'\?\).*module:factory"),
@@ -203,3 +203,27 @@ def test_a_process_knows_when_it_started() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     kernels_tick_s = 0.1  # and more: a hundredth of a second, as a rule
     assert before - kernels_tick_s < float(done.stdout) < time.time()
+
+
+def test_learners_share_out_actors_and_batches() -> None:
+    config = TrainConfig.create(learners=2, actors=5, batch_unrolls=3)
+    one, two = config.share(0), config.share(1)
+    assert (one.acting.actors, two.acting.actors) == (3, 2)
+    assert (one.store.held_unrolls, two.store.held_unrolls) == (2, 1)
+    assert one.learner.learners == 1 and one.share(0) is one
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "dqn", "actors": 2}, "'dqn' runs on one learner"),
+        ({"actors": 1}, "every learner needs an actor"),
+        ({"actors": 0}, "every learner needs an actor"),
+        ({"actors": 2, "batch_unrolls": 1}, "batch_unrolls must be at least 2, not 1"),
+        ({"actors": 2, "compressor": "auto"}, "works with one learner"),
+        ({"actors": 2, "compressor": "prune(0.5)+qat"}, "works with one learner"),
+    ],
+)
+def test_what_several_learners_cannot_do_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig.create(learners=2, **changes)

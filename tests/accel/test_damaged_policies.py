@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from accel.acting.actor import join
-from accel.acting.policy import SessionPolicy
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.config.actor import ActorConfig
 from accel.networks.policy import PolicyNetwork
@@ -177,4 +176,3 @@ def test_an_actor_reports_a_damaged_policy_and_goes_on(published: tuple[PolicyNe
         actor.close()
     assert versions == [1, 1, 1, 1, 6]
     assert len(warnings) == 3 and all("actor 0 keeps policy 1" in str(text) for text in warnings)
-    assert isinstance(actor._policy, SessionPolicy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,10 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "cartpole-v1"}, "CartPole-v1"),
         ({"id": "CartPole-v9"}, "CartPole-v1"),
         ({"id": "Nowhere/Nothing-v0"}, "module:id"),
+        ({"id": "MiniGrid-Nowhere-v0"}, r"minigrid must be .*--env minigrid:MiniGrid-Nowhere-v0 --wrapper minigrid"),
+        ({"id": "dm_control/nobody-v0"}, r"shimmy must be .*--env shimmy:dm_control/nobody-v0"),
+        ({"id": "procgen-coinrun-v0"}, r"procgen must be .*--env-arg env_id=procgen:procgen-coinrun-v0"),
+        ({"id": "mpe2/simple_spread_v3"}, r"--backend pettingzoo"),
         ({"id": "not an id"}, "unknown environment"),
         ({"id": ""}, "unknown environment"),
         ({"id": "no_such_module:X-v0"}, "no_such_module"),
@@ -138,7 +143,7 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": 0}}, "max_episode_steps is 0"),
         ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": "ten"}}, "max_episode_steps is 'ten'"),
         ({"id": "CartPole-v1", "num_envs": 0}, "at least one"),
-        ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium or envpool"),
+        ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium, envpool or pettingzoo"),
         ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
         ({"id": "tests.environments:ClosedFormUnlabelled-v0"}, "autoreset_mode"),
     ],
@@ -317,3 +322,64 @@ def test_environments_that_disagree_are_refused() -> None:
     made: Any = iter([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")])
     with pytest.raises(EnvError, match="different spaces"):
         EnvLoop(lambda: next(made), 2, seed=0)
+
+
+class Odd(gymnasium.Env[np.ndarray, int]):
+    """Gives results of another form than gymnasium's."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, result: object, first: object = (np.zeros(3, np.float32), {})) -> None:
+        self._result, self._first = result, first
+
+    def reset(self, **_: object) -> Any:
+        return self._first
+
+    def step(self, _: int) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+ZEROS = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 10)])
+def test_a_step_of_four_values_is_named(wrap: Callable[[Any], Any]) -> None:
+    loop = EnvLoop(lambda: wrap(Odd((ZEROS, 1.0, False, {}))), 2, seed=1)
+    loop.reset()
+    with pytest.raises(EnvError, match=r"environment 0, step\(\): it gave four values, as in the old gym interface"):
+        loop.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ((ZEROS, "high", False, False, {}), "could not convert string to float"),
+        ((np.zeros(4), 1.0, False, False, {}), "could not broadcast"),
+        (None, "cannot unpack"),
+    ],
+)
+def test_a_step_of_another_form_is_named(result: object, problem: str) -> None:
+    loop = EnvLoop(lambda: Odd(result), 2, seed=1)
+    loop.reset()
+    with pytest.raises(EnvError, match=rf"environment 0, step\(\): its result is not .*{problem}"):
+        loop.step(np.zeros(2, np.int64))
+
+
+def test_a_reset_of_the_old_interface_is_named() -> None:
+    loop = EnvLoop(lambda: Odd(None, ZEROS), 2, seed=1)
+    with pytest.raises(EnvError, match=r"environment 0, reset\(\): its result is not \(observation, info\)"):
+        loop.reset()
+
+
+@pytest.mark.parametrize("error", [ValueError("not enough values to unpack (expected 5, got 4)"), TypeError("own")])
+def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None:
+    loop = EnvLoop(lambda: Odd(error), 2, seed=1)
+    loop.reset()
+    actions = np.zeros(2, np.int64)
+    with pytest.raises(type(error)) as found:
+        for _ in range(3):  # raises, is made anew, raises again
+            loop.step(actions)
+    assert found.value is error

@@ -93,15 +93,17 @@ def test_recurrent_state_is_carried_and_zeroed_where_an_episode_begins(tmp_path:
     run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:8x1+lstm:8"))
     artifact = run.compress("fp32")
     players = (
-        SessionPlayer(PolicySession(artifact, batch=2)),
-        TorchPlayer(run.policy, run.network.state_shapes, 2),
+        SessionPlayer(PolicySession(artifact, batch=2), run.spec),
+        TorchPlayer(run.policy, run, 2),
     )
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((4, 2, 3)).astype(np.float32)
     starts = [np.array([True, True]), None, np.array([False, True]), None]
     for player in players:
         steps = [player.params(row, first).copy() for row, first in zip(observations, starts, strict=True)]
-        fresh = SessionPlayer(PolicySession(artifact, batch=2)).params(observations[2], np.array([True, True]))
+        fresh = SessionPlayer(PolicySession(artifact, batch=2), run.spec).params(
+            observations[2], np.array([True, True])
+        )
         np.testing.assert_allclose(steps[2][1], fresh[1], rtol=1e-5, atol=1e-6)
         assert not np.allclose(steps[2][0], fresh[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(players[0].inputs()["state_0"], players[1].inputs()["state_0"], rtol=1e-4, atol=1e-6)
@@ -153,7 +155,7 @@ def test_games_that_repeat_decide_nothing(tmp_path: Path, distinct: int, full: i
     text = result.text()
     repeats = (distinct, full) != (3, 3)
     assert ("undecided, as games repeat each other" in text) is repeats
-    assert ("differs from zero" in text) is not repeats
+    assert (", significantly different from zero" in text) is not repeats
     assert text.count("of 3 games differ") == int(repeats)
 
 

@@ -52,7 +52,13 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("cartpole"), env="CartPole-v1", network="mlp:32x2", calibration_size=64)
+    return make_run(
+        tmp_path_factory.mktemp("cartpole"),
+        env="CartPole-v1",
+        network="mlp:32x2",
+        normalise_observations=False,
+        calibration_size=64,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +163,10 @@ def test_models_say_what_they_take_and_give(pendulum: Path, tmp_path: Path) -> N
         assert found["accel.action"] == bundle.contract["action"] and found["accel.scheme"] == "int8"
         assert found["accel.observation"] == bundle.contract["observation"]
         assert [state["initial"] for state in found["accel.recurrent_state"]] == [0.0, 0.0]
+    observation, action = bundle.contract["observation"], bundle.contract["action"]
+    assert observation["names"] == ["observation[0]", "observation[1]", "observation[2]"]
+    assert (observation["low"], observation["high"]) == ([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
+    assert (action["names"], action["units"], action["low"], action["high"]) == (["action[0]"], [""], [-2.0], [2.0])
 
 
 def test_the_loop_in_python_answers_as_the_policy_does(pendulum: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_without_a_compiler_verification_says_what_was_not_run(
     monkeypatch.setenv("CC", "no-such-compiler -m32")
     assert main(["verify", "--run-native-check", str(bundle)]) == MissingExtraError.exit_code
     captured = capsys.readouterr()
-    assert "CC names 'no-such-compiler -m32', which is not there" in captured.err and captured.err.count("\n") == 1
+    assert "CC names 'no-such-compiler -m32', which does not exist" in captured.err and captured.err.count("\n") == 1
 
 
 def test_verification_needs_no_generator(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import tyro
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ import accel
 from accel.cli import main
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
+from accel.imports.options import CLI, PolicySource
 from accel.imports.policy import ImportedPolicy, compress, import_module, import_sb3
 from accel.runs.playing import play
 from compressors.artifact import CompressedPolicy
@@ -363,11 +366,46 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
     assert report["mismatch"]["greedy_agreement"] > 0.9
     assert accel.verify(tmp_path / "bundle").text()
     rows = tmp_path / "rows.json"
-    bench = ["--schemes", "int8", "--runtimes", "onnxruntime", "--batch", "1", "--seconds", "0.1", "--json", str(rows)]
-    assert main(["bench", "policy", *source, *bench]) == 0
-    assert {(row["scheme"], row["weights"], row["inputs"]) for row in json.loads(rows.read_text())} == {
-        (scheme, "trained", "environment") for scheme in ("fp32", "int8")
-    }
+    schemes = ["--schemes", "int8", "--seconds", "0.1", "--json", str(rows)]
+    for bench in (
+        ["policy", "--runtimes", "onnxruntime", "--batch", "1", *schemes],
+        ["actor", "--envs-per-actor", "2", "--unroll-length", "5", *schemes],
+        ["refresh", *schemes],
+    ):
+        assert main(["bench", *bench, *source]) == 0
+        found = json.loads(rows.read_text())
+        assert {(row["scheme"], row["weights"], row["inputs"]) for row in found} == {
+            (scheme, "trained", "environment") for scheme in ("fp32", "int8")
+        }
+        assert {row["network"] for row in found} == {"PPO or A2C: 64-64 Tanh"}
+    assert main(["bench", "bits", *source, "--bits", "8", "--episodes", "2", "--json", str(rows)]) == 0
+    assert {row["bits"] for row in json.loads(rows.read_text())} == {8}
+
+
+def test_an_imported_policy_is_swept_and_its_front_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_zip(tmp_path / "my ppo.zip", balancing_weights())
+    arguments = ["sweep", "--sb3", str(path), "--env", "CartPole-v1", "--out", str(tmp_path / "swept"), "--trials", "3"]
+    arguments += ["--rows", "64", "--episodes", "2", "--no-sensitivity", "--constraint", "return>=0.9*fp32"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "accel train" not in text and not (tmp_path / "swept" / "best").exists()
+    (export, *_) = [line.strip() for line in text.splitlines() if line.strip().startswith("accel export")]
+    document = json.loads((tmp_path / "swept" / "pareto.json").read_text())
+    assert document["fp32"]["return"] == 500.0 and document["subject"]["weights"]
+    assert main([*shlex.split(export)[1:], "--episodes", "2"]) == 0
+    assert (tmp_path / "swept" / "exported").is_dir()
+    write_zip(path, ppo_weights(4, 2))
+    assert main(arguments) == 1
+    assert "weights was" in capsys.readouterr().err
+
+
+def test_options_that_make_a_policy_again(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", ppo_weights(3, 1, log_std=torch.tensor([-1.0])))
+    policy = import_sb3(path, PENDULUM.replace(env_arg=("g=9.8",)), activation="relu", rule="stochastic")
+    assert policy.arguments is not None
+    again = tyro.cli(PolicySource, args=policy.arguments, config=CLI).load()
+    assert again.identity == policy.identity and again.arguments == policy.arguments and again.config == policy.config
+    assert import_module(nn.Linear(3, 1), PENDULUM).arguments is None
 
 
 @pytest.mark.parametrize(
@@ -380,6 +418,10 @@ def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.Cap
         (["bench", "policy", "--sb3", "a.zip", "--network", "mlp:8x1"], "leave out --network"),
         (["compress", "run", "--env-arg", "a=1", "--env-arg", "b=2", "--out", "x"], "leave out --env-arg"),
         (["bench", "policy", "--weights", "a.safetensors"], "--module and --sb3"),
+        (["bench", "actor", "--sb3", "a.zip", "--run", "r"], "leave out --run"),
+        (["bench", "refresh", "--module", "m:f", "--network", "mlp:8x1"], "leave out --network"),
+        (["bench", "bits", "--module", "m:f"], "give --env"),
+        (["bench", "learner", "--module=m:f"], "an imported policy has no learner: leave out --module"),
     ],
 )
 def test_options_that_contradict_each_other(

@@ -21,7 +21,7 @@ class Watched(gymnasium.Wrapper):  # type: ignore[type-arg]
 
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
         self.steps += 1
-        if self.fails and self.steps > 100:
+        if self.fails and self.steps > 3:  # again and again: it is made anew once
             raise KeyError("no such joint")
         return super().step(action)  # type: ignore[return-value]
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.learning
 QUICKSTART: dict[str, object] = {**load_preset("quickstart"), "total_env_steps": 1_500_000}
 CARTPOLE = QUICKSTART | {"corrector": "vtrace", "publish_interval_updates": 1}
 TARGETS: dict[str, object] = {
+    "algorithm": "impala", "normalise_observations": False,
     "env": "tests.environments.learnable:Targets-v0", "network": "mlp:32x1", "envs_per_actor": 16, "unroll_length": 10,
     "learning_rate": 1e-2, "discount": 0.0, "entropy_cost": 0.001, "total_env_steps": 100_000,
 }  # fmt: skip
@@ -28,8 +29,14 @@ BOX = TARGETS | {
 }  # fmt: skip
 # Unrolls that end within episodes: what is remembered must pass from one to the next.
 MEMORY: dict[str, object] = {
+    "algorithm": "impala", "normalise_observations": False,
     "env": "tests.environments.learnable:Memory-v0", "network": "mlp:16x1+lstm:16", "envs_per_actor": 32,
     "unroll_length": 7, "learning_rate": 1e-2, "discount": 0.95, "entropy_cost": 0.005, "total_env_steps": 60_000,
+}  # fmt: skip
+R2D2: dict[str, object] = {
+    "env": "tests.environments.learnable:Memory-v0", "algorithm": "r2d2", "compressor": "int8", "discount": 0.95,
+    "network": "mlp:24x1+lstm:32", "envs_per_actor": 16, "unroll_length": 10, "total_env_steps": 60_000,
+    "learning_rate": 3e-3, "samples_per_insert": 4.0, "base_epsilon": 0.2, "target_interval_updates": 50,
 }  # fmt: skip
 SURROGATE = {"algorithm": "ppo", "passes": 4, "minibatches": 4, "unroll_length": 32}
 
@@ -67,7 +74,9 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
         BOX | {"normalise_observations": True, "normalise_rewards": True, "optimizer": "rmsprop"}, 8.0,
     ),
     "memory": (MEMORY, 0.95),
+    "memory, R2D2, int8": (R2D2, 0.95),
     "memory, int8, Retrace": (MEMORY | {"compressor": "int8", "corrector": "retrace"}, 0.95),
+    "memory, gru, int8": (MEMORY | {"compressor": "int8", "network": "mlp:16x1+gru:16"}, 0.95),
     "memory, surrogate": (
         MEMORY | {"algorithm": "ppo", "passes": 3, "minibatches": 2, "learning_rate": 5e-3}, 0.95,
     ),

@@ -1,4 +1,4 @@
-"""The LSTM core: resets and gradients against the recurrence written from its definition."""
+"""Recurrent cores: resets and gradients against the recurrence written from its definition, or torch's own layer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from accel.networks.core import LSTMCore
-from accel.networks.recurrence import unroll_lstm
+from accel.networks.core import GRUCore, LSTMCore
+from accel.networks.recurrence import unroll_gru, unroll_lstm
 
 
 def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
@@ -25,12 +25,48 @@ def _lstm_by_definition(core: LSTMCore, features: Tensor, first: Tensor, state: 
     return [torch.stack(outputs), hidden, cell]
 
 
-@settings(max_examples=60)
-@given(
-    st.integers(1, 7).flatmap(
-        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=9)
-    )
+RESETS = st.integers(1, 7).flatmap(
+    lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=9)
 )
+
+
+def _torch_gru(core: GRUCore) -> nn.GRUCell:
+    """torch's own cell with the core's weights."""
+    cell = nn.GRUCell(core.input.in_features, core.size).double()
+    for theirs, ours in (("ih", core.input), ("hh", core.hidden)):
+        setattr(cell, f"weight_{theirs}", ours.weight)
+        setattr(cell, f"bias_{theirs}", ours.bias)
+    return cell
+
+
+@settings(max_examples=60)
+@given(RESETS)
+def test_an_unrolled_gru_and_its_gradients_equal_torchs_own_for_any_resets(rows: list[tuple[bool, ...]]) -> None:
+    first = torch.tensor(rows)
+    torch.manual_seed(0)
+    core = GRUCore(3, 4).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    features, state = torch.randn(*first.shape, 3).double(), torch.randn(first.shape[1], 4).double()
+    inputs = [features.requires_grad_(), state.requires_grad_()]
+    cell, keep, hidden, expected = _torch_gru(core), (~first).to(features).unsqueeze(2), state, []
+    for x, m in zip(features, keep, strict=True):
+        hidden = cell(x, hidden * m)
+        expected.append(hidden)
+    fused = unroll_gru(core.input(features), keep, state, core.hidden.weight, core.hidden.bias)
+    by_rows, _ = core(features, first, (state,))
+    wanted = [*inputs, *core.parameters()]
+    gradients = []
+    for output in (torch.stack(expected), fused, by_rows):
+        weighted = (output * torch.arange(output.numel()).view(output.shape).cos()).sum()
+        gradients.append(torch.autograd.grad(weighted, wanted, retain_graph=True))
+        torch.testing.assert_close(output, torch.stack(expected))
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+
+
+@settings(max_examples=60)
+@given(RESETS)
 def test_packed_and_unrolled_lstms_and_their_gradients_equal_the_definition_for_any_resets(
     rows: list[tuple[bool, ...]],
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.networks import build_network
-from accel.networks.text import NetworkText, parse_network
+from accel.networks.text import CoreName, NetworkText, parse_network
 
 VECTOR = EnvSpec((5,), "float32", ActionSpec("gaussian", (3,), (-1.0,) * 3, (1.0,) * 3))
 IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
@@ -21,12 +21,12 @@ IMAGE = EnvSpec((4, 40, 44), "uint8", ActionSpec("categorical", (6,)))
 @pytest.mark.parametrize(
     ("text", "expected", "canonical"),
     [
-        ("mlp:64x2", NetworkText("mlp", (64.0, 2.0), None), "mlp:64x2"),
-        ("mlp", NetworkText("mlp", (256.0, 2.0), None), "mlp:256x2"),
-        ("nature-cnn", NetworkText("nature-cnn", (1.0,), None), "nature-cnn"),
-        ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), 256), "nature-cnn:0.5+lstm:256"),
-        (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), 128), "impala-resnet:2+lstm:128"),
-        ("my.own:torso+lstm:8", NetworkText("my.own:torso", (), 8), "my.own:torso+lstm:8"),
+        ("mlp:64x2", NetworkText("mlp", (64.0, 2.0)), "mlp:64x2"),
+        ("mlp", NetworkText("mlp", (256.0, 2.0)), "mlp:256x2"),
+        ("nature-cnn", NetworkText("nature-cnn", (1.0,)), "nature-cnn"),
+        ("nature-cnn:0.5+lstm", NetworkText("nature-cnn", (0.5,), "lstm", 256), "nature-cnn:0.5+lstm:256"),
+        (" impala-resnet:2+lstm:128 ", NetworkText("impala-resnet", (2.0,), "lstm", 128), "impala-resnet:2+lstm:128"),
+        ("my.own:torso+gru:8", NetworkText("my.own:torso", (), "gru", 8), "my.own:torso+gru:8"),
     ],
 )
 def test_a_text_is_parsed_and_printed(text: str, expected: NetworkText, canonical: str) -> None:
@@ -36,23 +36,23 @@ def test_a_text_is_parsed_and_printed(text: str, expected: NetworkText, canonica
 
 
 TORSOS = st.one_of(
-    st.builds(lambda w, d: NetworkText("mlp", (float(w), float(d)), None), st.integers(1, 99999), st.integers(1, 99)),
+    st.builds(lambda w, d: NetworkText("mlp", (float(w), float(d))), st.integers(1, 99999), st.integers(1, 99)),
     st.builds(
-        lambda name, quarters: NetworkText(name, (quarters / 4,), None),
+        lambda name, quarters: NetworkText(name, (quarters / 4,)),
         st.sampled_from(["nature-cnn", "impala-resnet"]),
         st.integers(1, 400),
     ),
-    st.just(NetworkText("package.module:factory", (), None)),
+    st.just(NetworkText("package.module:factory", ())),
 )
 
 
-@given(TORSOS, st.none() | st.integers(1, 9999))
-def test_printing_and_parsing_round_trip(torso: NetworkText, lstm_size: int | None) -> None:
-    network = NetworkText(torso.torso, torso.sizes, lstm_size)
+@given(TORSOS, st.just((None, 0)) | st.tuples(st.sampled_from(["lstm", "gru"]), st.integers(1, 9999)))
+def test_printing_and_parsing_round_trip(torso: NetworkText, core: tuple[CoreName | None, int]) -> None:
+    network = NetworkText(torso.torso, torso.sizes, *core)
     assert parse_network(str(network)) == network
 
 
-@pytest.mark.parametrize("text", ["mlp:8x1", "mlp:8x1+lstm:4"])
+@pytest.mark.parametrize("text", ["mlp:8x1", "mlp:8x1+lstm:4", "mlp:8x1+gru:4"])
 def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> None:
     assert parse_network(text).state_shapes == build_network(text, VECTOR).state_shapes
 
@@ -61,12 +61,15 @@ def test_the_text_alone_tells_the_shapes_of_the_recurrent_state(text: str) -> No
     "text",
     [
         "", "resnet", "resnet:2", "mlp:", "mlp:64", "mlp:0x2", "mlp:64x0", "mlp:64x2x1", "nature-cnn:0",
-        "nature-cnn:-1", "nature-cnn:nan", "impala-resnet:", "impala-resnet:big", "mlp:64x2+gru", "mlp:64x2+lstm:0",
+        "nature-cnn:-1", "nature-cnn:nan", "impala-resnet:", "impala-resnet:big", "mlp:64x2+rnn", "mlp:64x2+gru:0",
+        "mlp:64x2+lstm+gru", "mlp:64x2+lstm:0",
         "mlp:64x2+lstm:", "mlp:64x2+lstm+lstm", "+lstm:8", "a:b:c", "1a:b",
     ],
 )  # fmt: skip
 def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"choices: mlp:WIDTHxDEPTH, nature-cnn.*impala-resnet.*lstm:SIZE"):
+    with pytest.raises(
+        ConfigError, match=r"choices: auto\[:WIDTHxDEPTH\], mlp:WIDTHxDEPTH, nature-cnn.*impala-resnet.*lstm:SIZE"
+    ):
         parse_network(text)
 
 
@@ -78,7 +81,6 @@ def test_a_malformed_text_is_refused_with_the_choices(text: str) -> None:
         ("nature-cnn", EnvSpec((3, 20, 20), "uint8", IMAGE.action), {}, "at least 36 x 36, not 20 x 20"),
         ("mlp:8x1", VECTOR, {"critic": "action-value"}, "needs one discrete action, not gaussian.*vtrace"),
         ("mlp:8x1+lstm:4", VECTOR, {"separate_value_torso": True}, "leave separate_value_torso off"),
-        ("nature-cnn", IMAGE, {"normalise_observations": True}, "uint8 ones are scaled.*switch it off"),
         ("no_such_package.module:torso", VECTOR, {}, "cannot import 'no_such_package.module'.*PYTHONPATH.*mlp:WIDTH"),
         ("accel.envs.spaces:missing", VECTOR, {}, "module 'accel.envs.spaces' has no function 'missing'"),
         ("accel.envs.spaces:__name__", VECTOR, {}, "module 'accel.envs.spaces' has no function '__name__'"),
@@ -132,7 +134,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 @pytest.mark.parametrize(("name", "spec"), [("good", VECTOR), ("good", IMAGE), ("views", IMAGE)])
-@pytest.mark.parametrize(("core", "separate"), [("", False), ("", True), ("+lstm:4", False)])
+@pytest.mark.parametrize(("core", "separate"), [("", False), ("", True), ("+lstm:4", False), ("+gru:4", False)])
 def test_the_users_own_torso_is_built_into_a_network(
     factories: str, name: str, spec: EnvSpec, core: str, separate: bool
 ) -> None:
@@ -161,3 +163,14 @@ def test_the_users_own_torso_is_built_into_a_network(
 def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_network(f"{factories}:{name}", IMAGE)
+
+
+def test_auto_follows_the_kind_of_observation() -> None:
+    small = EnvSpec((3, 10, 10), "uint8", IMAGE.action)
+    texts = [str(parse_network("auto:32x1").for_observations(spec)) for spec in (VECTOR, IMAGE, small)]
+    assert texts == ["mlp:32x1", "nature-cnn", "impala-resnet"]
+    assert str(parse_network("auto+lstm:8").for_observations(IMAGE)) == "nature-cnn+lstm:8"
+    assert build_network("auto", IMAGE, normalise_observations=True).normaliser is None
+    assert build_network("auto", VECTOR, normalise_observations=True).normaliser is not None
+    with pytest.raises(ConfigError, match=r"float32 of shape .*name one with --network"):
+        build_network("auto", EnvSpec((3, 40, 40), "float32", IMAGE.action))

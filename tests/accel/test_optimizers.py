@@ -37,6 +37,25 @@ def test_steps_and_state_equal_torchs(name: str) -> None:
             assert torch.equal(torch.as_tensor(mine[0][key]), torch.as_tensor(value))
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_skipped_step_moves_no_parameter_and_counts_as_none(name: str) -> None:
+    quick, library, options = PAIRS[name]
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    ours, theirs = quick([parameters[0]], **options), library([parameters[1]], **options)
+    ours.skip = torch.zeros(())
+    for k in range(3):
+        for parameter, optimizer in zip(parameters, (ours, theirs), strict=True):
+            parameter.grad = torch.cos(parameter.detach() + k)
+            optimizer.step()
+    assert torch.equal(*parameters)
+    before, ours.skip = parameters[0].detach().clone(), torch.ones(())
+    parameters[0].grad = torch.full((3,), torch.nan)
+    ours.step()
+    assert torch.equal(parameters[0], before)
+    if name == "adam":
+        assert ours.state[parameters[0]]["step"] == 3
+
+
 def test_a_step_imports_no_compiler() -> None:
     code = """
 import sys, torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.system.pinning import cores_for, free_cores, local_size, parse_cores, shared_cores
+from accel.system.pinning import cores_for, free_cores, local_size, parse_cores, share_cores, shared_cores
 from accel.transport.launcher import LaunchInfo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,3 +87,13 @@ def test_a_process_that_was_bound_is_left_alone_and_a_free_one_pinned() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_several_learners_share_out_what_no_rank_has() -> None:
+    """Two learners and three actors on eight cores: every core once, and three are free for the learners."""
+    learners = [share_cores(info(rank, rank), 5, range(8), (rank, 2)) for rank in range(2)]
+    actors = [share_cores(info(rank, rank), 5, range(8), None) for rank in range(2, 5)]
+    assert [len(cores) for cores in learners] == [3, 2] and all(len(cores) == 1 for cores in actors)
+    assert sorted(core for cores in learners + actors for core in cores) == list(range(8))
+    assert share_cores(info(0, 0), 5, range(4), (0, 2)) == tuple(range(4))
+    assert share_cores(info(0, 0), None, range(4), (0, 2)) == tuple(range(4))

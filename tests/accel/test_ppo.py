@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accel.algorithms.actor_critic import Targets
+from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.ppo import Minibatch, split_environments, split_steps
 from accel.experience.batch import Batch
 
@@ -32,7 +33,9 @@ def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
 
 def run(split: Split, count: int, seed: int = 0) -> tuple[Batch, list[Minibatch]]:
     batch, targets, params, weights = make()
-    return batch, list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed)))
+    return batch, list(
+        split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), LocalGradients())
+    )
 
 
 @pytest.mark.parametrize("split", [split_steps, split_environments])
@@ -80,7 +83,7 @@ def test_images_keep_their_memory_order() -> None:
     for layout in (torch.contiguous_format, torch.channels_last):
         images = names.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, names.shape[:2])
         cut = dataclasses.replace(batch, observations=images)
-        for part in split_steps(cut, targets, params, weights, 3, torch.Generator().manual_seed(0)):
+        for part in split_steps(cut, targets, params, weights, 3, torch.Generator().manual_seed(0), LocalGradients()):
             rows = part.observations[0]
             assert rows.is_contiguous(memory_format=layout)
             assert torch.equal(rows, part.actions[0].to(torch.uint8)[:, None, None, None].expand_as(rows))

@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from accel.display.panel import training_panel
 from accel.display.progress import LineProgress, LiveProgress, ProgressLogHandler, open_progress
-from accel.display.status import PlayingStatus, TrainingStatus, status_line
+from accel.display.status import EvaluationStatus, PlayingStatus, TrainingStatus, status_line
 from accel.display.text import count, curve, duration, format_return
 from tests.accel.terminals import read_terminal
 
@@ -235,6 +237,26 @@ def test_plain_lines_say_everything() -> None:
     assert "no episode finished yet" in line
     assert "lag -" in line
     assert line.endswith("int8 | 1 of 2 actors alive | 7 unrolls dropped")
+
+
+def test_an_evaluation_beside_training_is_shown() -> None:
+    evaluated = replace(STATUS, evaluation=EvaluationStatus(487.2, 40_000, 500.0))
+    assert " | greedy 487.2 at 40.0k steps, best 500.0 | lag" in status_line("CartPole-v1", evaluated, 99.0)
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    console.print(training_panel("CartPole-v1", evaluated, [1.0, 2.0], console))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 7 and lines[2].split() == "greedy 487.2 at 40.0k steps, best 500.0".split()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{}, {"evaluation_return": 1.0}, {"evaluation_return": None}, {"evaluation_env_steps": 3},
+     {"evaluation_return": 1.0, "evaluation_env_steps": float("nan"), "evaluation_best_return": 1.0},
+     {"evaluation_return": "much", "evaluation_env_steps": 3, "evaluation_best_return": 1.0}],
+)  # fmt: skip
+def test_a_record_without_a_whole_evaluation_has_none(record: dict[str, object]) -> None:
+    assert EvaluationStatus.from_record(record) is None
 
 
 @pytest.mark.parametrize("kind", [LineProgress, LiveProgress])

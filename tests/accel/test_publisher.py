@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.torch_policy import TorchPolicy
+from accel.acting.torch_policy import TorchPolicy, make_module
 from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing import level as publishing_level
@@ -238,7 +238,7 @@ def test_the_torch_runtime_gets_weights_and_keeps_its_own_when_they_are_unfit() 
     observe(publisher, net, make_batch(net))
     (payload,) = publisher.payloads().values()
     assert publisher.artifact(3) is None and publisher.metrics() == {}
-    policy = TorchPolicy(config.to_json(), layout_of(net), begun_sampler(net.spec))
+    policy = TorchPolicy(make_module(config.to_json(), net.spec), layout_of(net), begun_sampler(net.spec))
     policy.load(update_of(payload, version=4, level="fp32"))
     observations = make_batch(net).observations[0].numpy()
     before = act_once(policy, net, observations)

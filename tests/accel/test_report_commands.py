@@ -50,6 +50,18 @@ def test_compare_groups_seeds_on_both_sides(runs: Path, tmp_path: Path) -> None:
         assert text in page
 
 
+def test_labels_are_taken_in_the_order_of_the_configurations(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, other = str(runs / "fp32"), str(runs / "int8")
+    assert main(["compare", base, other, "--out", str(tmp_path / "out"), "--label", "full", "small"]) == 0
+    value = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [group["label"] for group in value["groups"]] == ["full", "small"] and value["baseline"] == "full"
+    capsys.readouterr()
+    assert main(["report", base, other, "--out", str(tmp_path / "more"), "--label", "one"]) == 2
+    assert "1 labels for 2 configurations: give one for each, in this order: fp32; int8" in capsys.readouterr().err
+
+
 def test_a_margin_is_a_share_of_the_gain_or_in_units_of_return(runs: Path, tmp_path: Path) -> None:
     margins = {}
     for name, words in {"share": ["--margin", "0.1"], "return": ["--margin-return", "25"]}.items():

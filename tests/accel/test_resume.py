@@ -62,11 +62,15 @@ def same(a: tuple[object, dict[str, torch.Tensor]], b: tuple[object, dict[str, t
 
 RUNS = {
     "int8, vtrace": {"compressor": "int8", "calibration_size": 128},
-    "retrace, rmsprop, running rewards": {"corrector": "retrace", "optimizer": "rmsprop", "normalise_rewards": True},
+    "retrace, rmsprop, running rewards": {
+        "algorithm": "impala", "corrector": "retrace", "optimizer": "rmsprop", "normalise_rewards": True,
+    },
     "surrogate, lstm, normaliser, linear rate": {
         "network": "mlp:16x1+lstm:8", "algorithm": "ppo", "passes": 2, "minibatches": 2,
         "normalise_observations": True, "learning_rate_schedule": "linear", "batch_unrolls": 2,
     },
+    "a2c": {"algorithm": "a2c"},
+    "dppo": {"algorithm": "dppo", "unroll_length": 16},
     "impact": {
         "algorithm": "impact", "buffer_batches": 2, "batch_uses": 2, "target_interval_updates": 3,
         "normalise_observations": True,

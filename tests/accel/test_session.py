@@ -36,7 +36,8 @@ from compressors.artifact import CompressedPolicy
 from monitor.decisions import read_decisions
 
 SMALL: Mapping[str, object] = {
-    "actors": 0, "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1,
+    "algorithm": "impala", "normalise_observations": False, "network": "mlp:16x1", "learner_threads": 1,
+    "actors": 0, "envs_per_actor": 8, "unroll_length": 16,
     "total_env_steps": 3000, "log_interval_s": 0.02, "calibration_size": 256,
 }  # fmt: skip
 
@@ -72,7 +73,13 @@ SETTINGS = {
         "network": "mlp:16x1+lstm:8", "algorithm": "ppo", "passes": 2, "minibatches": 2,
         "normalise_observations": True, "normalise_rewards": True,
     },
+    "a2c": {"algorithm": "a2c"},
+    "dppo": {"algorithm": "dppo"},
     "impact": {"algorithm": "impact", "network": "mlp:16x1", "normalise_rewards": True},
+    "r2d2": {"algorithm": "r2d2", "network": "mlp:16x1+lstm:8", "learning_starts": 500, "batch_size": 4},
+    "apex": {"algorithm": "apex", "learning_starts": 500},
+    "sac": {"algorithm": "sac", "env": "Pendulum-v1", "learning_starts": 500, "samples_per_insert": 32.0},
+    "d4pg": {"algorithm": "d4pg", "env": "Pendulum-v1", "learning_starts": 500, "samples_per_insert": 32.0},
     "dqn": {"algorithm": "dqn", "learning_starts": 500, "batch_size": 32, "normalise_rewards": True},
 }  # fmt: skip
 
@@ -93,6 +100,30 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
     if "compressor" not in options:
         policies = [(tmp_path / name / "policy/final.accel").read_bytes() for name in "abc"]
         assert policies[0] == policies[1] != policies[2]
+
+
+COMPRESSED = [
+    ("dqn", "prune(0.5)+int8"), ("apex", "qat"), ("r2d2", "int8"), ("sac", "prune(0.5)+int8"), ("sac", "qat"),
+    ("d4pg", "prune(0.5)+int8"), ("d4pg", "qat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "scheme"), COMPRESSED)
+def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: str, tmp_path: Path) -> None:
+    """Published, checked by the rule's own divergence, measured against the learner's, and evaluated at the end."""
+    network = "mlp:16x1+lstm:8" if algorithm == "r2d2" else "mlp:64x2"
+    env = "Pendulum-v1" if algorithm in {"sac", "d4pg"} else "CartPole-v1"
+    options = {"env": env, "network": network, "compressor": scheme, "learning_starts": 300, "batch_size": 16,
+               "samples_per_insert": 4.0, "total_env_steps": 2000, "unroll_length": 8,
+               "calibration_size": 64}  # fmt: skip
+    summary = accel.train(configure(tmp_path, algorithm=algorithm, **options))
+    assert summary.scheme == scheme and summary.comparison is not None
+    last = records(tmp_path / "run")[-1]
+    assert last["scheme"] == scheme and last.get(f"publish_kl/{scheme}", 0.0) <= 0.5
+    measured = [r for r in records(tmp_path / "run") if f"compression_kl/{scheme}" in r]
+    assert all(0 <= r[f"compression_kl/{scheme}"] < 1 for r in measured)  # sampled as time allows
+    policy = CompressedPolicy.from_bytes((tmp_path / "run/policy/final.accel").read_bytes())
+    assert policy.scheme == scheme
 
 
 def test_a_finished_run_leaves_its_directory_complete(tmp_path: Path) -> None:
@@ -287,10 +318,23 @@ def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> Non
     assert summary.env_steps + counters["dropped_env_steps"] <= counters["unrolls"] * 8 * 16
 
 
-def test_unrolls_of_resets_alone_are_no_batch(tmp_path: Path) -> None:
-    options = {"unroll_length": 1, "envs_per_actor": 1, "algorithm": "ppo", "total_env_steps": 60}
+@pytest.mark.parametrize("algorithm", ["ppo", "dppo"])
+def test_unrolls_of_resets_alone_teach_nothing(algorithm: str, tmp_path: Path) -> None:
+    """They are no batch, or, where an actor waits for the policy learned from it, an empty one."""
+    options = {"unroll_length": 1, "envs_per_actor": 1, "algorithm": algorithm, "total_env_steps": 60}
     summary = accel.train(configure(tmp_path, **options))
-    assert summary.env_steps == summary.updates == 60 and summary.episodes >= 1
+    assert summary.env_steps == 60 and summary.episodes >= 1
+    assert (summary.updates == 60) == (algorithm == "ppo")
+
+
+@pytest.mark.parametrize("schedule", ["asynchronous", "synchronous"])
+def test_a_withheld_policy_keeps_no_actor_waiting(schedule: str, tmp_path: Path) -> None:
+    """An actor that waits gets the version without a policy, and acts on with the one that it has."""
+    options = {"algorithm": "tests.contracts.broken_for_a_moment:factory", "compressor": "fp32", "schedule": schedule}
+    summary = accel.train(configure(tmp_path, **options))
+    assert summary.env_steps >= 3000 and summary.updates > 8
+    assert summary.lag["lag_max"] == (schedule == "asynchronous")
+    assert records(tmp_path / "run")[-1]["withheld/fp32"] > 0
 
 
 def test_limits_end_a_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from accel.networks import build_network
 from accel.publishing.publisher import Publisher
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
-from accel.runs.summary import SchemeComparison, Summary
+from accel.runs.summary import EvaluationSummary, SchemeComparison, Summary
 from compressors.pipeline import make_compressor
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
@@ -39,6 +40,7 @@ SUMMARY = Summary(
     [
         SUMMARY,
         replace(SUMMARY, comparison=None, return_mean=None),
+        replace(SUMMARY, evaluation=EvaluationSummary(450.0, 120_000, 10, 500.0, 90_000), warnings=("a", "b")),
         replace(SUMMARY, return_mean=-math.inf, comparison=replace(COMPARISON, kl=math.inf)),
     ],
 )
@@ -61,6 +63,23 @@ def test_the_text_has_every_figure() -> None:
     assert "batch" not in text
 
 
+def test_the_bottleneck_is_named_with_what_would_help() -> None:
+    learner = replace(SUMMARY, learner_s={"forward": 9.0, "wait": 1.0}, actor_s={"env": 1.0, "wait": 3.0}).text()
+    assert "The learner is the bottleneck (actors wait for it 75% of their time)" in learner
+    environment = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 3.0, "policy": 1.0}).text()
+    assert "The environment is the bottleneck (75% of the actors' busy time)" in environment
+    policy = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 1.0, "policy": 3.0}).text()
+    balanced = replace(SUMMARY, learner_s={"wait": 1.0, "forward": 1.0}, actor_s={"env": 1.0, "wait": 1.0}).text()
+    assert "bottleneck" not in policy + balanced
+
+
+def test_energy_is_told_with_its_source() -> None:
+    assert "CPU-seconds" not in SUMMARY.text()
+    assert "12.5 CPU-seconds of training." in replace(SUMMARY, cpu_s=12.5).text()
+    text = replace(SUMMARY, cpu_s=12.5, energy_j=1250.0, energy_source="package counters").text()
+    assert "12.5 CPU-seconds of training; 1,250 J (package counters)." in text
+
+
 def test_a_run_without_an_episode_or_an_unroll_says_so() -> None:
     empty = dict.fromkeys(("lag_min", "lag_mean", "lag_max"))
     text = replace(SUMMARY, return_mean=None, lag=empty, learner_s={}, actor_s={}).text()
@@ -75,6 +94,23 @@ def test_gains_and_losses_are_told_alike(policy_us: float, verdict: str) -> None
     text = replace(COMPARISON, policy_us=policy_us).text()
     assert verdict in text
     assert ("--compressor fp32" in text) == (policy_us > 30)
+
+
+def test_evaluations_and_warnings_are_told() -> None:
+    text = replace(
+        SUMMARY, evaluation=EvaluationSummary(450.0, 120_000, 10, 500.0, 90_000), warnings=("the policy has collapsed",)
+    ).text()
+    assert "greedy evaluation: mean return 450.0 over 10 episodes after 120,000 environment steps" in text
+    assert "best 500.0 after 90,000" in text and "accel evaluate results/x --which best" in text
+    assert "\nWarning: the policy has collapsed\n" in text
+    assert "Warning" not in SUMMARY.text() and "--which" not in SUMMARY.text()
+
+
+def test_nobody_is_told_to_leave_a_default() -> None:
+    slower = replace(SUMMARY, comparison=replace(COMPARISON, policy_us=40.0))
+    assert "--compressor fp32" in slower.text()
+    text = replace(slower, compressor_chosen=False).text()
+    assert "--compressor fp32" not in text and "loses here (0.50x fp32's speed). Per vector step" in text
 
 
 def test_what_only_travels_in_fewer_bits_is_told_so() -> None:
@@ -135,25 +171,25 @@ def test_a_scheme_is_compared_on_the_inputs_it_is_given(action: ActionSpec) -> N
     torch.manual_seed(0)
     spec = EnvSpec((5,), "float32", action)
     config = TrainConfig.create(compressor="fp32", network="mlp:16x1")
-    algorithm = make_algorithm(config, spec, torch.device("cpu"))
-    network = algorithm.network
+    network = make_algorithm(config, spec, torch.device("cpu")).network
+    distribution = partial(make_distribution, action)
     with torch.no_grad():
         for parameter in network.policy_head.parameters():
             parameter.mul_(50.0)
     publisher = Publisher(config, network)
     fp32 = publisher.full_precision(3)
     inputs = {"observations": np.random.default_rng(0).normal(size=(21, 5)).astype(np.float32)}
-    same = compare_with_fp32(fp32, fp32, inputs, algorithm, batch=8, env_us=12.0)
+    same = compare_with_fp32(fp32, fp32, inputs, distribution, action, batch=8, env_us=12.0)
     assert same.kl == pytest.approx(0, abs=1e-6) and same.agreement == (1.0 if action.kind == "categorical" else None)
     assert not same.weight_only
     module = network.acting_module()
     plan = make_compressor("fp16").bind(module, {"observations": torch.zeros(1, 5)}, output_names=module.output_names)
     half = plan.refresh(module, version=3)
-    assert compare_with_fp32(half, fp32, inputs, algorithm, batch=8, env_us=12.0).weight_only
+    assert compare_with_fp32(half, fp32, inputs, distribution, action, batch=8, env_us=12.0).weight_only
     assert min(same.fp32_us, same.policy_us) > 0 and same.bytes == same.fp32_bytes == len(fp32.to_bytes())
     other = build_network("mlp:16x1", spec)
     changed = Publisher(config, other).full_precision(3)
-    result = compare_with_fp32(changed, fp32, inputs, algorithm, batch=8, env_us=12.0)
+    result = compare_with_fp32(changed, fp32, inputs, distribution, action, batch=8, env_us=12.0)
     with torch.no_grad():
         observations = torch.from_numpy(inputs["observations"])
         full, compressed = (make_distribution(action, n.acting_module()(observations)[0]) for n in (network, other))

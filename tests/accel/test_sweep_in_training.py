@@ -32,6 +32,7 @@ from tests.monitor.recorded_run import write_run
 _TRAIN = """
 [train]
 env = "CartPole-v1"
+algorithm = "impala"
 network = "mlp:16x1"
 actors = 0
 envs_per_actor = 4

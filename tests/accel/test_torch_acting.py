@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accel.acting.rules import make_sampler
-from accel.acting.torch_policy import TorchPolicy, serialise_module
+from accel.acting.torch_policy import TorchPolicy, make_module, serialise_module
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.unroll import UnrollLayout
@@ -36,7 +36,9 @@ def test_parameters_are_those_of_the_published_network(network: str, spec: EnvSp
     rng = np.random.default_rng(0)
     sampler = make_sampler(spec.action, ENVS, 4, rng)
     sampler.begin()
-    policy = TorchPolicy(config.to_json(), UnrollLayout(spec, 4, ENVS, published.state_shapes), sampler)
+    policy = TorchPolicy(
+        make_module(config.to_json(), spec), UnrollLayout(spec, 4, ENVS, published.state_shapes), sampler
+    )
     policy.load(PolicyUpdate(3, "fp32", serialise_module(published.acting_module())))
     assert (policy.version, policy.scheme) == (3, "fp32")
     state = published.initial_state(ENVS)

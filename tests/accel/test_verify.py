@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import flatten
 
 from accel.cli import main
 from accel.errors import BundleError
@@ -124,7 +125,7 @@ def test_what_is_no_bundle_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
         (lambda contract: contract.update(format="other"), "is not the contract"),
         (lambda contract: contract["model"].update(cpu_features=["vnni", "tensor-unit"]), "tensor-unit"),
         (lambda contract: contract["vectors"].update(path="../vectors.npz"), "vectors is none of the bundle's"),
-        (lambda contract: contract["inputs"].pop(), "states are not the inputs and outputs after the first"),
+        (lambda contract: contract["inputs"].pop(), "states are not the last inputs, or not the outputs after"),
         (lambda contract: contract.pop("outputs"), "is not the contract"),
         (
             lambda contract: contract["inputs"][0].update(shape=["batch", 99]),
@@ -182,21 +183,27 @@ def run_program(
     )
 
 
-def greedy_episodes(run_path: Path, episodes: int) -> tuple[list[float], list[tuple[list[float], int]]]:
+def as_inputs(space: gymnasium.spaces.Dict, observation: dict[str, Any]) -> dict[str, list[float]]:
+    """A Dict observation as a line gives it: each entry flattened, by its name."""
+    return {name: np.asarray(flatten(space[name], observation[name]), np.float32).tolist() for name in observation}
+
+
+def greedy_episodes(run_path: Path, episodes: int) -> tuple[list[float], list[tuple[dict[str, list[float]], int]]]:
     """Returns, and (observation, action) of every step, of the torch policy in a loop written out here."""
     run = load_run(run_path)
     env = gymnasium.make("tests.environments:ClosedForm-v0", observation="dict")
+    assert isinstance(env.observation_space, gymnasium.spaces.Dict)
     returns, steps = [], []
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
         state = tuple(torch.zeros(1, *shape) for shape in run.network.state_shapes)
         total, over = 0.0, False
         while not over:
-            flat = gymnasium.spaces.flatten(env.observation_space, observation).astype(np.float32)
-            params, *following = run.policy(torch.from_numpy(flat)[None], *state)
+            inputs = as_inputs(env.observation_space, observation)
+            params, *following = run.policy(*(torch.tensor([inputs[name]]) for name in ("time", "which")), *state)
             state = tuple(following)
             action = int(params.argmax()) + FIRST_ACTION
-            steps.append((flat.tolist(), action))
+            steps.append((inputs, action))
             observation, reward, terminated, truncated, _ = env.step(action)
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
@@ -228,6 +235,11 @@ def test_an_environment_that_is_not_here_is_one_message(
     assert message in done.stderr and "--stdin answers without" in done.stderr and done.stderr.count("\n") == 1
 
 
+def zeros(policy: run_policy.Policy) -> dict[str, np.ndarray]:
+    """An observation by the names of the policy's inputs."""
+    return {spec["name"]: np.zeros(spec["shape"][1:]) for spec in policy.contract["inputs"][:2]}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -236,20 +248,23 @@ def test_an_environment_that_is_not_here_is_one_message(
         ("7", 'the line has no "observation": give'),
         ("{", "the line is no JSON: give"),
         ('{"observation": VALUES, "first": 1}', '"first" is 1: give true'),
-        ('{"observation": [null, 1, 2, 3]}', "is not an array of numbers"),
-        ('{"observation": {"x": 1}}', "is not an array of numbers"),
-        ('{"observation": [[1], 2]}', "is not an array of numbers"),
-        ('{"observation": [NaN, 1]}', "not finite"),
-        ('{"observation": [1e999, 1]}', "not finite"),
-        ('{"observation": [1e200, 1]}', "not finite, or too great"),
-        ('{"observation": [1]}', "the policy takes"),
+        ('{"observation": [1, 2, 3, 4]}', "the observation is no dictionary of time, which"),
+        ('{"observation": {"x": 1}}', "the observation lacks time, which"),
+        ('{"observation": {"time": [1]}}', "the observation lacks which"),
+        ('{"observation": {"time": [null, 1], "which": [0]}}', "is not an array of numbers"),
+        ('{"observation": {"time": {"x": 1}, "which": [0]}}', "is not an array of numbers"),
+        ('{"observation": {"time": [[1], 2], "which": [0]}}', "is not an array of numbers"),
+        ('{"observation": {"time": [NaN, 1], "which": [0]}}', "not finite"),
+        ('{"observation": {"time": [1e999, 1], "which": [0]}}', "not finite"),
+        ('{"observation": {"time": [1e200, 1], "which": [0]}}', "not finite, or too great"),
+        ('{"observation": {"time": [1], "which": [0]}}', "the observation's time has shape [1], the policy takes"),
     ],
 )
 def test_bad_lines_get_one_clear_message_each(
     line: str, message: str, original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = run_policy.Policy(original)
-    good = json.dumps([0.0] * policy.contract["inputs"][0]["shape"][1])
+    good = json.dumps({name: values.tolist() for name, values in zeros(policy).items()})
     line = line.replace("VALUES", good)
     monkeypatch.setattr("sys.stdin", io.StringIO(line + '\n{"observation": ' + good + "}\n"))
     run_policy.answer(policy)
@@ -280,14 +295,14 @@ def test_other_files_runs_and_damaged_checksums_are_named(bundle: Path, original
 
 def test_a_program_of_ones_own_can_import_it(original: Path) -> None:
     policy = run_policy.Policy(original, sample=True, seed=3)
-    size = policy.contract["inputs"][0]["shape"][1]
-    counts = np.bincount([int(policy.act(np.zeros(size), first=True)[0]) for _ in range(400)], minlength=6)
+    observation = zeros(policy)
+    counts = np.bincount([int(policy.act(observation, first=True)[0]) for _ in range(400)], minlength=6)
     assert counts[:FIRST_ACTION].sum() == 0 and counts.sum() == 400
-    _, params = policy.act(np.zeros(size), first=True)
+    _, params = policy.act(observation, first=True)
     expected = np.exp(params - params.max()) / np.exp(params - params.max()).sum()
     np.testing.assert_allclose(counts[FIRST_ACTION:] / 400, expected, atol=0.1)
     with pytest.raises(ValueError, match="the policy takes"):
-        policy.act(np.zeros(size + 1))
+        policy.act({**observation, "which": np.zeros(1)})
 
 
 @pytest.mark.parametrize("squash", [False, True])

@@ -87,6 +87,15 @@ def test_once_says_how_a_run_stands(tmp_path: Path) -> None:
     assert "no record yet" in out.getvalue()
 
 
+def test_the_newest_evaluation_stays_in_sight(tmp_path: Path) -> None:
+    path, out = write_run(tmp_path, "running", records=5, ended=False), io.StringIO()
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[1] |= {"evaluation_return": 312.5, "evaluation_env_steps": 15_000, "evaluation_best_return": 320.0}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert accel.watch(path, once=True, stream=out) == 0
+    assert "greedy 312.5 at 15.0k steps, best 320.0" in out.getvalue()
+
+
 def test_damage_is_counted_as_in_a_report(tmp_path: Path) -> None:
     path = write_run(tmp_path, "spoilt", records=5)
     with (path / "metrics.jsonl").open("ab") as file:

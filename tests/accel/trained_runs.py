@@ -28,8 +28,19 @@ def make_network(config: TrainConfig, spec: EnvSpec) -> PolicyNetwork:
             if parameter.dim() > 1:
                 parameter.mul_(100)
     if network.normaliser is not None:
-        network.normaliser.update(torch.randn(64, *spec.observation_shape) * 3 + 1)
+        network.normaliser.update(make_records(spec))
     return network
+
+
+def make_records(spec: EnvSpec) -> torch.Tensor:
+    """64 records as environments give them: random numbers, as bytes where they lie beside an image."""
+    if spec.observation_dtype != "uint8":
+        return torch.randn(64, *spec.observation_shape) * 3 + 1
+    records = torch.randint(0, 256, (64, *spec.observation_shape), dtype=torch.uint8)
+    for part in spec.parts:
+        if part.dtype == "float32":
+            records[:, part.start : part.stop] = (torch.randn(64, part.size) * 3 + 1).view(torch.uint8)
+    return records
 
 
 def make_run(

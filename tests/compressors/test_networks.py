@@ -1,4 +1,4 @@
-"""The project's own networks through the schemes: every torso, every head, with and without an LSTM."""
+"""The project's own networks through the schemes: every torso, every head, with and without a recurrent core."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ NETWORKS = {
     "mlp:64x2 categorical": ("mlp:64x2", (4,), CATEGORICAL),
     "mlp:64x2 multi": ("mlp:64x2", (8,), MULTI),
     "mlp:64x1+lstm:48 gaussian": ("mlp:64x1+lstm:48", (17,), GAUSSIAN),
+    "mlp:64x1+gru:48 categorical": ("mlp:64x1+gru:48", (9,), CATEGORICAL),
     "nature-cnn:0.5": ("nature-cnn:0.5", (4, 36, 36), CATEGORICAL),
     "nature-cnn:0.5+lstm:32": ("nature-cnn:0.5+lstm:32", (4, 36, 36), CATEGORICAL),
     "impala-resnet": ("impala-resnet", (4, 32, 32), CATEGORICAL),

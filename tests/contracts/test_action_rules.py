@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from accel.acting.rules import ActionRule, EpsilonGreedyRule, Sampler, Seat, make_rule
+from accel.acting.rules import ActionRule, EpsilonGreedyRule, RuleSpec, Sampler, Seat, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
+from accel.publishing.distillation import make_divergence
 
 CATEGORICAL = ActionSpec("categorical", (4,))
 MULTI = ActionSpec("multi_categorical", (2, 4, 3))
 GAUSSIAN = ActionSpec("gaussian", (3,), (-1.0, 0.0, -2.0), (1.0, 4.0, 2.0))
+SQUASHED = ActionSpec("gaussian", (3,), (-1.0, 0.0, -2.0), (1.0, 4.0, 2.0), squash=True)
 ENVS, ROWS = 200, 200
 
 
@@ -30,22 +32,27 @@ class Case:
     options: dict[str, object]
 
     def algorithm(self) -> Algorithm:
-        config = TrainConfig.create(network="mlp:8x1", **self.options)
+        config = TrainConfig.create(**{**self.options, "network": "mlp:8x1"})
         return make_algorithm(config, EnvSpec((3,), "float32", self.action), torch.device("cpu"))
 
     def rule(self) -> ActionRule:
         return make_rule(self.algorithm().rule, self.action)
 
 
-DQN: dict[str, object] = {"algorithm": "dqn", "initial_epsilon": 0.8, "final_epsilon": 0.2}
+DQN: dict[str, object] = {
+    "algorithm": "dqn", "initial_epsilon": 0.8, "final_epsilon": 0.2, "exploration_env_steps": 20_000,
+}  # fmt: skip
 CASES = {
     "stochastic, categorical": Case(CATEGORICAL, {}),
     "stochastic, several discrete": Case(MULTI, {}),
     "stochastic, box": Case(GAUSSIAN, {}),
+    "squashed Gaussian": Case(SQUASHED, {"algorithm": "sac"}),
+    "Gaussian noise": Case(SQUASHED, {"algorithm": "d4pg", "noise": 0.4}),
     "ε-greedy": Case(CATEGORICAL, {**DQN, "duelling": False}),
     "ε-greedy, duelling": Case(CATEGORICAL, {**DQN, "duelling": True}),
+    "ε-greedy, an ε for each environment": Case(CATEGORICAL, {"algorithm": "apex", "base_epsilon": 0.8}),
 }
-DISCRETE = [name for name, case in CASES.items() if case.action.kind == "categorical"]
+DISCRETE = [name for name, case in CASES.items() if case.action.kind == "categorical" and "each" not in name]
 each = pytest.mark.parametrize("name", CASES)
 discrete = pytest.mark.parametrize("name", DISCRETE)
 
@@ -89,7 +96,7 @@ def test_recorded_log_probabilities_are_those_of_the_learners_distribution(name:
             exploration = None
             if algorithm.explores:
                 assert sampler.exploration is not None
-                exploration = torch.full((ENVS,), sampler.exploration)
+                exploration = torch.from_numpy(np.broadcast_to(np.float32(sampler.exploration), ENVS).copy())
             twin = algorithm.distribution(torch.from_numpy(outputs), exploration)
             expected = twin.log_prob(torch.from_numpy(actions)).numpy()
             assert recorded.dtype == np.float32
@@ -143,7 +150,7 @@ def test_greedy_actions_are_the_most_likely(name: str) -> None:
     sampler.greedy(outputs, out)
     exploration = torch.zeros(ENVS) if algorithm.explores else None
     mode = algorithm.distribution(torch.from_numpy(outputs), exploration).mode()
-    np.testing.assert_array_equal(out, mode.numpy())
+    np.testing.assert_allclose(out, mode.numpy(), rtol=1e-6)
     if CASES[name].action is CATEGORICAL:
         np.testing.assert_array_equal(out, outputs[:, :4].argmax(1))
 
@@ -155,6 +162,56 @@ def test_the_same_generator_gives_the_same_actions(name: str) -> None:
     one, two = play(rule, CASES[name].action, row)[0], play(rule, CASES[name].action, row)[0]
     np.testing.assert_array_equal(one, two)
     assert len(np.unique(one, axis=0)) > 1
+
+
+# --- continuous actions ---
+
+
+@pytest.mark.parametrize("name", ["squashed Gaussian", "Gaussian noise"])
+def test_actions_of_a_continuous_rule_stay_within_their_bounds(name: str) -> None:
+    rule = CASES[name].rule()
+    actions, sampler = play(rule, SQUASHED, outputs_of(rule))
+    before = actions.copy()
+    found = sampler.to_env(actions)
+    low, high = np.array(SQUASHED.low, np.float32), np.array(SQUASHED.high, np.float32)
+    assert ((low <= found) & (found <= high)).all() and np.array_equal(actions, before)
+    assert found.std(0).min() > 0.01
+
+
+def test_noise_is_that_of_its_definition() -> None:
+    """tanh of the output in the middle of a Gaussian of σ in halves of the range; clipped, not reflected."""
+    rule = CASES["Gaussian noise"].rule()
+    row = np.array([0.0, 0.5, -3.0], np.float32)
+    actions, sampler = play(rule, SQUASHED, row)
+    np.testing.assert_allclose(actions.mean(0), np.tanh(row), atol=0.02)
+    np.testing.assert_allclose(actions.std(0), 0.4, atol=0.02)
+    np.testing.assert_allclose(sampler.to_env(actions[:1])[0, 1], 2 + 2 * np.clip(actions[0, 1], -1, 1), rtol=1e-5)
+
+
+def test_the_divergence_of_deterministic_policies_is_the_squared_action_error_over_the_noise() -> None:
+    algorithm = CASES["Gaussian noise"].algorithm()
+    one, two = outputs_of(CASES["Gaussian noise"].rule(), 50), outputs_of(CASES["Gaussian noise"].rule(), 50, seed=9)
+    found = make_divergence(algorithm).of_rows(one, two)
+    np.testing.assert_allclose(found, ((np.tanh(one) - np.tanh(two)) ** 2).sum(-1) / (2 * 0.4**2), rtol=1e-4)
+
+
+def test_the_divergence_of_squashed_gaussians_is_that_of_the_bounded_ones() -> None:
+    """Deviations beyond the bounds act alike."""
+    algorithm = CASES["squashed Gaussian"].algorithm()
+    one = outputs_of(CASES["squashed Gaussian"].rule(), 50)
+    one[:, 3:] = 2.5
+    two = one.copy()
+    two[:, 3:] = 9.0
+    assert np.abs(make_divergence(algorithm).of_rows(one, two)).max() < 1e-6
+    two[:, 3:] = 1.0
+    assert make_divergence(algorithm).of_rows(one, two).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["squashed-gaussian", "gaussian-noise"])
+def test_a_rule_of_bounded_actions_refuses_others(name: str) -> None:
+    for action in (CATEGORICAL, GAUSSIAN):
+        with pytest.raises(ConfigError, match="squash"):
+            make_rule(RuleSpec(name, {"noise": 0.1} if name == "gaussian-noise" else {}), action)
 
 
 # --- ε-greedy ---
@@ -177,6 +234,26 @@ def test_epsilon_greedy_records_its_own_probabilities(duelling: bool) -> None:
         taken = np.array([0, 3, 3])
         expected = np.log([best, rest, best])
         np.testing.assert_allclose(sampler.log_prob(outputs, taken), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("actors", "envs"), [(1, 1), (1, 8), (3, 4)])
+def test_the_environments_of_all_actors_share_one_ladder_of_epsilon(actors: int, envs: int) -> None:
+    """ε^(1 + α i / (M − 1)) of environment i of M, and it is what they explore with."""
+    rule = EpsilonGreedyRule(CATEGORICAL, initial_epsilon=0.5, final_epsilon=0.1, exponent=3.0)
+    found: list[float] = []
+    for actor in range(actors):
+        sampler = rule.bind(Seat(envs, 4000, actor, actors), np.random.default_rng(actor))
+        sampler.begin(10**6)
+        epsilon = np.broadcast_to(np.asarray(sampler.exploration), envs)
+        found += epsilon.tolist()
+        outputs, actions = np.zeros((envs, 4), np.float32), np.zeros((4000, envs), np.int64)
+        for t in range(4000):
+            sampler.sample(outputs, t, actions[t])
+        np.testing.assert_allclose((actions != 0).mean(0), 0.75 * epsilon, atol=0.035)
+        expected = np.log(np.maximum(epsilon / 4, 1e-8))
+        np.testing.assert_allclose(sampler.log_prob(outputs, np.ones(envs, np.int64)), expected, rtol=1e-4)
+    number = actors * envs
+    np.testing.assert_allclose(found, [0.5 ** (1 + 3 * i / max(number - 1, 1)) for i in range(number)], rtol=1e-5)
 
 
 def test_epsilon_greedy_needs_one_discrete_action() -> None:

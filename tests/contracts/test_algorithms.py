@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,32 +12,60 @@ import pytest
 import torch
 from torch import Tensor
 
+from accel.acting import priorities
+from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import Seat, make_rule
-from accel.algorithms.base import Algorithm
+from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
+from accel.algorithms.d4pg import project
+from accel.algorithms.dqn import rescale, unscale
 from accel.algorithms.impact import surrogate_log_ratio
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
-from accel.errors import CheckpointError, DivergenceError
-from accel.experience.batch import Batcher
+from accel.errors import CheckpointError, ConfigError, DivergenceError
+from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store, Transitions
 from accel.experience.unroll import Unroll
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((2,), "float32", ActionSpec("categorical", (2,)))
+BOX = EnvSpec((2,), "float32", ActionSpec("gaussian", (1,), (-2.0,), (6.0,), squash=True))
 ROWS, ENVS = 8, 4
-DQN: dict[str, object] = {"algorithm": "dqn", "batch_size": 16, "exploration_env_steps": 4000}
+DQN: dict[str, object] = {"algorithm": "dqn", "batch_size": 16, "exploration_env_steps": 4000, "final_epsilon": 0.05}
 ALGORITHMS: dict[str, dict[str, object]] = {
     "impala": {"algorithm": "impala"},
     "impala, retrace": {"algorithm": "impala", "corrector": "retrace"},
     "impala, lstm": {"algorithm": "impala", "network": "mlp:8x1+lstm:6"},
-    "ppo": {"algorithm": "ppo", "passes": 2, "minibatches": 2},
+    "ppo": {"algorithm": "ppo", "passes": 2, "minibatches": 2, "normalise_rewards": False},
+    "a2c": {"algorithm": "a2c"},
+    "dppo": {"algorithm": "dppo", "passes": 4, "minibatches": 4, "normalise_rewards": False},
     "impact": {"algorithm": "impact", "target_interval_updates": 3},
     "dqn": {**DQN, "target_interval_updates": 3},
+    "apex": {"algorithm": "apex", "batch_size": 16, "target_interval_updates": 3, "base_epsilon": 0.1},
+    "r2d2": {
+        "algorithm": "r2d2",
+        "batch_size": 8,
+        "target_interval_updates": 3,
+        "network": "mlp:8x1+lstm:6",
+        "base_epsilon": 0.1,
+    },
+    "dqn, prioritised": {**DQN, "store": "prioritised", "value_rescaling": False, "normalise_rewards": True},
+    "sac": {"algorithm": "sac", "batch_size": 16},
+    "sac, n-step": {"algorithm": "sac", "batch_size": 16, "n_step": 3},
+    "d4pg": {
+        "algorithm": "d4pg",
+        "batch_size": 16,
+        "n_step": 1,
+        "target_interval_updates": 3,
+        "least_value": -1.0,
+        "greatest_value": 3.0,
+        "normalise_rewards": False,
+    },
     "dqn, plain": {**DQN, "double": False, "duelling": False, "n_step": 1},
     "the page's": {"algorithm": "tests.contracts.page_algorithm:factory"},
 }
+SLOW_TO_LEARN = {"d4pg", "sac", "sac, n-step"}
 each = pytest.mark.parametrize("name", ALGORITHMS)
 
 
@@ -46,8 +75,15 @@ def one_thread() -> None:
 
 
 def config(name: str, **changes: object) -> TrainConfig:
-    plain: dict[str, object] = {"network": "mlp:8x1", "unroll_length": ROWS, "envs_per_actor": ENVS}
-    return TrainConfig.create(**{**plain, "learning_rate": 0.01, **ALGORITHMS[name], **changes})
+    plain: dict[str, object] = {
+        "network": "mlp:8x1", "normalise_observations": False, "unroll_length": ROWS, "envs_per_actor": ENVS,
+    }  # fmt: skip
+    plain = {option: value for option, value in plain.items() if option not in ALGORITHMS[name]}
+    return TrainConfig.create(**{"learning_rate": 0.01, **ALGORITHMS[name], **plain, **changes})
+
+
+def spec_of(name: str) -> EnvSpec:
+    return BOX if name.startswith(("sac", "d4pg")) else SPEC
 
 
 def ignore(_phase: str) -> None:
@@ -55,17 +91,22 @@ def ignore(_phase: str) -> None:
 
 
 class Chain:
-    """Two states in turns, shown as a unit vector; whoever takes the action of the state's number gets ``pay``.
+    """Two states in turns, shown as a unit vector; whoever takes the action of the state's number gets ``pay``;
+    where actions are continuous, one above the middle of their range in the second state and one below it in the first.
 
     Acts as an actor does, by the algorithm's rule on its acting module, and fills its store.
     """
 
     def __init__(self, options: TrainConfig, algorithm: Algorithm, seed: int = 0) -> None:
         self.algorithm = algorithm
+        spec = algorithm.network.spec
         rewards = RewardTransform(options.rewards, options.algorithm.discount)
-        self.store: Store = make_store(options, SPEC, CPU, Batcher(SPEC, CPU), rewards)
-        _, self.layout = agree(options, algorithm)
-        self.sampler = make_rule(algorithm.rule, SPEC.action).bind(Seat(ENVS, ROWS), np.random.default_rng(seed))
+        agreement, self.layout = agree(options, algorithm)
+        self.store: Store = make_store(options, self.layout, CPU, Batcher(spec, CPU), rewards)
+        self.sampler = make_rule(algorithm.rule, spec.action).bind(Seat(ENVS, ROWS), np.random.default_rng(seed))
+        self.priorities = None
+        if agreement.priorities is not None:
+            self.priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
         self.acting = algorithm.network.acting_module()
         self.state = algorithm.network.initial_state(ENVS)
         self.sequence = self.env_steps = self.t = 0
@@ -91,11 +132,15 @@ class Chain:
             unroll["behaviour_log_prob"][t] = self.sampler.log_prob(params, actions)
             if self.algorithm.explores:
                 unroll["exploration"][t] = self.sampler.exploration
-            unroll["rewards"][t] = pay * (actions == self.places)
+            taken = self.sampler.to_env(actions)
+            chosen = taken[:, 0] > 2.0 if taken.ndim == 2 else taken
+            unroll["rewards"][t] = pay * (chosen == self.places)
             self.places = 1 - self.places
         unroll["observations"][ROWS] = np.eye(2)[self.places]
         unroll["valid"][...] = True
         unroll["header"][:3] = self.sequence, 0, ROWS * ENVS
+        if self.priorities is not None:
+            unroll["priority"][...] = self.priorities.of(unroll)
         self.sequence, self.env_steps = self.sequence + 1, self.env_steps + ROWS * ENVS
         self.paid.append(float((unroll["rewards"] != 0).mean()))
         self.algorithm.observe(unroll)
@@ -119,7 +164,7 @@ class Chain:
 
 def make(name: str, **changes: object) -> tuple[Algorithm, Chain]:
     options = config(name, **changes)
-    algorithm = make_algorithm(options, SPEC, CPU)
+    algorithm = make_algorithm(options, spec_of(name), CPU)
     return algorithm, Chain(options, algorithm)
 
 
@@ -171,6 +216,27 @@ def test_progress_ends_a_linear_learning_rate(name: str) -> None:
 
 
 @each
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_reading_the_gradient_at_the_end_of_an_update_learns_and_refuses_the_same(name: str, optimizer: str) -> None:
+    """As on a CUDA device, which is waited for once an update."""
+    (one, chain), (two, other) = (make(name, optimizer=optimizer, max_gradient_norm=0.05) for _ in range(2))
+    assert isinstance(two, GradientAlgorithm) and not two.defers
+    two.defers = True
+    for _ in range(4):
+        chain.update()
+        other.update()
+    ours, theirs = parameters(one), parameters(two)
+    assert all(torch.allclose(value, theirs[key], atol=1e-4) for key, value in ours.items())
+    other.collect(pay=float("nan"))
+    with pytest.raises(DivergenceError, match="nan"):
+        for _ in range(32):
+            before = copy.deepcopy(two.network.state_dict())
+            two.update(other.sample(), 0.0, ignore)
+            other.collect(pay=float("nan"))
+    assert equal(before, two.network.state_dict())
+
+
+@each
 def test_the_same_seed_is_the_same_algorithm(name: str) -> None:
     one, two, other = make(name)[0], make(name)[0], make(name, seed=1)[0]
     assert equal(parameters(one), parameters(two)) and not equal(parameters(one), parameters(other))
@@ -181,7 +247,7 @@ def test_what_is_saved_goes_on_to_the_last_bit(name: str) -> None:
     algorithm, chain = make(name)
     for _ in range(4):
         chain.update()
-    resumed = make_algorithm(config(name), SPEC, CPU)
+    resumed = make_algorithm(config(name), spec_of(name), CPU)
     resumed.networks.load_state_dict(copy.deepcopy(algorithm.networks.state_dict()))
     forgetful = copy.deepcopy(resumed)
     resumed.load(copy.deepcopy(algorithm.save()))
@@ -219,7 +285,9 @@ def test_a_reward_that_is_no_number_changes_no_trained_parameter(name: str) -> N
 
 
 @pytest.mark.learning
-@each
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW_TO_LEARN else []) for name in ALGORITHMS]
+)
 def test_a_chain_of_two_states_is_learned(name: str) -> None:
     _, chain = make(name, seed=1, discount=0.5)
     for _ in range(300):
@@ -260,6 +328,75 @@ def test_the_target_is_the_trained_network_of_every_so_many_updates(name: str, i
         assert not equal(targets_of(algorithm), algorithm.network.state_dict())
 
 
+# --- continuous actions ---
+
+
+@pytest.mark.parametrize("name", ["sac", "d4pg"])
+def test_an_algorithm_of_continuous_actions_refuses_others(name: str) -> None:
+    unbounded = EnvSpec((2,), "float32", ActionSpec("gaussian", (1,), (-2.0,), (6.0,)))
+    for spec, told in ((SPEC, "continuous"), (unbounded, "squash"), (replace(BOX, observation_shape=(3, 8, 8)), "mlp")):
+        with pytest.raises(ConfigError, match=told):
+            make_algorithm(config(name), spec, CPU)
+
+
+def transitions_of(rows: int, generator: torch.Generator) -> Transitions:
+    """Random ones, half of them terminated."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return Transitions(noise(rows, 2), noise(rows, 1), noise(rows), 0.9 * (noise(rows) > 0), noise(rows, 2))
+
+
+def test_sacs_log_density_is_that_of_the_squashed_gaussian() -> None:
+    """By change of variables from torch's own distributions."""
+    algorithm: Any = make_algorithm(config("sac"), BOX, CPU)
+    observations = 3 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        algorithm.network.policy_head.weight.mul_(100)
+        actions, log_prob = algorithm._sample(observations)
+        mean, log_std = algorithm.outputs(algorithm.network, observations).chunk(2, -1)
+    normal = torch.distributions.Normal(mean.double(), log_std.double().clamp(-5, 2).exp())
+    squashed = torch.distributions.TransformedDistribution(normal, [torch.distributions.TanhTransform()])  # type: ignore[no-untyped-call]
+    inside = actions.abs().squeeze(-1) < 0.99  # beyond, float32 does not say which sample it was
+    expected = squashed.log_prob(actions.double()).sum(-1)  # type: ignore[no-untyped-call]
+    assert 50 < int(inside.sum())
+    assert torch.allclose(log_prob[inside].double(), expected[inside], atol=1e-3)
+
+
+def test_sacs_targets_are_those_of_the_definition() -> None:
+    """R + γ (min of both targets' Q − α log π), where the episode goes on; R where it does not."""
+    algorithm: Any = make_algorithm(config("sac", initial_temperature=0.3), BOX, CPU)
+    steps = transitions_of(64, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for critic in algorithm.target_critics.weights:
+            critic[0] *= 1.5
+    state = algorithm.generator.get_state()
+    found = algorithm._soft_targets(steps, torch.tensor(0.3))
+    algorithm.generator.set_state(state)
+    with torch.no_grad():
+        actions, log_prob = algorithm._sample(steps.next_observations)
+        one, two = algorithm.target_critics(steps.next_observations, actions).squeeze(-1)
+    expected = steps.returns + steps.discounts * (torch.minimum(one, two) - 0.3 * log_prob)
+    assert torch.allclose(found, expected) and not torch.allclose(one, two, atol=1e-2)
+    over = steps.discounts == 0
+    assert torch.equal(found[over], steps.returns[over]) and not torch.equal(found[~over], steps.returns[~over])
+
+
+@pytest.mark.parametrize("atoms", [2, 11])
+def test_a_projected_distribution_keeps_its_sum_and_its_mean(atoms: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    support = torch.linspace(-3.0, 5.0, atoms)
+    probabilities = torch.rand(40, atoms, generator=generator).softmax(-1)
+    inside = torch.rand(40, atoms, generator=generator) * 8 - 3
+    found = project(probabilities, inside, support)
+    assert torch.allclose(found.sum(-1), torch.ones(40)) and bool((found >= 0).all())
+    assert torch.allclose(found @ support, (probabilities * inside).sum(-1), atol=1e-4)
+    assert torch.allclose(project(probabilities, support.expand(40, -1), support), probabilities, atol=1e-5)
+    outside = project(probabilities, inside + 100, support)
+    assert torch.allclose(outside[:, -1], torch.ones(40))
+
+
 # --- DQN ---
 
 
@@ -271,16 +408,42 @@ def q_by_definition(outputs: Tensor, duelling: bool) -> Tensor:
     return torch.tensor(rows)
 
 
+def h(x: Tensor) -> Tensor:
+    """sign(x) (√(|x| + 1) − 1) + x/1000."""
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + x / 1000
+
+
+def h_inverse(y: Tensor) -> Tensor:
+    """By bisection of h, which is increasing."""
+    low, high = torch.full_like(y, -1e6, dtype=torch.float64), torch.full_like(y, 1e6, dtype=torch.float64)
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = h(middle) > y
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return low.float()
+
+
+def test_rescaling_and_its_inverse_are_those_of_the_definition_for_learner_and_actors() -> None:
+    x = torch.tensor([-3000.0, -100, -1, -1e-3, 0, 1e-2, 0.5, 7, 450, 20_000])
+    assert torch.allclose(rescale(x), h(x)) and torch.allclose(unscale(h(x)), h_inverse(h(x)), rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(priorities.rescale(x.numpy()), h(x).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(priorities.unscale(h(x).numpy()), x.numpy(), rtol=2e-3, atol=1e-3)
+
+
 def of(network: Callable[..., Any], observations: Tensor) -> Tensor:
     outputs: Tensor = network(observations.unsqueeze(0), torch.zeros(1, len(observations), dtype=torch.bool)).params[0]
     return outputs.detach()
 
 
+@pytest.mark.parametrize("rescaling", [False, True])
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool) -> None:
-    """Huber(Q(o, a) − R − γ^m Q_target(o', a*)), a* the online network's with double, else the target's."""
-    options = config("dqn", double=double, duelling=duelling, target_interval_updates=100, learning_rate=0.1)
+def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool, rescaling: bool) -> None:
+    """Huber(Q(o, a) − h(R + γ^m h⁻¹(Q_target(o', a*)))), a* the online network's with double, else the target's."""
+    options = config(
+        "dqn", double=double, duelling=duelling, target_interval_updates=100, learning_rate=0.1,
+        value_rescaling=rescaling,
+    )  # fmt: skip
     learner: Any = make_algorithm(options, SPEC, CPU)
     generator = torch.Generator().manual_seed(1)
 
@@ -299,7 +462,9 @@ def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool) -> No
     losses = {}
     for which, chooser in (("double", online), ("single", target)):
         best = chooser.argmax(1, keepdim=True)
-        y = steps.returns + steps.discounts * target.gather(1, best).squeeze(1)
+        value = target.gather(1, best).squeeze(1)
+        y = steps.returns + steps.discounts * (h_inverse(value) if rescaling else value)
+        y = h(y) if rescaling else y
         taken = q_by_definition(of(learner.network, steps.observations), duelling)
         error = (taken.gather(1, steps.actions.unsqueeze(1)).squeeze(1) - y).abs()
         losses[which] = float(torch.where(error < 1, 0.5 * error.square(), error - 0.5).mean())
@@ -308,6 +473,70 @@ def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool) -> No
     assert update.read()["loss"] == pytest.approx(losses[mine], rel=1e-5)
     assert update.read()["loss"] != pytest.approx(losses[other], rel=1e-3)
     assert update.priorities.shape == (64,) and bool((update.priorities >= 0).all())
+
+
+# --- R2D2 ---
+
+
+def chains_batch(rows: int, seed: int) -> Sample:
+    """Two sequences of random numbers with ends of both kinds in them."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, 2)
+    terminated, truncated = (torch.rand(shape, generator=generator) < 0.15 for _ in range(2))
+    truncated &= ~terminated
+    first = torch.zeros(rows + 1, 2, dtype=torch.bool)
+    first[1:] = terminated
+    batch = Batch(
+        observations=torch.randn(rows + 1, 2, 2, generator=generator), final_observations=None, first=first,
+        valid=torch.ones(shape, dtype=torch.bool), actions=torch.randint(2, shape, generator=generator),
+        rewards=torch.randn(shape, generator=generator), terminated=terminated, truncated=truncated,
+        behaviour_log_prob=torch.zeros(shape), behaviour_params=torch.zeros(*shape, 3),
+        states=(torch.randn(2, 6, generator=generator), torch.randn(2, 6, generator=generator)),
+    )  # fmt: skip
+    return Sample(2 * rows, batch=batch, rewards=batch.rewards)
+
+
+@pytest.mark.parametrize("n", [1, 3, 12])
+@pytest.mark.parametrize("rescaling", [False, True])
+def test_r2d2s_targets_are_those_of_the_definition(n: int, rescaling: bool) -> None:
+    """Step by step, until n rewards, the episode or the sequence end; bootstrapped unless it terminated."""
+    algorithm: Any = make_algorithm(config("r2d2", n_step=n, value_rescaling=rescaling, discount=0.9), SPEC, CPU)
+    for seed in range(4):
+        sample = chains_batch(2 * ROWS, seed)
+        batch: Any = sample.batch
+        values = torch.randn(ROWS + 1, 2, generator=torch.Generator().manual_seed(seed))
+        rewards = batch.rewards[-ROWS:]
+        found = algorithm._n_step(batch, rewards, values)
+        plain = h_inverse(values) if rescaling else values
+        for env in range(2):
+            for t in range(ROWS):
+                total, power, k = 0.0, 1.0, t
+                while True:
+                    total += power * float(rewards[k, env])
+                    power *= 0.9
+                    if batch.terminated[ROWS + k, env]:
+                        break
+                    k += 1
+                    if batch.truncated[ROWS + k - 1, env] or k == t + n or k == ROWS:
+                        total += power * float(plain[k, env])
+                        break
+                expected = float(h(torch.tensor(total))) if rescaling else total
+                assert float(found[t, env]) == pytest.approx(expected, rel=1e-3, abs=1e-3), (t, env)
+
+
+def test_r2d2_learns_from_the_last_unroll_after_a_burn_in_from_the_stored_state() -> None:
+    algorithm: Any = make_algorithm(config("r2d2"), SPEC, CPU)
+    batch: Any = chains_batch(2 * ROWS, 0).batch
+    whole = algorithm.q_values(algorithm.network(batch.observations, batch.first, batch.states).params)[ROWS:]
+    assert torch.allclose(algorithm._sequence_q(algorithm.network, batch), whole, atol=1e-5)
+    batch = replace(batch, first=torch.zeros_like(batch.first))
+    other = replace(batch, states=tuple(torch.zeros_like(part) for part in batch.states))
+    found = [algorithm._sequence_q(algorithm.network, each)[0] for each in (batch, other)]
+    assert not torch.equal(*found)
+    observed = batch.observations.clone().requires_grad_()
+    total = algorithm._sequence_q(algorithm.network, replace(batch, observations=observed)).sum()
+    (early,) = torch.autograd.grad(total, observed)
+    assert float(early[:ROWS].abs().sum()) == 0.0 < float(early[ROWS:].abs().sum())
 
 
 def test_weights_of_a_prioritised_sample_scale_its_losses() -> None:

@@ -18,7 +18,7 @@ each = pytest.mark.parametrize("name", CORRECTIONS)
 
 
 def correction(name: str, **options: object) -> Correction:
-    made = TrainConfig.create(corrector=name, discount=0.9, **options).algorithm
+    made = TrainConfig.create(algorithm="impala", corrector=name, discount=0.9, **options).algorithm
     assert isinstance(made, ImpalaConfig)
     return CORRECTIONS[name](made)
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.networks.core import LSTMCore, NoCore, RecurrentCore
+from accel.networks.core import GRUCore, LSTMCore, NoCore, RecurrentCore
 
 T, B, FEATURES = 9, 4, 5
 CORES: dict[str, Callable[[], RecurrentCore]] = {
     "none": lambda: NoCore(FEATURES),
     "lstm": lambda: LSTMCore(FEATURES, 7),
+    "gru": lambda: GRUCore(FEATURES, 7),
 }
 each = pytest.mark.parametrize("name", CORES)
 State = tuple[Tensor, ...]

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, make_schedule
+from accel.learning.schedule import Asynchronous, Counts, SamplesPerInsert, Schedule, Synchronous, make_schedule
 
 RATIO, BATCH, STARTS, TOLERANCE = 4.0, 32, 100, 64
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "asynchronous": lambda: Asynchronous(3),
+    "synchronous": Synchronous,
     "samples per insert": lambda: SamplesPerInsert(3, RATIO, BATCH, STARTS, TOLERANCE),
     "samples per insert, narrow": lambda: SamplesPerInsert(1, 0.25, BATCH, 0, 1),
     "samples per insert, as configured": lambda: make_schedule(TrainConfig.create(algorithm="dqn")),
@@ -62,7 +63,7 @@ class Simulation:
 def simulations(name: str) -> Iterator[Simulation]:
     schedule = SCHEDULES[name]
     # A queue and a ratio, or a replay and none, are what a configuration refuses.
-    if name == "asynchronous":
+    if name in {"asynchronous", "synchronous"}:
         yield Simulation(schedule(), 0, 1)
         yield Simulation(schedule(), 0, 3)
     else:
@@ -162,6 +163,27 @@ def test_asynchronous_updates_for_every_sample_and_takes_in_what_arrives() -> No
     for available in (0, 1, 7):
         counts = Counts(5, 0, available)
         assert schedule.due(counts) == (available > 0) and schedule.accepts(counts)
+
+
+def test_the_synchronous_one_publishes_every_update_which_actors_wait_for() -> None:
+    made = {name: schedule() for name, schedule in SCHEDULES.items()}
+    assert [name for name, schedule in made.items() if schedule.waits_for_policy] == ["synchronous"]
+    assert all(made["synchronous"].publishes(Counts(0, updates, 0)) for updates in range(1, 10))
+    configured = make_schedule(TrainConfig.create(algorithm="a2c"))
+    assert configured.waits_for_policy and not make_schedule(TrainConfig.create()).waits_for_policy
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"algorithm": "a2c", "actors": 3, "batch_unrolls": 2}, "one unroll of every actor, 3 in all"),
+        ({"algorithm": "impact", "schedule": "synchronous"}, "use --store fifo"),
+        ({"algorithm": "a2c", "publish_interval_updates": 2}, "schedule synchronous does not read it"),
+    ],
+)
+def test_rounds_of_anything_else_are_refused(options: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        TrainConfig.create(**options)
 
 
 @pytest.mark.parametrize("interval", [1, 3])

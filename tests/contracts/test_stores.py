@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.config.models import RewardConfig
+from accel.config.models import PrioritisedConfig, RewardConfig, SequencesConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store, Transitions
 from accel.experience.stores.circular import Circular
-from accel.experience.stores.fifo import Fifo
+from accel.experience.stores.fifo import Fifo, Rounds
+from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.replay import Replay
+from accel.experience.stores.sequences import Sequences
+from accel.experience.unroll import Unroll, UnrollLayout
 from tests.contracts.episodes import LAYOUTS, VECTOR, Actor, Row, Where
 
 CPU = torch.device("cpu")
@@ -30,6 +34,10 @@ DISCOUNT = 0.9
 
 def fifo(spec: EnvSpec = VECTOR, batch_unrolls: int = 2) -> Fifo:
     return Fifo(batch_unrolls, Batcher(spec, CPU), RewardTransform(RewardConfig(), DISCOUNT))
+
+
+def rounds(spec: EnvSpec = VECTOR, actors: Callable[[], int] = lambda: 2) -> Rounds:
+    return Rounds(actors, Batcher(spec, CPU), RewardTransform(RewardConfig(), DISCOUNT))
 
 
 def circular(spec: EnvSpec = VECTOR, batches: int = 3, uses: int = 2, batch_unrolls: int = 2) -> Circular:
@@ -44,7 +52,24 @@ def replay(
     return Replay(capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5))
 
 
-STORES: dict[str, Callable[..., Store]] = {"fifo": fifo, "circular": circular, "replay": replay}
+def prioritised(
+    spec: EnvSpec = VECTOR, capacity: int = 400, n: int = 3, batch: int = 64, streams: int = 1, exponent: float = 1.0
+) -> PrioritisedReplay:
+    options = PrioritisedConfig(priority_exponent=exponent, weight_exponent=0.5)
+    rewards = RewardTransform(RewardConfig(), DISCOUNT)
+    return PrioritisedReplay(
+        options, capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5)
+    )
+
+
+STORES: dict[str, Callable[..., Store]] = {
+    "fifo": fifo,
+    "rounds": rounds,
+    "circular": circular,
+    "replay": replay,
+    "prioritised": prioritised,
+}
+REPLAYS = {"replay": replay, "prioritised": prioritised}
 
 
 class Source:
@@ -87,7 +112,7 @@ def test_everything_inserted_is_released_exactly_once(store: str, layout: str) -
         source.insert(made)
         while made.available and (sample := made.sample()) is not None:
             made.feedback(sample, None)
-            if store == "replay":
+            if store in REPLAYS:
                 break
     assert source.releases == Counter(dict.fromkeys(range(12), 1))
 
@@ -97,11 +122,11 @@ def test_a_sample_appears_when_there_is_enough_and_is_said_to(store: str) -> Non
     made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=50))
     assert made.available == 0 and made.sample() is None
     source.insert(made)
-    assert (made.sample() is None) == (made.available == 0) == (store != "replay")
+    assert (made.sample() is None) == (made.available == 0) == (store not in REPLAYS)
     source.insert(made)
     sample = made.sample()
     assert sample is not None
-    assert (sample.transitions is None) == (sample.batch is not None) == (store != "replay")
+    assert (sample.transitions is None) == (sample.batch is not None) == (store not in REPLAYS)
     assert sample.valid_steps > 0
 
 
@@ -118,10 +143,10 @@ def test_a_store_that_accepts_nothing_has_a_sample(store: str) -> None:
         sample = made.sample()
         assert made.available == 0 and sample is not None and made.accepts
         made.feedback(sample, None)
-    assert (refused > 0) == (store == "fifo")
+    assert (refused > 0) == (store in {"fifo", "rounds"})
 
 
-@pytest.mark.parametrize("store", ["fifo", "circular"])
+@pytest.mark.parametrize("store", ["fifo", "rounds", "circular"])
 def test_batches_count_their_valid_steps(store: str) -> None:
     made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=3))
     source.insert(made), source.insert(made)
@@ -159,6 +184,31 @@ def test_fifo_keeps_buffers_until_feedback() -> None:
     assert sample is not None and not source.releases
     made.feedback(sample, None)
     assert source.releases == Counter({0: 1, 1: 1})
+
+
+# --- rounds ---
+
+
+def test_an_actor_that_is_gone_is_waited_for_no_more_and_what_it_sent_counts() -> None:
+    alive = 3
+    made = rounds(actors=lambda: alive)
+    source = Source(*(Actor(VECTOR, ROWS, ENVS, number) for number in range(3)))
+    for number in range(2):
+        source.insert(made, number)
+        assert made.accepts and made.available == 0
+    alive = 2
+    assert not made.accepts and made.available == 1
+    sample = made.sample()
+    assert sample is not None and sample.batch is not None and sample.batch.valid.shape[1] == 2 * ENVS
+    made.feedback(sample, None)
+    alive = 3
+    for number in (0, 2, 1):
+        source.insert(made, number)
+    alive = 1
+    sample = made.sample()
+    assert sample is not None and sample.batch is not None and sample.batch.valid.shape[1] == 3 * ENVS
+    made.feedback(sample, None)
+    assert made.sample() is None and source.releases == Counter(dict.fromkeys(range(5), 1))
 
 
 # --- circular ---
@@ -283,9 +333,10 @@ def starts(samples: list[Transitions]) -> set[Any]:
     return {key(observation.numpy()) for steps in samples for observation in steps.observations}
 
 
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n", [1, 3, 7])
-def test_transitions_are_those_of_the_definition(layout: str, n: int) -> None:
+def test_transitions_are_those_of_the_definition(replay: Callable[..., Replay], layout: str, n: int) -> None:
     """Across unrolls, terminations and truncations; every eligible row is drawn and no other."""
     spec = LAYOUTS[layout]
     made, source = replay(spec, n=n), Source(Actor(spec, ROWS, ENVS))
@@ -296,9 +347,10 @@ def test_transitions_are_those_of_the_definition(layout: str, n: int) -> None:
     assert starts(samples) == eligible(source, 0, n)
 
 
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("capacity", [31, 40])
-def test_the_ring_holds_the_newest_rows(layout: str, capacity: int) -> None:
+def test_the_ring_holds_the_newest_rows(replay: Callable[..., Replay], layout: str, capacity: int) -> None:
     spec, n = LAYOUTS[layout], 2
     made, source = replay(spec, capacity=capacity, n=n), Source(Actor(spec, ROWS, ENVS))
     for _ in range(11):
@@ -310,8 +362,9 @@ def test_the_ring_holds_the_newest_rows(layout: str, capacity: int) -> None:
     assert oldest <= starts(draw(made)) <= newest
 
 
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_bootstrapped_across_a_gap(layout: str) -> None:
+def test_nothing_is_bootstrapped_across_a_gap(replay: Callable[..., Replay], layout: str) -> None:
     """Unrolls that were dropped on their way leave their neighbours as they were."""
     spec, n = LAYOUTS[layout], 3
     made, source = replay(spec, capacity=60, n=n), Source(Actor(spec, ROWS, ENVS))
@@ -336,7 +389,8 @@ def test_an_unroll_shorter_than_n_behind_a_gap_gives_no_sample_yet() -> None:
     assert not [text for steps in draw(made, 5) for text in mistakes(steps, source, 3)]
 
 
-def test_rows_that_were_left_out_are_in_no_return() -> None:
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
+def test_rows_that_were_left_out_are_in_no_return(replay: Callable[..., Replay]) -> None:
     """One environment's part of an unroll was taken out: what ran into it is not learned from."""
     made, source, n = replay(n=3), Source(Actor(VECTOR, ROWS, ENVS, longest=50)), 3
     source.insert(made)
@@ -354,7 +408,8 @@ def test_rows_that_were_left_out_are_in_no_return() -> None:
     assert starts(samples) == whole - cut
 
 
-def test_several_actors_share_the_capacity() -> None:
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
+def test_several_actors_share_the_capacity(replay: Callable[..., Replay]) -> None:
     made = replay(capacity=240, streams=3)
     source = Source(*(Actor(VECTOR, ROWS, ENVS, number) for number in range(3)))
     for k in range(40):
@@ -425,6 +480,163 @@ def test_whatever_arrives_transitions_are_right(
             assert not [text for steps in draw(made, 2) for text in mistakes(steps, source, n)]
         else:
             assert made.sample() is None
+
+
+# --- prioritised ---
+
+
+def find_start(made: Replay, source: Source) -> list[Any]:
+    """What the samples of a long run start from."""
+    return [key(o.numpy()) for steps in draw(made, 150) for o in steps.observations]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_transitions_are_drawn_in_proportion_to_their_priorities(exponent: float) -> None:
+    made = prioritised(capacity=60, streams=2, exponent=exponent, n=1)
+    source = Source(Actor(VECTOR, ROWS, ENVS, 0), Actor(VECTOR, ROWS, ENVS, 1))
+    for k in range(16):
+        source.insert(made, k % 2)
+    given_to: dict[Any, float] = {}
+    for _ in range(150):  # Until each has one of ours; a transition's weight follows from its last.
+        sample = made.sample()
+        assert sample is not None and sample.transitions is not None
+        keys = [key(o.numpy()) for o in sample.transitions.observations]
+        given_to |= {k: float(1 + zlib.crc32(k) % 7) for k in keys}
+        made.feedback(sample, torch.tensor([given_to[k] for k in keys]))
+    counts = Counter(find_start(made, source))
+    rows = eligible(source, 0, 1, 14) | eligible(source, 1, 1, 14)
+    assert counts.keys() == rows == given_to.keys()
+    drawn = np.array([counts[row] for row in rows], np.float64)
+    weights = np.array([(given_to[row] + 1e-3) ** exponent for row in rows])
+    expected = drawn.sum() * weights / weights.sum()
+    limit = len(rows) - 1 + 4 * np.sqrt(2 * (len(rows) - 1))
+    assert float(((drawn - expected) ** 2 / expected).sum()) < limit
+    other = drawn.sum() * np.roll(weights, 1) / weights.sum() if exponent else 1.2 * expected
+    assert float(((drawn - other) ** 2 / other).sum()) > limit
+
+
+def test_importance_weights_are_those_of_the_definition() -> None:
+    """(N P)^−β over the greatest of the batch, so that a transition drawn twice as often counts 2^−β as much."""
+    made, source = prioritised(capacity=60, n=1), Source(Actor(VECTOR, ROWS, ENVS))
+    for _ in range(8):
+        source.insert(made)
+    sample = made.sample()
+    assert sample is not None and sample.weights is not None
+    assert torch.allclose(sample.weights, torch.ones(64))
+    priorities = torch.arange(1.0, 65.0)
+    made.feedback(sample, priorities)
+    again = made.sample()
+    assert again is not None and again.weights is not None and again.transitions is not None
+    p = made._tree.get(again.key[0])  # type: ignore[union-attr, index]
+    expected = (p / p.min()) ** -0.5
+    np.testing.assert_allclose(again.weights.numpy(), expected, rtol=1e-5)
+    assert float(again.weights.max()) == pytest.approx(1.0) and float(again.weights.min()) < 0.9
+
+
+def test_priorities_of_actors_arrive_with_the_rows_that_complete_a_return() -> None:
+    n, actor = 2, Actor(VECTOR, ROWS, ENVS, longest=50)
+    made = prioritised(capacity=400, n=n)
+    wanted: dict[Any, float] = {}
+    later: list[list[Row]] = [[], []]
+    for k in range(6):
+        unroll, rows = actor.unroll()
+        arrays = {**unroll.arrays, "priority": np.full((ROWS, ENVS), 1e6, np.float32)}
+        for env in range(ENVS):
+            completed = (later[env] + rows[env])[: (len(later[env]) + ROWS - n)]
+            later[env] = (later[env] + rows[env])[-n:]
+            for t, row in enumerate(completed, start=ROWS - len(completed)):
+                value = float(1 + (7 * k + 3 * t + env) % 11)
+                arrays["priority"][t, env] = value
+                wanted |= {observation_key(actor, row.where): value} if row.valid else {}
+        made.insert(Experience(0, Unroll(arrays, 0), lambda: None))
+    found: dict[Any, float] = {}
+    for _ in range(200):
+        sample = made.sample()
+        assert sample is not None and sample.transitions is not None
+        values = made._tree.get(sample.key[0])  # type: ignore[union-attr, index]
+        found |= {key(o.numpy()): float(v) for o, v in zip(sample.transitions.observations, values, strict=True)}
+    assert found.keys() <= wanted.keys() and len(found) > 0.9 * len(wanted) > 30
+    for row, value in found.items():
+        assert value == pytest.approx(wanted[row] + 1e-3)
+
+
+# --- sequences ---
+
+
+def sequences(spec: EnvSpec, slots: int = 6, actors: int = 1, parts: int = 2, batch: int = 16) -> Sequences:
+    layout = UnrollLayout(spec, ROWS, ENVS)
+    options = SequencesConfig(
+        replay_capacity=slots * ROWS * ENVS * actors, batch_size=batch, sequence_unrolls=parts, priority_exponent=1.0
+    )
+    rewards = RewardTransform(RewardConfig(), DISCOUNT)
+    return Sequences(options, 1, layout, actors, CPU, rewards, np.random.default_rng(5))
+
+
+WHOLE = {name: spec for name, spec in LAYOUTS.items() if spec.autoreset == "next_step"}
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_sequences_are_consecutive_unrolls_of_one_environment(layout: str, parts: int) -> None:
+    """Every one that is whole in the replay is drawn, and no other; unrolls that were lost are in none."""
+    spec = WHOLE[layout]
+    made, source = sequences(spec, actors=2, parts=parts), Source(*(Actor(spec, ROWS, ENVS, k) for k in range(2)))
+    kept: dict[int, list[list[list[Row]] | None]] = {0: [], 1: []}
+    for k in range(22):
+        number = k % 2
+        if k in (6, 13):
+            source.actors[number].unroll()
+            kept[number].append(None)
+        else:
+            kept[number].append(source.insert(made, number))
+    wanted: dict[Any, tuple[Actor, list[Row]]] = {}
+    for number, unrolls in kept.items():
+        newest = [i for i, rows in enumerate(unrolls) if rows is not None][-6:]
+        for i in newest:
+            joined = [unrolls[j] if j in newest else None for j in range(i - parts + 1, i + 1)]
+            for env in range(ENVS):
+                rows = [row for part in joined if part is not None for row in part[env]]
+                if None not in joined and any(row.valid for row in rows[-ROWS:]):
+                    actor = source.actors[number]
+                    wanted[b"".join(observation_key(actor, row.where) for row in rows)] = actor, rows
+    seen = set()
+    for _ in range(40):
+        sample = made.sample()
+        assert sample is not None and sample.batch is not None and sample.rewards is not None
+        batch = sample.batch
+        assert batch.observations.shape[:2] == (parts * ROWS + 1, 16)
+        for i in range(16):
+            name = b"".join(key(o.numpy()) for o in batch.observations[:-1, i])
+            assert name in wanted
+            seen.add(name)
+            for t, row in enumerate(wanted[name][1]):
+                assert bool(batch.valid[t, i]) == row.valid and bool(batch.first[t, i]) == row.first
+                if row.valid:
+                    episode = wanted[name][0].episodes[row.where[:2]]
+                    assert int(batch.actions[t, i]) == episode.actions[row.where[2]]
+                    assert float(sample.rewards[t, i]) == pytest.approx(episode.rewards[row.where[2]], rel=1e-5)
+        made.feedback(sample, None)
+    assert seen == wanted.keys()
+    assert set(source.releases.values()) == {1} and made.nbytes > 0
+
+
+def test_sequences_are_drawn_by_what_feedback_said_of_them() -> None:
+    made, source = sequences(VECTOR), Source(Actor(VECTOR, ROWS, ENVS, longest=50))
+    for _ in range(9):
+        source.insert(made)
+    sample = made.sample()
+    assert sample is not None and sample.batch is not None and sample.weights is not None
+    assert torch.allclose(sample.weights, torch.ones(16))
+    favourite = key(sample.batch.observations[:, 0].numpy())
+    is_favourite = [key(sample.batch.observations[:, i].numpy()) == favourite for i in range(16)]
+    made.feedback(sample, torch.where(torch.tensor(is_favourite), 1000.0, 1.0))
+    again = made.sample()
+    assert again is not None and again.batch is not None and again.weights is not None
+    drawn = [key(again.batch.observations[:, i].numpy()) == favourite for i in range(16)]
+    assert sum(drawn) >= 14
+    source.insert(made)
+    made.feedback(again, torch.full((16,), 5.0))
+    assert made.sample() is not None
 
 
 @pytest.mark.parametrize(

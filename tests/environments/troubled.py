@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -123,3 +124,69 @@ class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):
 def steps_taken(diary: Path) -> dict[int, int]:
     """Steps of every environment together, by the rank of their process."""
     return {int(p.name.partition("-")[2]): int(np.fromfile(p, np.int64)[0]) for p in sorted(diary.glob("steps-*"))}
+
+
+class Obedient(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Fails as a file ``fail-RANK`` in the diary's directory says, once for each such file."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._order = Path(os.environ[DIARY]) / f"fail-{rank()}"
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._order.exists():
+            how = self._order.read_text()
+            self._order.unlink()
+            FAILURES[how]()
+        return super().step(action)
+
+
+def _raise() -> None:
+    raise ValueError("the simulator broke")
+
+
+def _segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+FAILURES = {
+    "raise": _raise,
+    "exit": lambda: sys.exit(7),
+    "leave": lambda: os._exit(0),
+    "segfault": _segfault,
+    "hang": lambda: time.sleep(3600),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+
+
+def order_failure(diary: Path, actor_rank: int, how: str) -> None:
+    """Make one environment of a rank that is ``Obedient`` fail in its next step."""
+    path = diary / f"fail-{actor_rank}"
+    path.with_suffix(".new").write_text(how)
+    path.with_suffix(".new").rename(path)
+
+
+class Leaves(_Counting):
+    """Leaves the process after some steps, always."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            os._exit(7)
+        return super().step(action)
+
+
+class Hangs(_Counting):
+    """Never comes back from a step, after some; in one actor of two, or in all where there is one."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            time.sleep(3600)
+        return super().step(action)
+
+
+class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Is never made."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        time.sleep(3600)

@@ -51,18 +51,23 @@ def strict_lines(path: Path) -> Iterator[dict[str, object]]:
 def test_records_reach_both_files(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         recorder.record(
-            100, {"return_mean": 1.5, "scheme": "int8", "time/env": np.float32(0.25), "episodes": np.int64(3)}
+            100, {"return_mean": 1.5, "scheme": "int8", "refresh_ms/int8": np.float32(0.25), "episodes": np.int64(3)}
         )
         recorder.record(200, {"return_mean": 2.5, "scheme": "int8", "missing": None, "done": True})
     first, second = read_metrics(tmp_path / "metrics.jsonl")
     assert first["env_steps"] == 100
-    assert (first["return_mean"], first["scheme"], first["time/env"], first["episodes"]) == (1.5, "int8", 0.25, 3)
+    assert (first["return_mean"], first["scheme"], first["refresh_ms/int8"], first["episodes"]) == (
+        1.5,
+        "int8",
+        0.25,
+        3,
+    )
     assert isinstance(first["wall_time_s"], float)
     assert second["missing"] is None
     assert second["done"] is True
     events = read_events(tmp_path)
-    assert events["return/mean"] == [(100, 1.5), (200, 2.5)]
-    assert events["time/env"] == [(100, 0.25)]
+    assert events["returns/mean"] == [(100, 1.5), (200, 2.5)]
+    assert events["compression/refresh_ms/int8"] == [(100, 0.25)]
     assert "scheme" not in events
 
 
@@ -82,8 +87,9 @@ def test_non_finite_numbers_stay_valid_json_and_come_back(tmp_path: Path) -> Non
         st.dictionaries(
             st.text(min_size=1).filter(lambda name: name not in ("env_steps", "wall_time_s")),
             st.floats(allow_nan=False) | st.integers(-(2**60), 2**60) | st.none(),
+            max_size=4,
         ),
-        max_size=5,
+        max_size=3,
     )
 )
 def test_any_record_survives_the_file(
@@ -228,14 +234,19 @@ def test_bad_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "tag"),
     [
-        ("return_mean", "return/mean"),
-        ("lag_max", "lag/max"),
-        ("policy_loss", "loss/policy"),
-        ("learner_backward_share", "learner_time/backward"),
-        ("compression_kl/int8", "compression/kl/int8"),
-        ("total_ess", "total/ess"),
-        ("publish_kl/prune(0.5)+int8", "publish_kl/prune(0.5)+int8"),
-        ("env_steps_per_s", "training/env_steps_per_s"),
+        ("return_mean", "returns/mean"),
+        ("length_mean", "returns/length_mean"),
+        ("evaluation_return", "returns/evaluation_return"),
+        ("loss", "losses/total"),
+        ("policy_loss", "losses/policy"),
+        ("entropy", "losses/entropy"),
+        ("env_steps_per_s", "speed/env_steps_per_s"),
+        ("learner_backward_share", "speed/learner_backward_share"),
+        ("lag_max", "mismatch/lag_max"),
+        ("compression_kl/int8", "mismatch/compression_kl/int8"),
+        ("total_ess", "mismatch/total_ess"),
+        ("publish_kl/prune(0.5)+int8", "compression/publish_kl/prune(0.5)+int8"),
+        ("learning_rate", "training/learning_rate"),
     ],
 )
 def test_tags_are_in_folders(metric: str, tag: str) -> None:
@@ -249,16 +260,57 @@ def test_training_continues_when_events_cannot_be_written(tmp_path: Path, caplog
         shutil.rmtree(directory)
         recorder.record(1, {"x": 1.0})
         recorder.record(2, {"x": 2.0})
-    assert [record.message[:40] for record in caplog.records] == ["TensorBoard events are no longer written"]
+    first, second = [record.message for record in caplog.records]
+    assert "metrics.jsonl: No such file or directory; the run goes on without these lines" in first
+    assert second.startswith("TensorBoard events are no longer written")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    recorder = Recorder(tmp_path, tensorboard=False)
-    with pytest.raises(RecorderError, match="No space left"):
+def test_a_full_disk_is_told_once_and_costs_the_lines_that_do_not_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with Recorder(tmp_path, tensorboard=False) as recorder:
         recorder.record(1, {"x": 1.0})
-    recorder.close()
+        recorder.record(2, {"x": 1.0})
+        path.unlink()
+        recorder.record(3, {"x": 1.0})
+        recorder.record(4, {"x": 1.0})
+    assert [record["env_steps"] for record in read_metrics(path)] == [3, 4]
+    assert [record.message.partition("metrics.jsonl")[2] for record in caplog.records] == [
+        ": No space left on device; the run goes on without these lines",
+        " is written again; 2 lines are missing",
+    ]
+
+
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from monitor.recorder import Recorder
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with Recorder(Path(sys.argv[1]), tensorboard=sys.argv[2] == "events") as recorder:
+    recorder.record(1, {"x": 1.0})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    for step in range(2, 6):
+        recorder.record(step, {"x": 1.0, "a_longer_name_than_before": float(step)})
+    if sys.argv[2] != "events":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    recorder.record(6, {"x": 1.0})
+"""
+
+
+@pytest.mark.parametrize("kind", ["lines", "events"])
+def test_a_line_that_fits_in_part_only_is_not_written(kind: str, tmp_path: Path) -> None:
+    """A limit on files' sizes in the middle of the second line, as a disk that becomes full then."""
+    words = [sys.executable, "-c", _LIMITED, str(tmp_path), kind]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.stderr.count("metrics.jsonl: ") == 1 and "the run goes on without these lines" in done.stderr
+    assert ("TensorBoard events are no longer written" in done.stderr) == (kind == "events")
+    steps = [record["env_steps"] for record in strict_lines(tmp_path / "metrics.jsonl")]
+    assert steps == ([1] if kind == "events" else [1, 6])
 
 
 def test_a_flipped_byte_is_noticed_by_tensorboards_reader(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from monitor.report.markdown import render_markdown
 from monitor.report.page import render_page
 from monitor.report.runs import Group, Run
 from monitor.report.series import Series
-from monitor.report.tables import results_table
+from monitor.report.tables import bottleneck_table, results_table
 
 
 def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **config: object) -> Run:
@@ -77,8 +77,11 @@ def test_every_form_of_the_report_says_it() -> None:
     value = to_json(analysis)
     assert value["bottlenecks"][0] == sentence  # type: ignore[index]
     assert value["groups"][0]["bottleneck"]["limit"] == "policy"  # type: ignore[index]
-    assert sentence in html.unescape(render_page(analysis, (), written="now"))
-    assert sentence in render_markdown(analysis, (), written="now")
+    told = sentence.replace("int8: the", "The")
+    assert told in html.unescape(render_page(analysis, (), written="now"))
+    assert told in render_markdown(analysis, (), written="now")
+    limits = bottleneck_table(analysis)
+    assert limits is not None and limits.rows[0] == ("int8", "policy", "0%", "50%", "10%", "80%")
 
 
 def test_an_environment_that_took_longer_beside_the_variant_is_told() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from monitor.decisions import acting
 from monitor.report.drawing import wrapped
-from monitor.report.runs import labels
+from monitor.report.runs import LONGEST_LABEL, Run, group_runs, labels
+from monitor.report.series import Series
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 
@@ -44,6 +45,36 @@ def test_long_values_keep_their_ends_and_equal_labels_are_numbered() -> None:
     assert len(set(found)) == 3 and all(len(label) < 60 for label in found)
     twins = [BASE | {"wrapper": "w" * 40 + middle + "w" * 40} for middle in "ab"]
     assert [label[-2:] for label in labels(twins, ["wrapper"])] == ["#1", "#2"]
+
+
+def make_run(name: str, **options: object) -> Run:
+    return Run(name, f"/r/{name}", {**BASE, **options}, {}, None, Series({}, 0))
+
+
+LONG: dict[str, object] = {f"an_option_{i}": i for i in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("ppo-s0", "dqn-s0"), ["ppo", "dqn"]),
+        (("lr-0.01", "lr-0.1"), ["lr-0.01", "lr-0.1"]),
+        (("a-run-whose-name-goes-on-and-on-and-on-x", "b"), ["a-run-whose-n…nd-on-and-on-x", "b"]),
+        # what nobody named, or names alike, say nothing: the first of what differs
+        (("CartPole-v1-20250131-235959-s0", "CartPole-v1-20250131-235958-s0"), None),
+        (("run-s0", "run-seed1"), None),
+    ],
+)
+def test_much_that_differs_is_called_by_the_runs_names(names: tuple[str, str], labels: list[str] | None) -> None:
+    found = [group.label for group in group_runs([make_run(names[0], **LONG), make_run(names[1], compressor="int8")])]
+    assert labels is None or found == labels
+    assert len(set(found)) == 2 and max(map(len, found)) <= LONGEST_LABEL
+
+
+def test_seeds_share_their_name() -> None:
+    runs = [make_run(f"wide-{i}", seed=i, **LONG) for i in range(3)] + [make_run("other-s7", seed=7)]
+    assert [group.label for group in group_runs(runs)] == ["wide", "other"]
+    assert [group.label for group in group_runs([make_run("x"), make_run("y", compressor="int8")])] == ["fp32", "int8"]
 
 
 def test_long_labels_are_wrapped_not_cut() -> None:

@@ -22,8 +22,15 @@ from monitor.report.document import to_json, write_report
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
-from monitor.report.tables import decisions_table, mismatch_table
-from monitor.report.wording import number
+from monitor.report.tables import (
+    decisions_table,
+    differing_table,
+    mismatch_table,
+    results_table,
+    runs_table,
+    speedup_table,
+)
+from monitor.report.wording import number, outcomes_beside
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
 EVIL += "\x1b[31m\x9b2J\u202e"
@@ -41,6 +48,11 @@ def make_run(name: str, scheme: str, seed: int, speed: float, note: str = "fine"
         "lag_min": np.zeros(30),
         "lag_mean": rng.random(30),
         "lag_max": np.full(30, 3.0),
+        "length_mean": np.linspace(10.0, 90.0, 30),
+        "entropy": np.linspace(0.7, 0.1, 30),
+        "explained_variance": np.linspace(-5.0, 0.9, 30),
+        "policy_loss": rng.normal(0, 1, 30),
+        "value_loss": rng.random(30),
         "total_ess": np.full(30, 0.95),
         "total_kl": np.full(30, 0.02),
         "compression_ess": np.full(30, 0.9),
@@ -147,7 +159,7 @@ def test_figures_are_described_and_do_not_share_identifiers(report: Path) -> Non
     identifiers = [attributes["id"] for _, attributes in elements.seen if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
     figures = [attributes for tag, attributes in elements.seen if tag == "svg"]
-    assert len(figures) == 8
+    assert len(figures) == 11
     assert all(a["role"] == "img" and a["aria-labelledby"] in identifiers for a in figures)
     used = {value for _, a in elements.seen for name, value in a.items() if name.endswith("href") and value}
     assert {value[1:] for value in used} <= set(identifiers)
@@ -157,6 +169,7 @@ def test_every_figure_is_also_a_file(report: Path) -> None:
     names = {path.stem for path in (report / "figures").glob("*.svg")}
     assert names == {
         *("return_seconds", "return_steps", "speedups", "actor_time", "learner_time", "lag", "mismatch", "decisions"),
+        *("episode_length", "losses", "entropy"),
     }
     for name in names:
         with Image.open(report / "figures" / f"{name}.png") as image:
@@ -211,7 +224,7 @@ def test_mismatch_out_of_all_bounds_is_neither_averaged_nor_dropped(analysis: An
     assert total["χ²"] == ">1e6 in 100%"
     assert total["KL, nats"] == "1.71e+04"
     assert total["mean weight"] == "–"
-    assert "χ² of two Gaussians is infinite" in table.caption
+    assert "χ² of two Gaussians is infinite" in dict(table.notes)["χ²"]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +312,73 @@ def test_mismatch_of_several_configurations_shows_compression(analysis: Analysis
     drawing = charts.mismatch(analyse([only], Choices()))
     assert drawing is not None
     assert "weights π_θ/μ of sampled actions" in drawing.caption and "closed form" not in drawing.caption
+
+
+def test_what_is_learned_stands_beside_the_returns(analysis: Analysis) -> None:
+    losses = charts.course(analysis, "losses")
+    assert losses is not None
+    assert ">policy<" in losses.svg and ">value<" in losses.svg and ">critic<" not in losses.svg
+    entropy = charts.course(analysis, "entropy")
+    assert entropy is not None and "1 for a critic that predicts its targets" in entropy.caption
+    assert "explained_variance: ends at 0.9" in entropy.alt
+    assert charts.course(analysis, "evaluation") is None
+    run = analysis.groups[0].runs[0]
+    late = {"evaluation_return": np.r_[np.full(29, np.nan), 55.0], "evaluation_env_steps": np.full(30, 12_000.0)}
+    played = replace(run, series=Series({**run.series.columns, **late}, 30))
+    drawing = charts.course(analyse([played], Choices()), "evaluation")
+    assert drawing is not None and "ends at 55" in drawing.alt and ">12k<" in drawing.svg
+
+
+def test_a_long_legend_leaves_the_axes_their_size() -> None:
+    def height(count: int) -> float:
+        runs = [make_run(f"a-configuration-with-a-name-{i:02d}-s0", f"int8-{i}", 0, 1.0) for i in range(count)]
+        drawing = charts.learning_curve(analyse(runs, Choices()), "steps")
+        assert drawing is not None
+        box = re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', drawing.svg)
+        assert box is not None
+        return float(box[1])
+
+    assert height(2) < height(12)
+
+
+def test_configurations_that_differ_much_have_short_names_and_a_table(tmp_path: Path) -> None:
+    runs = [make_run(f"{name}-s0", "int8", 0, 1.0) for name in ("first", "second", "third")]
+    for i, run in enumerate(runs):
+        run.config.update({f"option_{k}": f"value {i} of {k}" for k in range(12)})  # type: ignore[attr-defined]
+    found = analyse(runs, Choices())
+    assert [group.label for group in found.groups] == ["first", "second", "third"]
+    table = differing_table(found)
+    assert table is not None and table.columns == ("option", "first", "second", "third") and len(table.rows) == 12
+    assert ("option_3", "value 0 of 3", "value 1 of 3", "value 2 of 3") in table.rows
+    for _, text in outcomes_beside(found):
+        assert len(re.findall(r"\.(?:\s|$)", text)) <= 2
+    headline = write_report(found, tmp_path / "r", written="now").headline
+    assert headline.startswith("Env-v1, 3 configurations; the highest return: ") and len(headline) < 160
+    page = (tmp_path / "r" / "index.html").read_text()
+    assert "What differs" in page and page.index("What differs") < page.index("<h2>Figures")
+    many = [make_run(f"run{i}-s0", f"int8, {i}", 0, 1.0) for i in range(8)]
+    across = differing_table(analyse(many, Choices()))
+    assert across is not None and across.columns == ("configuration", "compressor") and len(across.rows) == 8
+
+
+def test_every_column_of_numbers_is_explained_beneath_its_table(analysis: Analysis) -> None:
+    for table in (results_table(analysis), runs_table(analysis), speedup_table(analysis), mismatch_table(analysis)):
+        assert table is not None
+        explained = " ".join(title for title, _ in table.notes)
+        plain = {"configuration", "seeds", "run", "seed", "ended", "scheme", "quantity", "note", "seeds / baseline's"}
+        for column in table.columns:
+            assert column in plain or column.partition(",")[0] in explained, column
+
+
+def test_labels_are_the_users_where_given(analysis: Analysis) -> None:
+    runs = [run for group in analysis.groups for run in group.runs]
+    named = analyse(runs, Choices(labels=("full", "small")), runs[0])
+    assert [group.label for group in named.groups] == ["full", "small"]
+    with pytest.raises(RunReportError, match="3 labels for 2 configurations: give one for each, in this order: "):
+        analyse(runs, Choices(labels=("a", "b", "c")), runs[0])
+    for names in (("a", "a"), ("a", " ")):
+        with pytest.raises(RunReportError, match="needs one of its own"):
+            analyse(runs, Choices(labels=names), runs[0])
 
 
 def test_a_single_record_is_drawn(analysis: Analysis) -> None:

@@ -83,7 +83,7 @@ def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     assert series.column("lag_max")[:-2].min() == 63
     assert series.column("publish_kl/int8").max() == 1.0
     assert np.array_equal(series.column("withheld/int8"), series.column("env_steps") // 7)
-    assert peak < 8 << 20
+    assert peak < 9 << 19  # 5.4 MiB where nothing is thinned
 
 
 @pytest.mark.parametrize("count", [100, 5000, 40_000])

@@ -40,7 +40,7 @@ def test_agreement_of_greedy_actions_is_told_as_it_is_measured() -> None:
     table = mismatch_table(analyse([make_run(0, columns)], Choices()))
     assert table is not None
     assert table.rows[0][table.columns.index("greedy actions agree")] == "0.75"
-    (bound,) = re.findall(r"every mean is within ([0-9.]+) standard deviations", table.caption)
+    (bound,) = re.findall(r"every mean within ([0-9.]+) standard deviations", dict(table.notes)["greedy actions agree"])
     log_std = np.full((2, 2), np.log(0.1))
     means = np.array([[0.0, 0.049], [0.0, 0.051]])
     found = divergences(TwoMeans(), np.c_[means, log_std], np.c_[np.zeros((2, 2)), log_std])

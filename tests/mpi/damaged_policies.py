@@ -11,6 +11,7 @@ from typing import Any
 from accel.cli.launch import act
 from accel.config import TrainConfig
 from accel.transport import Topology, TransportOptions, connect, detect_launch, join_world
+from accel.transport.learners import give_roles
 from accel.transport.remote_learner import RemoteLearner
 
 CONFIG = TrainConfig.create(actors=1, envs_per_actor=4, unroll_length=8, network="mlp:8x1", compressor="fp32")
@@ -51,9 +52,10 @@ def main(case: str) -> int:
     from accel.publishing.publisher import Publisher
     from compressors.artifact import FORMAT_VERSION, MAGIC
 
-    transport = connect(
-        join_world(info), Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS
-    )
+    endpoint = join_world(info)
+    given = give_roles(endpoint, Topology.single_learner(2))
+    transport = connect(endpoint, Topology.single_learner(2), options=TransportOptions(in_flight=1), formats=FORMATS)
+    assert given.sends
     assert isinstance(transport, RemoteLearner)
     transport.welcome(ActorConfig.of(CONFIG).to_json())
     crew = wait_for_crew(transport, 60, lambda: None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import accel
 from accel.config import TrainConfig
+from tests.contracts.ranks import ROOT, need_mpirun
 from tests.mpi.training_runs import TrainingRun
 
 pytestmark = [
@@ -39,7 +43,7 @@ def refused(job: TrainingRun, *expected: str) -> None:
         (["--env", "CartPol-v1"], "unknown environment 'CartPol-v1'.*did you mean CartPole-v1"),
         (["--env", f"{TROUBLED}Nameless-v0"], "Text"),
         (["--env", "tests.environments.without_box2d:LunarLander-v3"], r"pip install 'accel-rl\[box2d\]'"),
-        (["--env", "Pendulum-v1", "--corrector", "retrace"], "one discrete action.*vtrace"),
+        (["--env", "Pendulum-v1", "--algorithm", "impala", "--corrector", "retrace"], "one discrete action.*vtrace"),
         (["--results-dir", "/proc/nowhere"], "cannot make /proc/nowhere.*--results-dir"),
         (["--compressor", "prune(0.5)+wat"], "unknown method 'wat'.*choose from fp32"),
         (["--compressor", "int8+prune(0.5)"], "'int8' must come last"),
@@ -57,7 +61,7 @@ def test_accel_train_refuses(words: list[str], expected: str, tmp_path: Path) ->
         (1, [], r"too few ranks: 1 .*mpirun -n 2"),
         (2, ["--actors", "3"], r"actors = 3, but the launcher started 1 ranks.*start 4 ranks"),
         (3, ["--discount", "2"], "'discount' = 2.0.*less than or equal to 1"),
-        (3, ["--passes", "2"], "--passes: algorithm impala does not read it"),
+        (3, ["--algorithm", "impala", "--passes", "2"], "--passes: algorithm impala does not read it"),
         (2, ["--env", "NoSuchEnv-v0"], "unknown environment 'NoSuchEnv-v0'"),
     ],
     ids=["one rank", "too few", "option", "contradiction", "environment"],
@@ -67,12 +71,12 @@ def test_ranks_of_a_launcher_refuse(ranks: int, words: list[str], expected: str,
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_is_told_though_an_actor_does_not_answer(tmp_path: Path) -> None:
+def test_an_error_is_told_though_an_actor_never_has_its_environments(tmp_path: Path) -> None:
     words = ("--actors", "2", "--wrapper", "tests.environments.speechless:Speechless")
     job = TrainingRun(tmp_path, *words)
     job.wait_for(lambda: len(job.ranks()) == 3, "starting every rank")
     ranks = job.ranks()
-    refused(job, "out of order", "actors 1 do not answer: ending the job")
+    refused(job, "out of order")
     assert job.leaves_no_rank(list(ranks.values()))
 
 
@@ -90,3 +94,29 @@ def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> 
     newest.write_bytes(content)
     refused(TrainingRun(tmp_path, *resume), "is damaged")
     assert {path: path.read_bytes() for path in before} == before
+
+
+_REGISTERED_HERE = """
+import sys
+import gymnasium, accel
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mine(CartPoleEnv):
+    pass
+
+gymnasium.register("Mine-v0", entry_point=Mine)
+try:
+    accel.train(accel.TrainConfig(env="Mine-v0", actors=1, results_dir=sys.argv[1]))
+except accel.AccelError as error:
+    print(error)
+"""
+
+
+def test_an_environment_registered_in_the_calling_process_only_is_told_so(tmp_path: Path) -> None:
+    need_mpirun()
+    done = subprocess.run(
+        [sys.executable, "-c", _REGISTERED_HERE, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert "Mine-v0 is registered in this process; ranks are processes of their own" in done.stdout
+    assert "give env='module:Mine-v0'" in done.stdout and "unknown environment 'Mine-v0'" in done.stderr + done.stdout

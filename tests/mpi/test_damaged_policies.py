@@ -1,4 +1,4 @@
-"""An actor process that is sent a policy it must not trust says so; with an older one it acts on, without it ends."""
+"""An actor sent a policy it must not trust says so; with an older one it acts on, without it starts anew."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_actor_goes_on_with_the_policy_that_it_has() -> None:
     assert ending == {"deaf": [], "dead": []} and code == 0
 
 
-def test_an_actor_without_a_policy_ends_and_says_why() -> None:
+def test_an_actor_without_a_policy_says_why_and_starts_anew() -> None:
     (told, ending), code = play("first")
-    assert "ArtifactError" in told["error"] and OTHER_FORMAT in told["error"]
-    assert ending == {"deaf": [], "dead": []} and code != 0
+    assert "ArtifactError" in told["down"] and OTHER_FORMAT in told["down"] and told["again_in_s"] > 0
+    assert ending == {"deaf": [], "dead": []} and code == 0

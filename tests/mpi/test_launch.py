@@ -19,7 +19,8 @@ from accel.system.machine import read_machine
 from tests.contracts.ranks import ROOT, need_mpirun
 
 SMALL: dict[str, object] = {
-    "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256, "name": "run",
+    "algorithm": "impala", "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256,
+    "name": "run",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""IMPACT, DQN and an algorithm from outside learn CartPole under mpirun, with actors that run int8 policies."""
+"""Every algorithm of the package, and one from outside, learns under mpirun, with int8 actors."""
 
 from __future__ import annotations
 
@@ -16,32 +16,59 @@ from tests.mpi.training_runs import TrainingRun
 pytestmark = [pytest.mark.mpi, pytest.mark.learning]
 
 IMPACT = {"algorithm": "impact", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
-DQN = {
-    "algorithm": "dqn", "envs_per_actor": 8, "unroll_length": 8, "network": "mlp:128x2", "activation": "relu",
-    "reward_scale": 0.1, "learning_rate": 1e-3, "samples_per_insert": 16, "batch_size": 64,
-    "target_interval_updates": 50, "publish_interval_updates": 32, "exploration_env_steps": 6000,
-    "final_epsilon": 0.02,
-}  # fmt: skip
-A2C = {"algorithm": "a2c:factory", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
+DQN = {"algorithm": "dqn", "network": "mlp:128x2"}
+APEX = {"algorithm": "apex", "network": "mlp:128x2"}
+A2C = {"algorithm": "a2c", "normalise_observations": False}
+DPPO = {"algorithm": "dppo"}
+CONTINUOUS = {
+    "network": "mlp:64x2",
+    "learning_rate": 1e-3,
+    "batch_size": 64,
+    "samples_per_insert": 32,
+    "envs_per_actor": 4,
+}
+SAC = {"algorithm": "sac", **CONTINUOUS}
+D4PG = {"algorithm": "d4pg", **CONTINUOUS}
+PAGE = {"algorithm": "a2c:factory", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
 
 
 def words(options: dict[str, object]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    found = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        found += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+    return found
 
 
 @pytest.mark.parametrize(
-    ("options", "reward", "steps"), [(IMPACT, 400, 400_000), (DQN, 300, 150_000), (A2C, 300, 400_000)],
-    ids=["impact", "dqn", "a2c, of the page"],
+    ("options", "reward", "steps", "actors"),
+    [(A2C, 300, 400_000, 2), (DPPO, 400, 300_000, 2), (IMPACT, 400, 400_000, 1), (DQN, 300, 150_000, 1),
+     pytest.param(APEX, 300, 150_000, 2, marks=pytest.mark.long), (PAGE, 300, 400_000, 1)],
+    ids=["a2c", "dppo", "impact", "dqn", "apex", "of the page"],
 )  # fmt: skip
-def test_cartpole_is_learned(options: dict[str, object], reward: int, steps: int, tmp_path: Path) -> None:
+def test_cartpole_is_learned(options: dict[str, object], reward: int, steps: int, actors: int, tmp_path: Path) -> None:
     (tmp_path / "a2c.py").write_text(code())
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    limits = {"stop_at_return": reward, "stop_window": 20, "total_env_steps": steps, "compressor": "int8", "actors": 1}
+    limits = {"stop_at_return": reward, "stop_window": 20, "total_env_steps": steps, "actors": actors}
     with TrainingRun(tmp_path, *words(options | limits), environment={"PYTHONPATH": path}) as job:
         assert job.finish() == 0, job.output
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= reward, job.output
         assert summary.env_steps < steps and summary.scheme == "int8"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(SAC, id="sac", marks=pytest.mark.long), pytest.param(D4PG, id="d4pg", marks=pytest.mark.long)],
+)
+def test_a_pendulum_is_swung_up(options: dict[str, object], tmp_path: Path) -> None:
+    """From −1200 to −300 over episodes of 200 steps, two thirds of which it takes to get up."""
+    limits = {"env": "Pendulum-v1", "stop_at_return": -300, "stop_window": 16, "total_env_steps": 60_000, "actors": 1}
+    with TrainingRun(tmp_path, *words(options | limits)) as job:
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+        assert summary.return_mean is not None and summary.return_mean >= -300, job.output
+        assert summary.env_steps < 60_000 and summary.scheme == "int8"
 
 
 def test_the_pages_algorithm_learns_in_one_process(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.ranks import ROOT, need_mpirun
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import TrainingRun, rank_of
 
 pytestmark = [
     pytest.mark.mpi,
@@ -50,10 +50,10 @@ class Nodes:
                 found.append(pid)
         return found
 
-    def train(self, results_dir: Path) -> TrainingRun:
+    def train(self, results_dir: Path, *more: str) -> TrainingRun:
         """A run over both nodes that ends when it is told to."""
         words = ("--hosts", "10.77.0.1:2,10.77.0.2:2", "--actors", "3", "--total-env-steps", "1000000000")
-        words = (*words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", f"{SILENCE_S:g}")
+        words = (*words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", f"{SILENCE_S:g}", *more)
         return TrainingRun(results_dir, *words, prefix=[SCRIPT, "run", str(self.directory), "a"])
 
     def is_quiet(self, node: str) -> bool:
@@ -77,7 +77,7 @@ def alive(job: TrainingRun) -> int:
 
 
 def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: Nodes, tmp_path: Path) -> None:
-    """The run goes on without the first, and with all others."""
+    """The run goes on without the first, and with all others; one that was silent for too long starts anew."""
     with nodes.train(tmp_path) as job:
         job.wait_for_records(2)
         os.kill(nodes.processes("b", "accel.cli.rank")[0], signal.SIGKILL)
@@ -86,10 +86,28 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         time.sleep(10.0)
         nodes.do("plug")
         job.wait_for_records(2)
+        job.wait_for(lambda: alive(job) == 2, "having the other one behind the link back")
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
         assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"
         assert "did not stop" not in job.output
+        assert nodes.is_quiet("a") and nodes.is_quiet("b")
+
+
+def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path: Path) -> None:
+    """They are ignored while they are silent: what they sent meanwhile is from another time."""
+    with nodes.train(tmp_path) as job:
+        job.wait_for_records(2)
+        nodes.do("unplug")
+        job.wait_for(lambda: "actor 2 gives no sign of life" in job.output, "noticing the silence")
+        job.wait_for(lambda: alive(job) == 1, "counting the silent ones out")
+        nodes.do("plug")
+        job.wait_for(lambda: alive(job) == 3, "having all actors back")
+        assert "actor 1 is heard again, and starts anew" in job.output
+        job.wait_for_records(2)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.summary().dead_actors == 0 and job.summary().actor_restarts == 2
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
 
@@ -126,4 +144,18 @@ def test_whatever_dies_nothing_is_left_on_either_node(victim: str, nodes: Nodes,
         for pid in launchers.get(victim, [job.process.pid]):
             os.kill(pid, signal.SIGKILL)
         assert job.finish() != 0
+        assert nodes.is_quiet("a") and nodes.is_quiet("b")
+
+
+def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes, tmp_path: Path) -> None:
+    """Learners find each other over the cable; the job ends with a checkpoint, soon after the one on node b."""
+    with nodes.train(tmp_path, "--learners", "2", "--actors", "2") as job:
+        job.wait_for_records(3)
+        job.wait_for(job.checkpoints, "a checkpoint")
+        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.cli.rank")} for node in "ab"}
+        assert set(ranks["a"]) - {None} == {0, 2} and set(ranks["b"]) - {None} == {1, 3}
+        assert alive(job) == 2
+        os.kill(ranks["b"][1], signal.SIGKILL)
+        assert job.finish() != 0, job.output
+        assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
         assert nodes.is_quiet("a") and nodes.is_quiet("b")

@@ -21,7 +21,8 @@ from tests.contracts.ranks import ROOT, need_mpirun
 
 LIMIT_S = 300.0  # Far beyond what anything takes, on any machine: only a hang gets there.
 SMALL = (
-    "--envs-per-actor", "8", "--unroll-length", "16", "--network", "mlp:16x1", "--calibration-size", "256",
+    "--envs-per-actor", "8", "--unroll-length", "16", "--network", "mlp:16x1",
+    "--calibration-size", "256",
     "--log-interval-s", "0.1",
 )  # fmt: skip
 
@@ -49,7 +50,8 @@ class TrainingRun:
         self.path = results_dir / "run"
         launcher = [] if ranks is None else mpirun_command(ranks, fault_tolerant=fault_tolerant)
         # What comes last counts.
-        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *words]
+        quick = () if {"--algorithm", "--preset", "--config", "--resume"} & set(words) else ("--algorithm", "impala")
+        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *quick, *words]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
@@ -58,13 +60,13 @@ class TrainingRun:
                 cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._known: set[int] = set()
+        self.known: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        known = self._known | set(descendants(self.process.pid))
+        known = self.known | set(descendants(self.process.pid))
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(LIMIT_S)
@@ -80,12 +82,20 @@ class TrainingRun:
 
     def ranks(self) -> dict[int, int]:
         """The pid of each rank."""
+        return self._find(child=False)
+
+    def children(self) -> dict[int, int]:
+        """The pid of the process that acts for each rank."""
+        return self._find(child=True)
+
+    def _find(self, child: bool) -> dict[int, int]:
         found = {}
         for pid in descendants(self.process.pid):
             rank = rank_of(pid)
             if rank is not None:
-                found[rank] = pid
-        self._known |= set(found.values())
+                self.known.add(pid)
+                if is_child(pid) == child:
+                    found[rank] = pid
         return found
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
@@ -163,6 +173,14 @@ def rank_of(pid: int) -> int | None:
         return None
     ranks = [v.partition(b"=")[2] for v in environment if v.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="))]
     return int(ranks[0]) if ranks and b"python" in program else None
+
+
+def is_child(pid: int) -> bool:
+    """Whether a rank started this process to act for it."""
+    try:
+        return b"accel.cli.actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def is_running(pid: int) -> bool:

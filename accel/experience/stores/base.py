@@ -1,4 +1,4 @@
-"""What every store promises: the protocol, what it takes in and what it hands out."""
+"""The protocol of stores, their input and their samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Experience:
 
     Attributes:
         actor: who sent it. unroll: views into the transport's buffer.
-        release: gives the buffer back; the store calls it exactly once, when it reads the unroll no more.
+        release: gives the buffer back; the store calls it exactly once, when it no longer reads the unroll.
     """
 
     actor: int
@@ -85,7 +85,7 @@ class Store(Protocol):
 
     @property
     def accepts(self) -> bool:
-        """Whether another unroll may be inserted now; where not, it waits in the transport, and so does its actor."""
+        """Whether another unroll may be inserted now; otherwise unrolls, and then actors, wait."""
         ...
 
     @property

@@ -1,8 +1,9 @@
-"""Each unroll once, in the order of arrival: the identity of stores."""
+"""Each unroll once, in the order of arrival: the identity of stores; and in rounds, for the synchronous schedule."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -50,6 +51,37 @@ class Fifo:
         """Give the buffers of the sample's unrolls back."""
         for experience in sample.key:  # type: ignore[attr-defined]
             experience.release()
+
+
+class Rounds(Fifo):
+    """One unroll of every actor a batch. An actor that is gone is waited for no more; what it sent last still counts.
+
+    Args:
+        actors: how many there are now.
+        batcher, rewards: as for ``Fifo``.
+    """
+
+    def __init__(self, actors: Callable[[], int], batcher: Batcher, rewards: RewardTransform) -> None:
+        super().__init__(0, batcher, rewards)
+        self._actors = actors
+
+    @property
+    def accepts(self) -> bool:
+        """Until the round is whole."""
+        return len(self._waiting) < max(self._actors(), 1)
+
+    @property
+    def available(self) -> int:
+        """One, where every actor's unroll is there."""
+        return int(not self.accepts)
+
+    def sample(self) -> Sample | None:
+        """All unrolls of the round."""
+        if self.accepts:
+            return None
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return make_sample(taken, self._batcher, self._rewards)
 
 
 def make_sample(taken: list[Experience], batcher: Batcher, rewards: RewardTransform) -> Sample:

@@ -6,11 +6,13 @@ with m = n, or less where the episode ends sooner. In gymnasium's NEXT_STEP layo
 its final observation, so that o_{t+m} is always the row m further on. Rewards are kept raw and transformed when they
 are sampled. A stacked frame is kept once and stacked again at sampling.
 
-Memory: capacity × (one frame + action + reward + 3 bytes), taken at the first insertion.
+Memory (``nbytes``): capacity × (one frame + action + reward + 4 bytes), and an observation more where environments
+reset within a step; taken at the first insertion.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +33,7 @@ _SPARSE = 8
 
 
 @dataclass
-class _Stream:
+class Stream:
     """The rows of one actor's environments, [L, B, ...].
 
     ``written`` counts rows since the start, ``eligible`` those that a sample may start from.
@@ -92,7 +94,7 @@ class Replay:
         self._generator = generator
         self._least_rows = min(least_rows, capacity)
         self._rows = 0
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
 
     def insert(self, experience: Experience) -> None:
         """Copy an unroll's rows and release it."""
@@ -127,15 +129,27 @@ class Replay:
             return None
         sizes = np.array([stream.eligible for stream in streams], np.float64)
         counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
-        parts = [self._gather(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
-        joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
-        transitions = Transitions(*(torch.from_numpy(array).to(self._device) for array in joined))
-        return Sample(valid_steps=self._batch_size, transitions=transitions)
+        pairs = [(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
+        parts = [self._gather(stream, *self._choose(stream, count)) for stream, count in pairs]
+        return Sample(valid_steps=self._batch_size, transitions=self._join(parts))
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Nothing: all transitions are alike."""
 
-    def _range(self, stream: _Stream) -> tuple[int, int]:
+    @property
+    def nbytes(self) -> int:
+        """What a full replay takes."""
+        spec = self._spec
+        observation = math.prod(spec.observation_shape) * np.dtype(spec.observation_dtype).itemsize
+        final = observation if spec.autoreset == "same_step" else 0
+        action = math.prod(spec.action.shape) * spec.action.dtype.itemsize
+        return self._capacity * (observation // spec.frame_stack + final + action + 8)
+
+    def _join(self, parts: list[tuple[Array, ...]]) -> Transitions:
+        joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
+        return Transitions(*(torch.from_numpy(array).to(self._device) for array in joined))
+
+    def _range(self, stream: Stream) -> tuple[int, int]:
         """First and last + 1, counted since the start, of rows whose n following ones and older frames are there."""
         newest = stream.written - self._n
         if stream.written < stream.length:
@@ -144,7 +158,7 @@ class Replay:
         oldest = stream.written - stream.length + 1 + self._spec.frame_stack - 1
         return oldest, max(newest, oldest)
 
-    def _make_stream(self, unroll: Unroll) -> _Stream:
+    def _make_stream(self, unroll: Unroll) -> Stream:
         envs = unroll["rewards"].shape[1]
         length = max(self._capacity // (self._actors * envs), len(unroll["rewards"]) + self._n + self._spec.frame_stack)
         source = unroll["frames"] if "frames" in unroll else unroll["observations"]
@@ -156,7 +170,7 @@ class Replay:
         def flags() -> npt.NDArray[np.bool_]:
             return np.zeros((length, envs), np.bool_)
 
-        return _Stream(
+        return Stream(
             zeros(source),
             None if finals is None else zeros(finals),
             zeros(unroll["actions"]),
@@ -167,7 +181,7 @@ class Replay:
             flags(),
         )
 
-    def _cut(self, stream: _Stream, unroll: Unroll, follows: bool) -> None:
+    def _cut(self, stream: Stream, unroll: Unroll, follows: bool) -> None:
         """Take the newest n rows out where they would bootstrap across a gap, or from rows that were left out."""
         if not stream.written:
             return
@@ -179,7 +193,7 @@ class Replay:
         going_on = stream.valid[last] & ~stream.terminated[last] & ~stream.truncated[last]
         stream.valid[places] &= ~going_on | unroll["valid"][0].view(np.bool_)
 
-    def _write(self, stream: _Stream, unroll: Unroll, prefix: int) -> None:
+    def _write(self, stream: Stream, unroll: Unroll, prefix: int) -> None:
         """Rows T of an unroll and the bootstrap's, which the next unroll's row 0 takes the place of."""
         rows = len(unroll["rewards"])
         older = self._spec.frame_stack - 1
@@ -199,9 +213,9 @@ class Replay:
             stream.finals[places] = unroll["final_observations"]
         stream.written += prefix + rows
 
-    def _gather(self, stream: _Stream, count: int) -> tuple[Array, ...]:
-        """The fields of ``Transitions`` for ``count`` random rows."""
-        rows, envs = self._choose(stream, count)
+    def _gather(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
+        """The fields of ``Transitions`` that start at rows [N], counted since the start, of environments [N]."""
+        count = len(rows)
         returns = np.zeros(count, np.float32)
         steps = np.zeros(count, np.int64)
         terminated = np.zeros(count, np.bool_)
@@ -222,7 +236,7 @@ class Replay:
         observations = self._observations(stream, rows, envs)
         return observations, stream.actions[rows % stream.length, envs], returns, discounts, following
 
-    def _choose(self, stream: _Stream, count: int) -> tuple[Indices, Indices]:
+    def _choose(self, stream: Stream, count: int) -> tuple[Indices, Indices]:
         """Rows, counted since the start, and environments, of ``count`` eligible transitions."""
         oldest, newest = self._range(stream)
         envs = stream.valid.shape[1]
@@ -239,7 +253,7 @@ class Replay:
             count -= len(good)
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([columns for _, columns in parts])
 
-    def _observations(self, stream: _Stream, rows: Indices, envs: Indices) -> Array:
+    def _observations(self, stream: Stream, rows: Indices, envs: Indices) -> Array:
         """[N, *obs] of rows counted since the start; frames of before the episode are filled as the layout says."""
         stack = self._spec.frame_stack
         newest: Array = stream.frames[rows % stream.length, envs]

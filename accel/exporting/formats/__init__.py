@@ -1,4 +1,4 @@
-"""What a policy can be exported to: one file a format, each with the session that runs it."""
+"""Export formats, one module each, with the session that runs the exported model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 from accel.errors import ConfigError
 from accel.exporting.formats.base import ExportFormat
 
-# name: module and class; each imports what it needs when it is used
+# name: module and class; imported on first use
 _HOMES = MappingProxyType(
     {
         "onnx": "accel.exporting.formats.onnx:OnnxFormat",
@@ -19,12 +19,12 @@ _HOMES = MappingProxyType(
     }
 )
 FORMATS = tuple(_HOMES)
-# those whose files are code, which runs with the rights of whoever loads it
+# formats whose files are code, executed with the rights of the process that loads it
 NATIVE_FORMATS = frozenset({"c"})
 
 
 def make_format(name: str, *, writing: bool = True) -> ExportFormat:
-    """The format of a name, to write it or only to run it. Raises ConfigError, which lists them, MissingExtraError."""
+    """The format of this name, to write or only to run it. Raises ConfigError, which lists them, MissingExtraError."""
     if name not in _HOMES:
         raise ConfigError(f"unknown format '{name}'; choose from {', '.join(FORMATS)}")
     module, _, attribute = _HOMES[name].partition(":")

@@ -1,4 +1,4 @@
-"""What every export format does: say what it needs, write its files, run what it wrote."""
+"""The interface of an export format: check its requirements, write its files, run them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Contract = dict[str, Any]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Test vectors: what the compressed policy answers on onnxruntime.
+    """Test vectors: inputs, and the outputs of the compressed policy on onnxruntime.
 
     Attributes:
         inputs, outputs: by name, [N, ...]; half of the rows are real, half random.
-        bound: greatest relative difference elsewhere, see ``run_policy.mismatch``.
+        bound: greatest relative difference allowed, see ``run_policy.mismatch``.
     """
 
     inputs: Mapping[str, Array]
@@ -31,11 +31,11 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Written:
-    """What a format has put into a bundle.
+    """The files that a format has written into a bundle.
 
     Attributes:
         files: names of the files of its own.
-        model_bytes: what the target has to keep of them, in bytes: the model, without what only describes it.
+        model_bytes: size of the model on the target, without files that only describe it.
         facts: plain JSON for the contract: operators, settings, sizes.
     """
 
@@ -58,7 +58,7 @@ class ExportFormat(Protocol):
     runs_onnx: bool
 
     def require(self, *, writing: bool) -> None:
-        """Raise MissingExtraError where something that writing, or else running, the format needs is not installed."""
+        """Raise MissingExtraError if a package is missing that writing, or else running, the format needs."""
         ...
 
     def write(self, artifact: CompressedPolicy, directory: Path, vectors: Vectors, progress: Progress) -> Written:
@@ -66,15 +66,15 @@ class ExportFormat(Protocol):
 
         Args:
             artifact: the policy. directory: the bundle.
-            vectors: for a format that brings a program of its own which checks the policy where it runs.
-            progress: told of parts that take long.
+            vectors: for a format with its own check program.
+            progress: gets the steps that take long.
         Raises:
             ExportError: the format cannot take an operator of the policy; names it.
         """
         ...
 
     def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
-        """Load what was written, here.
+        """Load the written files on this machine.
 
         Args:
             directory: the bundle.
@@ -86,10 +86,10 @@ class ExportFormat(Protocol):
         ...
 
     def check(self, directory: Path) -> str | None:
-        """Run the bundle's own check program: what it printed, in one line, or None for a format that brings none.
+        """Run the bundle's own check program; returns its output in one line, None for a format without one.
 
         Raises:
-            BundleError: it cannot be built, or finds another policy than was exported.
+            BundleError: it cannot be built, or the policy fails its check.
         """
         ...
 

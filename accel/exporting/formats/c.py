@@ -137,8 +137,8 @@ class CompiledPolicy:
     Attributes:
         library: a shared library.
         facts: ``code_bytes`` (instructions and constants, which may stay in flash), ``static_bytes`` (data and bss, in
-            RAM), ``stack_bytes`` (the policy's frame and the deepest that it calls; None where the compiler cannot
-            tell), ``compiler`` and ``flags``.
+            RAM), ``stack_bytes`` (the policy's frame and its deepest call; None where the compiler cannot tell),
+            ``compiler`` and ``flags``.
     """
 
     library: Path
@@ -146,20 +146,20 @@ class CompiledPolicy:
 
 
 def compiler() -> tuple[str, ...]:
-    """The words that call the C compiler: CC's, or else cc or gcc. Raises MissingExtraError where there is none."""
+    """The C compiler's command: CC's, or else cc or gcc. Raises MissingExtraError without one."""
     chosen = os.environ.get("CC", "").strip()
     for words in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"]]:
         found = shutil.which(words[0])
         if found:
             return (found, *words[1:])
-    lacking = f"CC names {chosen!r}, which is not there" if chosen else "there is no cc and no gcc here"
+    lacking = f"CC names {chosen!r}, which does not exist" if chosen else "there is no cc and no gcc here"
     raise MissingExtraError(
         f"format c needs a C compiler to run its sources, and {lacking}: install gcc, or name another compiler in CC"
     )
 
 
 def compile_policy(directory: Path) -> CompiledPolicy:
-    """Compile a bundle's sources, once for the same sources. Raises BundleError, ExportError without a compiler."""
+    """Compile a bundle's sources, equal ones once. Raises BundleError, ExportError without a compiler."""
     try:
         source = (directory / SOURCE).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""The check program of a C bundle: C99 that holds ``policy.c`` to test vectors on the device that is going to act.
+"""The check program of a C bundle: C99 that compares ``policy.c`` with test vectors on the target device.
 
-``vectors.h`` has as many of the bundle's test vectors as fit into 64 KiB, at least four, with the spread of all of
-them, so that a device measures what ``accel verify --run-native-check`` measures. The export and that check compile and
-run it, by the command that contract and model card state.
+``vectors.h`` has as many of the bundle's test vectors as fit into 64 KiB, at least four, and the spread of all of them,
+so that it measures what ``accel verify --run-native-check`` measures. The export and that check compile and run it with
+the command in the contract and the model card.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from accel.runs.playing import Array
 from compressors.artifact import CompressedPolicy
 
 CHECK, VECTORS = "check.c", "vectors.h"
-# a bundle that holds other files than its list of checksums is refused, so the program lies beside it
+# the program lies outside the bundle: a bundle with files that its checksums do not list is refused
 BUILD, RUN = "gcc -std=c99 -O2 -o ../check check.c policy.c -lm", "../check"
-# what a small device has room for beside the policy; fewer rows than four would hardly test anything
+# room for test vectors on a small device; fewer than four rows would test little
 _MAX_BYTES, _MIN_ROWS = 64 * 1024, 4
 _WIDTH = 110
 
@@ -84,7 +84,7 @@ int main(void)
 
 
 def chosen_rows(vectors: Vectors) -> npt.NDArray[np.intp]:
-    """Which test vectors a device holds: all, or as many, evenly spread, as fit beside a policy."""
+    """Which test vectors a device gets: all, or as many as fit, evenly spaced."""
     arrays = (*vectors.inputs.values(), *vectors.outputs.values())
     rows = len(arrays[0])
     row_bytes = sum(array.nbytes for array in arrays) // rows
@@ -152,7 +152,7 @@ def _braced(array: Array) -> str:
 
 
 def _number(value: np.generic) -> str:
-    """The shortest text that gives the same value back."""
+    """The shortest text that reads back as the same value."""
     return str(value) if value.dtype == np.uint8 else f"{value!s}f"
 
 

@@ -1,4 +1,4 @@
-"""``onnx``: the very model that actors run."""
+"""``onnx``: the model that actors run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from accel.system.extras import install_command
 from compressors.artifact import CompressedPolicy
 
 XML, BIN = "model.xml", "model.bin"
-# left alone, the CPU plug-in computes single precision in bfloat16 where the CPU has it
+# by default the CPU plug-in computes float32 in bfloat16 on CPUs that have it
 SETTINGS = MappingProxyType(
     {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1"}
 )

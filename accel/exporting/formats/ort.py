@@ -17,7 +17,7 @@ MODEL = "model.ort"
 
 
 class OrtFormat(OnnxFormat):
-    """See ``ExportFormat``. Optimisations that hold on any CPU are already done in the file."""
+    """See ``ExportFormat``. The file contains the optimisations that are valid on any CPU."""
 
     name = "ort"
 
@@ -29,7 +29,7 @@ class OrtFormat(OnnxFormat):
         options.optimized_model_filepath = str(directory / MODEL)
         options.add_session_config_entry("session.save_model_format", "ORT")
         try:
-            # folding would turn weights of 16 bits into ones of 32
+            # constant folding would turn 16-bit weights into 32-bit ones
             ort.InferenceSession(
                 artifact.model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
             )

@@ -205,6 +205,16 @@ def test_topology() -> None:
         topology.role(4)
 
 
+def test_topology_of_several_learners() -> None:
+    """The first ranks learn, and actors are dealt out to them in turns, so that equal nodes hold equal groups."""
+    topology = Topology.of(7, 2)
+    assert [topology.role(rank) is Role.LEARNER for rank in range(7)] == [True, True] + [False] * 5
+    assert topology.group(0).actors == (2, 4, 6) and topology.group(5) == topology.group(1)
+    assert topology.group(1).actors == (3, 5)
+    with pytest.raises(LaunchError, match=r"too few ranks: 3 for 2 learner"):
+        Topology.of(3, 2)
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_too_few_ranks(size: int) -> None:
     with pytest.raises(LaunchError, match="too few ranks"):

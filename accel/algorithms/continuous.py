@@ -1,0 +1,86 @@
+"""What the algorithms of continuous actions from replay share: a policy, critics of its actions, and their targets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from accel.algorithms.base import GradientAlgorithm
+from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import ConfigError
+from accel.experience.stores.base import Sample, Transitions
+from accel.networks import PolicyNetwork, build_from_config
+from accel.networks.critics import ActionCritics
+
+_POLICY_GAIN = 0.01
+
+
+class ContinuousControl(GradientAlgorithm):
+    """A base: policy and critics are trained in one step of one optimiser.
+
+    Actions are bounded, tanh-squashed and rescaled; critics see them in [-1, 1].
+
+    Args:
+        config, spec, device: as for ``GradientAlgorithm``.
+        outputs: of the policy. critics, critic_outputs: of ``ActionCritics``. others: further trained parts, by name.
+    Attributes:
+        critics, target_critics: Q.
+    Raises:
+        ConfigError: actions are not continuous, or not bounded, or the network does not suit.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        device: torch.device,
+        *,
+        outputs: int,
+        critics: int = 1,
+        critic_outputs: int = 1,
+        others: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        name = config.algorithm.algorithm
+        if spec.action.kind != "gaussian":
+            raise ConfigError(
+                f"{name} needs continuous (Box) actions, {config.environment.env} has {spec.action.kind} actions: "
+                "use --algorithm dqn or ppo"
+            )
+        if not spec.action.squash:
+            raise ConfigError(f"{name} squashes actions into their bounds: leave --no-squash-actions out")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.run.seed)
+            self.critics = ActionCritics(config.policy, spec, critics=critics, outputs=critic_outputs)
+            network = build_from_config(config.policy, spec, critic="none", outputs=outputs)
+        with torch.no_grad():  # The first actions are around the middle, whatever the observation.
+            for parameter in network.policy_head.parameters():
+                parameter.mul_(_POLICY_GAIN)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        parts = {"online": network, "critics": self.critics, **(others or {})}
+        networks = nn.ModuleDict({**parts, "target_critics": self.target_critics})
+        super().__init__(config, spec, device, network, networks)
+        self.output_size = outputs
+
+    def steps_of(self, sample: Sample) -> Transitions:
+        """The transitions of a sample. Raises ConfigError: it has none."""
+        if sample.transitions is None:
+            raise ConfigError(f"{self.config.algorithm.algorithm} learns from transitions: use --store replay")
+        return sample.transitions
+
+    def outputs(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
+        """[N, n] to the policy's outputs [N, P], float32."""
+        first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
+        return network(observations.unsqueeze(0), first).params[0].float()  # type: ignore[no-any-return]
+
+    def normalised(self, observations: Tensor) -> Tensor:
+        """[N, n] as critics see them."""
+        normaliser = self.network.normaliser
+        return observations if normaliser is None else normaliser(observations)
+
+    def mean(self, losses: Tensor, sample: Sample) -> Tensor:
+        """The mean of [N] losses, under the sample's importance weights."""
+        return losses.mean() if sample.weights is None else (losses * sample.weights).mean()

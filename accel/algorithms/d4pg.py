@@ -1,0 +1,126 @@
+"""D4PG: a deterministic policy and a distributional critic, n-step, from replay.
+
+    y = R_t + γ^m Z̄(o', tanh π̄(o')), projected onto the atoms,   critic −E[y · log Z(o, a)]
+    policy −E[E Z(o, tanh π(o))],   actors a = tanh π(o) + σ ε
+
+Source: Barth-Maron et al. 2018, arXiv:1804.08617, algorithm 1; the projection is that of Bellemare et al. 2017,
+arXiv:1707.06887, algorithm 1. Deviations: policy and critic step at once, with one optimiser, each at the parameters
+before the step; rewards are normalised (an option), so that one range of atoms serves most environments; replay is
+uniform; returns are not corrected for the policy that acted.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from accel.acting.rules import RuleSpec
+from accel.algorithms.base import Phase, Update
+from accel.algorithms.continuous import ContinuousControl
+from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.config import TrainConfig
+from accel.config.models import D4pgConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError
+from accel.experience.stores.base import Sample, Transitions
+from accel.runs.state_tree import Tree
+
+
+class D4pg(ContinuousControl):
+    """Args: as for ``GradientAlgorithm``; the options give the atoms, the noise and the targets' interval."""
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: D4pgConfig) -> None:
+        super().__init__(config, spec, device, outputs=spec.action.action_size, critic_outputs=options.atoms)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.networks.add_module("target", self.target)
+        self.options = options
+        self.rule = RuleSpec("gaussian-noise", {"noise": options.noise})
+        self._atoms = torch.linspace(options.least_value, options.greatest_value, options.atoms, device=device)
+        self._updates = 0
+
+    def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
+        """What actors sample: the policy's action in [-1, 1], with noise around it."""
+        means = torch.tanh(outputs.float())
+        log_std = torch.full_like(means, math.log(self.options.noise))
+        return make_distribution(self.spec.action, torch.cat((means, log_std), -1))
+
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
+        if self._updates % self.options.target_interval_updates == 0:
+            self.target.load_state_dict(self.network.state_dict())
+            self.target_critics.load_state_dict(self.critics.state_dict())
+        self._updates += 1
+        targets = self._target_distributions(steps)
+        mark("correct")
+        observations = self.normalised(steps.observations)
+        with self.autocast():
+            logits = self.critics(observations, steps.actions.clamp(-1.0, 1.0))[0].float()
+        errors = -(targets * torch.log_softmax(logits, -1)).sum(-1)
+        critic_loss = self.mean(errors, sample)
+        with self.autocast():
+            actions = torch.tanh(self.outputs(self.network, steps.observations))
+            rated = self.critics(observations, actions, frozen=True)[0].float()
+        values = torch.softmax(rated, -1) @ self._atoms
+        loss = critic_loss - values.mean()
+        mark("forward")
+        norm = self.step(loss)
+        mark("backward")
+
+        def read() -> dict[str, float]:
+            edges = targets[:, [0, -1]].sum(-1).mean()
+            return {
+                "loss": float(loss.detach()),
+                "value_loss": float(critic_loss.detach()),
+                "policy_loss": float(-values.detach().mean()),
+                "q_mean": float((targets @ self._atoms).mean()),
+                "edge_probability": float(edges),
+                "gradient_norm": float(norm),
+                "learning_rate": rate,
+            }
+
+        return Update(read, errors.detach())
+
+    @torch.no_grad()
+    def _target_distributions(self, steps: Transitions) -> Tensor:
+        """[N, atoms] probabilities of y."""
+        with self.autocast():
+            actions = torch.tanh(self.outputs(self.target, steps.next_observations))
+            logits = self.target_critics(self.normalised(steps.next_observations), actions)[0]
+        values = steps.returns.unsqueeze(-1) + steps.discounts.unsqueeze(-1) * self._atoms
+        return project(torch.softmax(logits.float(), -1), values, self._atoms)
+
+    def save(self) -> dict[str, Tree]:
+        """The base's, and how many updates there were."""
+        return super().save() | {"updates": self._updates}
+
+    def load(self, state: Mapping[str, Tree]) -> None:
+        """Inverse of ``save``. Raises CheckpointError."""
+        super().load(state)
+        updates = state.get("updates")
+        if not isinstance(updates, int):
+            raise CheckpointError("the checkpoint lacks D4PG's number of updates: it is of another algorithm")
+        self._updates = updates
+
+
+def project(probabilities: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """A distribution over ``values`` as one over evenly spaced ``atoms``: each value's probability goes to its two
+    neighbours by nearness; values outside go to the ends.
+
+    Args:
+        probabilities: [N, n]. values: [N, n]. atoms: [n], increasing.
+    Returns:
+        [N, n]; rows sum to what they did, and keep their mean where no value lies outside.
+    """
+    last = len(atoms) - 1
+    places = (values - atoms[0]) * (last / (atoms[-1] - atoms[0]))
+    places = places.clamp(0.0, float(last))
+    lower = places.floor().clamp_max(last - 1)
+    share = places - lower
+    index = lower.nan_to_num(0.0).long()
+    found = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities * (1.0 - share))
+    return found.scatter_add_(1, index + 1, probabilities * share)

@@ -1,0 +1,114 @@
+"""SAC: soft actor-critic, from replay: twin critics, a squashed Gaussian policy, a learnt temperature.
+
+    y = R_t + γ^m (min_i Q̄_i(o', a') − α log π(a'|o')),   a' ~ π(·|o'),   m ≤ n steps
+    critics ½ Σ_i E[(Q_i(o, a) − y)²],   policy E[α log π(ã|o) − min_i Q_i(o, ã)],   α: −log α E[log π(ã|o) + H̄]
+
+Actions are tanh of a Gaussian sample u, log π(tanh u) = log N(u) − Σ log(1 − tanh² u). What actors record is log N(u):
+the Jacobian is the same for any policy and leaves every ratio alone.
+
+Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 5 to 7, 17 and 18, algorithm 1; H̄ = −k. Deviations: policy, critics
+and temperature step at once, with one optimiser, each at the parameters before the step; with n > 1 the entropy of the
+steps between is left out, and returns are not corrected for the policy that acted; no steps of random actions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
+from accel.algorithms.base import Phase, Update
+from accel.algorithms.continuous import ContinuousControl
+from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.config import TrainConfig
+from accel.config.models import SacConfig
+from accel.envs.spaces import EnvSpec
+from accel.experience.stores.base import Sample, Transitions
+
+
+class Sac(ContinuousControl):
+    """Args: as for ``GradientAlgorithm``; the options say how the temperature and the targets are learned."""
+
+    rule = RuleSpec("squashed-gaussian")
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SacConfig) -> None:
+        log_temperature = nn.Parameter(torch.tensor(math.log(options.initial_temperature)))
+        temperature = nn.ParameterDict({"log": log_temperature})
+        outputs, others = spec.action.param_size, {"temperature": temperature}
+        super().__init__(config, spec, device, outputs=outputs, critics=2, others=others)
+        self.options = options
+        self._log_temperature = log_temperature
+        self._target_entropy = -options.target_entropy * spec.action.action_size
+        self._online: list[Tensor] = list(self.critics.parameters())
+        self._targets: list[Tensor] = list(self.target_critics.parameters())
+
+    def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
+        """A Gaussian before squashing, whose log deviation is kept within bounds."""
+        mean, log_std = outputs.float().chunk(2, -1)
+        return make_distribution(self.spec.action, torch.cat((mean, log_std.clamp(*LOG_STD_BOUNDS)), -1))
+
+    def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
+        """See ``Algorithm.update``."""
+        steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
+        log_temperature = self._log_temperature
+        temperature = log_temperature.detach().exp()
+        targets = self._soft_targets(steps, temperature)
+        mark("correct")
+        observations = self.normalised(steps.observations)
+        with self.autocast():
+            values = self.critics(observations, torch.tanh(steps.actions)).float().squeeze(-1)
+        errors = values - targets
+        critic_loss = self.mean(0.5 * errors.square().sum(0), sample)
+        actions, log_prob = self._sample(steps.observations)
+        with self.autocast():
+            rated = self.critics(observations, actions, frozen=True).float().squeeze(-1)
+        policy_loss = (temperature * log_prob - rated.amin(0)).mean()
+        surplus = log_prob.detach().mean() + self._target_entropy
+        loss = critic_loss + policy_loss - log_temperature * surplus
+        mark("forward")
+        norm = self.step(loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
+        mark("backward")
+
+        def read() -> dict[str, float]:
+            variance = targets.var(correction=0).clamp_min(1e-8)
+            return {
+                "loss": float(loss.detach()),
+                "value_loss": float(critic_loss.detach()),
+                "policy_loss": float(policy_loss.detach()),
+                "entropy": float(-log_prob.detach().mean()),
+                "temperature": float(temperature),
+                "q_mean": float(values.detach().mean()),
+                "td_error": float(errors.detach().abs().mean()),
+                "explained_variance": float(1.0 - errors.detach()[0].square().mean() / variance),
+                "gradient_norm": float(norm),
+                "learning_rate": rate,
+            }
+
+        return Update(read, errors.detach().abs().mean(0))
+
+    @torch.no_grad()
+    def _soft_targets(self, steps: Transitions, temperature: Tensor) -> Tensor:
+        """[N] y."""
+        actions, log_prob = self._sample(steps.next_observations)
+        with self.autocast():
+            rated = self.target_critics(self.normalised(steps.next_observations), actions).float().squeeze(-1)
+        values: Tensor = rated.amin(0) - temperature * log_prob
+        return steps.returns + steps.discounts * values
+
+    def _sample(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy."""
+        with self.autocast():
+            outputs = self.outputs(self.network, observations)
+        mean, log_std = outputs.chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_BOUNDS)
+        noise = torch.randn(mean.shape, generator=self.generator).to(mean.device)
+        samples = mean + log_std.exp() * noise
+        # log(1 − tanh² u) = 2 (log 2 − u − softplus(−2u)), without cancellation
+        jacobian = 2.0 * (math.log(2.0) - samples - F.softplus(-2.0 * samples))
+        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+        return torch.tanh(samples), (density - jacobian).sum(-1)

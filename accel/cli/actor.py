@@ -1,0 +1,93 @@
+"""What an actor's rank starts to act for it: python -P -m accel.cli.actor LAUNCH FILES (``accel.acting.host``)."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from accel.errors import AccelError, TransportError
+from accel.system.module_path import add_working_directory
+from accel.system.signals import end_with_parent, ignore_stop_signals
+from accel.transport.base import Aborted, ActorTransport, Stopped
+from accel.transport.child_actor import ChildActor, adopt_link
+from accel.transport.launcher import LaunchInfo
+
+EXIT_ABORTED = 3
+
+logger = logging.getLogger("accel")
+
+
+def command(info: LaunchInfo) -> list[str]:
+    """Starts a child of a rank, up to the files that it inherits."""
+    launch = json.dumps([info.rank, info.size, info.local_rank, info.launcher, os.getpid()])
+    return [sys.executable, "-P", "-m", "accel.cli.actor", launch]
+
+
+def main() -> int:
+    """Act until the rank says stop."""
+    rank, size, local_rank, launcher, parent = json.loads(sys.argv[1])
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1  # The rank died before it could be noticed.
+    ignore_stop_signals()
+    # Where memory runs out the system ends this process, which can be replaced, rather than its rank.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    add_working_directory()
+    link = adopt_link(sys.argv[2])
+    from accel.system.pinning import pin_rank
+
+    info = LaunchInfo(rank, size, local_rank, launcher)
+    return run_actor(ChildActor(link), lambda learners: pin_rank(info, learners))
+
+
+def run_actor(
+    transport: ActorTransport, pin: Callable[[int], object] = lambda learners: None, timeout_s: float = 600.0
+) -> int:
+    """Serve a learner until it stops this actor; returns the exit status.
+
+    Args:
+        transport: this actor's end.
+        pin: see ``accel.acting.actor.join``.
+        timeout_s: how long to wait for the configuration and for the learner's answer to an error.
+    """
+    from accel.acting.actor import join
+
+    try:
+        actor = join(transport, timeout_s, pin)
+    except (Aborted, TransportError):
+        raise
+    except Exception:
+        logger.debug("actor %d cannot start", transport.actor, exc_info=True)
+        transport.wait_policy(timeout_s)
+        return EXIT_ABORTED
+    try:
+        actor.start()
+        while True:
+            actor.step()
+    except Stopped:
+        return 0
+    except TransportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the learner reports it
+        told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
+        if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
+            told["traceback"] = traceback.format_exc()
+        transport.report(told)
+        return EXIT_ABORTED
+    finally:
+        actor.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Prioritised replay of sequences: consecutive unrolls with the recurrent state that actors had at their start.
+
+A sequence is ``sequence_unrolls`` consecutive unrolls of one environment. One begins with every unroll, so that
+sequences overlap; unrolls are kept once. A sequence's priority mixes those of its last unroll's steps,
+
+    p = η max_t |δ_t| + (1 − η) mean_t |δ_t|,   P(i) = p_i^α / Σ p^α,   w_i = (N P(i))^−β, over the batch's greatest
+
+Source: Kapturowski et al. 2019, R2D2, section 2.3; η = 0.9, α = 0.9, β = 0.6. Deviations: the parts of a sequence are
+unrolls, whose length is an option; sequences run through the ends of episodes, where the state is zeroed.
+
+Memory (``nbytes``): capacity × (one frame + action + outputs + reward + flags), and the state of every unroll; taken at
+the first insertion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accel.config.models import SequencesConfig
+from accel.experience.batch import Batch
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.sum_tree import SumTree
+from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
+
+Array = npt.NDArray[np.generic]
+Indices = npt.NDArray[np.int64]
+_LEAST_PRIORITY = 1e-3
+_KEPT = (
+    "observations", "frames", "first", "valid", "actions", "rewards", "terminated", "truncated", "behaviour_log_prob",
+    "behaviour_params", "exploration",
+)  # fmt: skip
+
+
+@dataclass
+class _Ring:
+    """The newest unrolls of one actor. ``sequences``: the number of each, −1 where there is none yet."""
+
+    arrays: dict[str, Array]
+    sequences: Indices
+    written: int = 0
+    stamps: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Sequences:
+    """Keeps the newest unrolls of all actors together; samples never run out.
+
+    Args:
+        options: the store's. n_step: rows that an actor's priorities are late by.
+        layout: of the unrolls; environments that reset in a step of their own.
+        actors: how many there are; each has its share of the capacity.
+        device: where samples go. rewards: transforms rewards. generator: the only source of randomness.
+        least_rows: of this process's part of a run before the first sample.
+    """
+
+    def __init__(
+        self,
+        options: SequencesConfig,
+        n_step: int,
+        layout: UnrollLayout,
+        actors: int,
+        device: torch.device,
+        rewards: RewardTransform,
+        generator: np.random.Generator,
+        least_rows: int = 0,
+    ) -> None:
+        self._options, self._n, self._layout = options, n_step, layout
+        self._parts = options.sequence_unrolls
+        self._actors = max(actors, 1)
+        steps = layout.unroll_length * layout.envs
+        self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
+        self._device, self._rewards, self._generator = device, rewards, generator
+        self._least_rows = min(least_rows, options.replay_capacity)
+        self._rows = self._available = 0
+        self._greatest = 1.0
+        self._rings: dict[int, _Ring] = {}
+        self._tree = SumTree(self._actors * self._slots * layout.envs)
+
+    @property
+    def nbytes(self) -> int:
+        """What a full replay takes."""
+        kept = [f for f in self._layout.fields if f.name in _KEPT or f.name.startswith("state_")]
+        return self._actors * self._slots * (sum(f.nbytes for f in kept) + round(8.3 * self._layout.envs))
+
+    def insert(self, experience: Experience) -> None:
+        """Copy an unroll, release it, and weigh the sequences that end with it."""
+        unroll, actor = experience.unroll, experience.actor
+        ring = self._rings.get(actor)
+        if ring is None:
+            ring = self._rings[actor] = self._make_ring(unroll)
+        slot = ring.written % self._slots
+        for name, array in ring.arrays.items():
+            array[slot] = unroll[name]
+        ring.sequences[slot] = unroll.sequence
+        ring.stamps[slot] = ring.written
+        ring.written += 1
+        self._rows += unroll.valid_steps
+        # What began with the unroll whose place this is, and went on, is no sequence any more.
+        spoiled = (slot + np.arange(1, self._parts)) % self._slots
+        self._set(actor, spoiled, np.zeros((len(spoiled), self._layout.envs)))
+        parts = (slot - np.arange(self._parts)) % self._slots
+        follows = bool((ring.sequences[parts] == unroll.sequence - np.arange(self._parts)).all())
+        weights = self._first_weights(unroll) if follows else np.zeros(self._layout.envs)
+        self._set(actor, np.array([slot]), weights[None])
+        self._available = int(self._tree.total > 0.0)
+        experience.release()
+
+    @property
+    def accepts(self) -> bool:
+        """Always: a new unroll takes the oldest one's place."""
+        return True
+
+    @property
+    def available(self) -> int:
+        """One, as soon as there is a sequence, and enough rows."""
+        return int(self._rows >= self._least_rows and self._available)
+
+    def sample(self) -> Sample | None:
+        """``batch_size`` sequences by priority, with repetition, as a batch of unrolls of their whole length."""
+        tree, count = self._tree, self._options.batch_size
+        total = tree.total
+        if total <= 0.0:
+            return None
+        leaves = tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
+        actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
+        slots, envs = np.divmod(rest, self._layout.envs)
+        parts = [self._gather(self._rings[int(a)], slots[actors == a], envs[actors == a]) for a in np.unique(actors)]
+        arrays = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
+        stamps = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
+        sequences = sum(ring.written for ring in self._rings.values()) * self._layout.envs
+        weights = (tree.get(leaves) * (sequences / total)) ** -self._options.weight_exponent
+        weights /= weights.max()
+        rewards = np.where(arrays["valid"][:-1], arrays["rewards"], np.float32(0))
+        return Sample(
+            valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
+            batch=self._batch(arrays),
+            rewards=self._tensor(self._rewards.of(rewards)),
+            weights=self._tensor(weights.astype(np.float32)),
+            key=(leaves, stamps),
+        )
+
+    def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
+        """Weigh a sample's sequences anew; those whose place another has taken meanwhile are left alone."""
+        if priorities is None:
+            return
+        leaves, stamps = cast(tuple[Indices, Indices], sample.key)
+        actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
+        slots = rest // self._layout.envs
+        now = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
+        there = (now == stamps) & (self._tree.get(leaves) > 0.0)
+        found = priorities.detach().double().cpu().numpy()
+        self._tree.set(leaves[there], self._weigh(found[there]))
+
+    def _make_ring(self, unroll: Unroll) -> _Ring:
+        names = [name for name in unroll.arrays if name in _KEPT or name.startswith("state_")]
+        arrays = {name: np.zeros((self._slots, *unroll[name].shape), unroll[name].dtype) for name in names}
+        return _Ring(arrays, np.full(self._slots, -self._slots, np.int64), 0, np.full(self._slots, -1, np.int64))
+
+    def _first_weights(self, unroll: Unroll) -> npt.NDArray[np.float64]:
+        """[B] of the sequences that end with an unroll, from its actor's priorities of the steps that are in it."""
+        envs = self._layout.envs
+        valid = np.asarray(unroll["valid"][: -1 - self._n], np.bool_)
+        if "priority" not in unroll or len(valid) == 0:
+            found = np.full(envs, self._greatest)
+        else:
+            errors = np.where(valid, np.asarray(unroll["priority"][self._n :], np.float64), 0.0)
+            mean = errors.sum(0) / np.maximum(valid.sum(0), 1)
+            mix = self._options.priority_mix
+            found = mix * errors.max(0) + (1.0 - mix) * mean
+        steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
+        return np.where(steps, self._weigh(found), 0.0)
+
+    def _weigh(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """p^α; the greatest priority is kept for sequences that come without one."""
+        finite = np.nan_to_num(np.abs(priorities), nan=0.0, posinf=self._greatest)
+        if finite.size:
+            self._greatest = max(self._greatest, float(finite.max()))
+        weights: npt.NDArray[np.float64] = (finite + _LEAST_PRIORITY) ** self._options.priority_exponent
+        return weights
+
+    def _set(self, actor: int, slots: Indices, weights: npt.NDArray[np.float64]) -> None:
+        envs = self._layout.envs
+        leaves = (actor * self._slots + slots)[:, None] * envs + np.arange(envs)
+        self._tree.set(leaves.reshape(-1), weights.reshape(-1))
+
+    def _gather(self, ring: _Ring, slots: Indices, envs: Indices) -> dict[str, Array]:
+        """Sequences that end at some slots, [L, N, ...] or [L+1, N, ...]; states [N, *shape]."""
+        places = [(slots - k) % self._slots for k in reversed(range(self._parts))]
+        found: dict[str, Array] = {}
+        for name, array in ring.arrays.items():
+            if name.startswith("state_"):
+                found[name] = array[places[0], envs]
+                continue
+            if name == "frames":
+                continue
+            portions = [np.moveaxis(array[place, :, envs], 0, 1) for place in places]
+            if array.shape[1] == self._layout.unroll_length + 1:  # Row T is the next unroll's row 0.
+                portions = [*(portion[:-1] for portion in portions[:-1]), portions[-1]]
+            found[name] = np.concatenate(portions)
+        if "frames" in ring.arrays:
+            found["observations"] = self._restack(ring, places, envs)
+        return found
+
+    def _restack(self, ring: _Ring, places: list[Indices], envs: Indices) -> Array:
+        spec, portions = self._layout.spec, []
+        for place in places:
+            frames = np.moveaxis(ring.arrays["frames"][place, :, envs], 0, 1)
+            first = np.moveaxis(ring.arrays["first"][place, :, envs], 0, 1).view(np.bool_)
+            portions.append(restack_frames(frames, first, spec.frame_stack, spec.frame_fill))
+        return np.concatenate([*(portion[:-1] for portion in portions[:-1]), portions[-1]])
+
+    def _batch(self, arrays: dict[str, Array]) -> Batch:
+        tensors = {name: self._tensor(array) for name, array in arrays.items()}
+        states = tuple(tensors.pop(f"state_{i}") for i in range(len(self._layout.state_shapes)))
+        valid = tensors.pop("valid")[:-1]
+        return Batch(final_observations=None, valid=valid, states=states, **tensors)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _axis(name: str) -> int:
+    """Along which sequences lie side by side."""
+    return 0 if name.startswith("state_") else 1

@@ -1,0 +1,109 @@
+"""Which actors act, which are being replaced and which are gone; what the user is told of it. No torch.
+
+A rank that is silent is fenced off by the transport, and killed here where that is possible: on the learner's own node,
+under an MPI that survives it. Elsewhere it is told to start anew as soon as it is heard again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from accel.errors import TransportError
+from accel.json_object import Json
+from accel.system.processes import process_started
+from accel.transport.base import LearnerTransport
+
+_SHOWN_TRACEBACKS = 5
+
+logger = logging.getLogger("accel")
+
+
+class Actors:
+    """The learner's view of its actors.
+
+    Args:
+        transport: the learner's end.
+        processes: (host, number, start) of each actor's rank, as in ``Crew``.
+    Attributes:
+        restarts: how often an actor was replaced. environment_restarts: how often one of its environments was.
+    """
+
+    def __init__(self, transport: LearnerTransport, processes: Sequence[tuple[str, int, int]] = ()) -> None:
+        self.restarts = self.environment_restarts = 0
+        self._transport = transport
+        self._processes = processes
+        self._down: set[int] = set()
+        self._silent: frozenset[int] = frozenset()
+        self._gone: frozenset[int] = frozenset()
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Actors that act now."""
+        return self._transport.alive() - self._down - self._silent
+
+    def hear(self, actor: int, message: Json) -> bool:
+        """Take in an actor's report; False when it is not about its processes."""
+        if "down" in message:
+            self._down.add(actor)
+            logger.warning("%s", failure_text(actor, message))
+        elif "up" in message:
+            self._down.discard(actor)
+            self._silent -= {actor}
+            self.restarts += 1
+            logger.warning("actor %d acts again, in a new process (restart %s)", actor, message["up"])
+        elif "environment" in message:
+            self.environment_restarts += 1
+            shown = message.get("traceback", "") if self.environment_restarts <= _SHOWN_TRACEBACKS else ""
+            text = f"actor {actor}: environment {message['environment']} raised {message.get('raised')}"
+            logger.warning("%s", f"{text}; it is made anew\n{shown}".rstrip())
+        else:
+            return False
+        return True
+
+    def look(self) -> frozenset[int]:
+        """Report who has come and gone; returns the actors that are gone since the last look.
+
+        Raises:
+            TransportError: none is left, and none will come back.
+        """
+        total, alive, silent = self._transport.actors, self._transport.alive(), self._transport.silent()
+        for actor in sorted(silent - self._silent):
+            logger.warning("actor %d gives no sign of life; %d of %d go on without it", actor, len(self.alive), total)
+            self._end(actor)
+        for actor in sorted(self._silent & alive):
+            self._down.add(actor)  # until its new process says so
+            logger.warning("actor %d is heard again, and starts anew", actor)
+        self._silent = silent
+        gone = frozenset(range(total)) - alive - silent - self._gone
+        for actor in sorted(gone):
+            how = "died" if actor in self._transport.dead() else "ended"
+            logger.warning("actor %d %s; %d of %d go on", actor, how, len(self.alive), total)
+        self._gone |= gone
+        if not alive and not silent:
+            raise TransportError(f"all {total} actors are gone; look at their messages above and resume the run")
+        return gone
+
+    def _end(self, actor: int) -> None:
+        """Kill a silent rank where it can be reached and where that ends nothing else."""
+        if not self._transport.fault_tolerant or actor >= len(self._processes):
+            return
+        host, number, started = self._processes[actor]
+        if host == os.uname().nodename and number and started == process_started(number) != 0:
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)
+
+
+def failure_text(actor: int, message: Json) -> str:
+    """What the user is told of an actor's failure."""
+    row = int(str(message.get("failures", 1)))
+    text = f"actor {actor} failed: {message['down']}"
+    if message.get("gave_up"):
+        text += f"; that is {row} failures in a row, and it is not replaced again (--max-actor-restarts)"
+    elif "again_in_s" in message:
+        counted = "" if row == 1 else f", after {row} failures in a row,"
+        text += f"; another process takes its place{counted} in {float(str(message['again_in_s'])):.2g} s"
+    return f"{text}\n{message.get('traceback') or ''}".rstrip()

@@ -1,0 +1,161 @@
+"""Learners of one run as a process group of torch: gloo between CPUs, NCCL between CUDA devices.
+
+Learners find each other through MPI: number 0 opens a port and says where; the others try its addresses, and take part
+with the one of their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an
+interface instead. A learner that dies closes its connections, which ends whatever the others wait for; one that is
+silent does so after ``timeout_s``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from accel.errors import ConfigError, TransportError
+from accel.transport.learners import LearnerLink
+from accel.transport.network import addresses, reach
+
+Result = TypeVar("Result")
+_TOKEN, _REACHED = "token", "reached"
+
+
+class _Group(Protocol):
+    """torch's process groups, whose stubs lack their operations."""
+
+    def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
+
+    def allgather(self, found: list[list[Tensor]], own: list[Tensor], /) -> dist.Work: ...
+
+    def broadcast(self, tensors: list[Tensor], options: dist.BroadcastOptions, /) -> dist.Work: ...
+
+
+class ProcessGroup:
+    """``GradientExchange`` over torch's process groups.
+
+    Args:
+        store: where the group's members meet. learner, learners: this one's number, and how many there are.
+        address: of this learner, which the others can reach; empty: torch's choice.
+        timeout_s: how long to wait for another learner.
+        device: the gradients'.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        learner: int,
+        learners: int,
+        *,
+        timeout_s: float,
+        address: str = "",
+        device: torch.device | None = None,
+    ) -> None:
+        self.learner, self.learners = learner, learners
+        self._timeout_s = timeout_s
+        self._store = store  # the others' group needs it as long as it lives
+        self._cpu = _guarded(lambda: _make_gloo(store, learner, learners, address, timeout_s), timeout_s)
+        self._cuda: _Group | None = None
+        if device is not None and device.type == "cuda":
+            self._cuda = _guarded(lambda: _make_nccl(store, learner, learners, timeout_s), timeout_s)
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over learners, in one message."""
+        joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        group = self._cuda if joined.is_cuda and self._cuda is not None else self._cpu
+        _guarded(lambda: group.allreduce([joined]).wait(), self._timeout_s)
+        parts = torch.split(joined, [tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def count(self, steps: float) -> float:
+        """The sum of the learners' valid steps."""
+        return sum(theirs for (theirs,) in self.gather([steps]))
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Every learner's numbers, by learner."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.learners)]
+        _guarded(lambda: self._cpu.allgather([found], [own]).wait(), self._timeout_s)
+        return [theirs.tolist() for theirs in found]
+
+    def share(self, content: bytes | None, learner: int = 0) -> bytes:
+        """The content that this one of the learners gives, on all of them."""
+        size = int(self.gather([len(content or b"")])[learner][0])
+        if size == 0:
+            return b""
+        given = content if self.learner == learner and content else bytes(size)
+        buffer = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+        options = dist.BroadcastOptions()
+        options.rootRank = learner
+        _guarded(lambda: self._cpu.broadcast([buffer], options).wait(), self._timeout_s)
+        return buffer.numpy().tobytes()
+
+
+def join_learners(link: LearnerLink, device: torch.device, *, timeout_s: float) -> ProcessGroup:
+    """Meet the run's other learners. Raises TransportError, ConfigError: see ``ProcessGroup``."""
+    timeout = timedelta(seconds=timeout_s)
+    store: Store
+    if link.learner == 0:
+        server = TCPStore("0.0.0.0", 0, link.learners, True, timeout, wait_for_workers=False)
+        token = secrets.token_hex(16)
+        server.set(_TOKEN, token)
+        link.gather({"addresses": addresses(), "port": server.port, "token": token})
+        store = server
+        address = _guarded(lambda: server.get(_REACHED).decode(), timeout_s)
+    else:
+        found = link.gather({})[0]
+        hosts = [str(host) for host in found["addresses"]]  # type: ignore[attr-defined]
+        port = int(str(found["port"]))
+        theirs, address = reach(hosts, port)
+        client = _guarded(lambda: TCPStore(theirs, port, link.learners, False, timeout), timeout_s)
+        if client.get(_TOKEN).decode() != found["token"]:
+            raise TransportError(f"{theirs}:{port} is another job's: learner 0 cannot be reached from this node")
+        if link.learner == 1:
+            client.set(_REACHED, theirs)
+        store = client
+    group = ProcessGroup(store, link.learner, link.learners, timeout_s=timeout_s, address=address, device=device)
+    link.joined = True
+    return group
+
+
+def _make_gloo(store: Store, learner: int, learners: int, address: str, timeout_s: float) -> _Group:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    device = (
+        dist.ProcessGroupGloo.create_device(interface=interface)
+        if interface or not address
+        else dist.ProcessGroupGloo.create_device(hostname=address)
+    )
+    options._devices = [device]
+    group = dist.ProcessGroupGloo(PrefixStore("gloo", store), learner, learners, options)
+    return cast(_Group, group)
+
+
+def _make_nccl(store: Store, learner: int, learners: int, timeout_s: float) -> _Group:
+    if not dist.is_nccl_available():
+        raise ConfigError("several learners on CUDA need a torch with NCCL: use --device cpu, or one learner")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    group = dist.ProcessGroupNCCL(PrefixStore("nccl", store), learner, learners, options)
+    return cast(_Group, group)
+
+
+def _guarded(action: Callable[[], Result], timeout_s: float) -> Result:
+    """What torch raises as RuntimeError is another learner's end."""
+    try:
+        return action()
+    except (RuntimeError, socket.gaierror) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TransportError(
+            f"another learner is gone, or was silent for {timeout_s:g} s; its own message says why ({reason})"
+        ) from error

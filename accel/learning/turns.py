@@ -1,0 +1,150 @@
+"""What the learners of a run agree on at every turn of their loops, so that none waits alone in an exchange.
+
+Each turn gathers a few numbers of every learner: whether it has a batch, whether it stops, what it counted, the sums of
+its reward statistics. An update is made when all have a batch; one learner's reason to stop is everybody's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from accel.algorithms.exchange import GradientExchange
+from accel.experience.rewards import RewardTransform
+from accel.learning.counters import Counters
+
+_COUNTED = (
+    "env_steps",
+    "unrolls",
+    "dropped_unrolls",
+    "dropped_env_steps",
+    "faulty_environments",
+    "actor_restarts",
+    "environment_restarts",
+    "episodes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is done in a turn, by every learner.
+
+    Attributes:
+        reason: why the run stops; None: it goes on.
+        learns: whether there is an update. publishes: whether a policy is wanted beyond the schedule.
+        actors_alive: of all learners.
+    """
+
+    reason: str | None
+    learns: bool
+    publishes: bool
+    actors_alive: int
+
+
+class Turns(Protocol):
+    """Asked once a turn. ``leads``: this learner publishes and records. ``alone``: there are no others."""
+
+    leads: bool
+    alone: bool
+
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+        """What this learner has, and what all do."""
+        ...
+
+    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """The leading learner's policies, on all of them."""
+        ...
+
+
+class OwnTurns:
+    """The identity: one learner does what it wants."""
+
+    leads = alone = True
+
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+        """That."""
+        return Turn(reason, due, publishes, actors_alive)
+
+    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """These."""
+        return policies
+
+
+class SharedTurns:
+    """Several learners.
+
+    Args:
+        exchange: joins them. counters, rewards: this learner's; those of all after every turn.
+    """
+
+    alone = False
+
+    def __init__(self, exchange: GradientExchange, counters: Counters, rewards: RewardTransform) -> None:
+        self.leads = exchange.learner == 0
+        self._exchange = exchange
+        self._counters = counters
+        self._rewards = rewards
+        self._before = self._counted()
+        rewards.share()
+
+    def go_on(self) -> None:
+        """The counters were restored: what they say is everybody's."""
+        self._before = self._counted()
+
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+        """Gathers every learner's numbers and adds up."""
+        counted = [now - before for now, before in zip(self._counted(), self._before, strict=True)]
+        episodes = min(int(counted[-1]), len(self._counters.returns), len(self._counters.lengths))
+        own = [reason is not None, due, publishes, actors_alive, episodes, *self._rewards.collected(), *counted]
+        everyone = self._exchange.gather([float(number) for number in own])
+        self._add([numbers[8:] for numbers in everyone])
+        self._rewards.moments.merge(tuple(sum(numbers[i] for numbers in everyone) for i in (5, 6, 7)))  # type: ignore[arg-type]
+        if any(numbers[4] for numbers in everyone):
+            self._add_episodes(episodes, [int(numbers[4]) for numbers in everyone])
+        stopping = [learner for learner, numbers in enumerate(everyone) if numbers[0]]
+        if stopping:
+            text = self._exchange.share((reason or "").encode(), stopping[0]).decode()
+            reason = text if stopping[0] == 0 else f"{text} (learner {stopping[0]})"
+        return Turn(
+            reason,
+            learns=all(numbers[1] for numbers in everyone),
+            publishes=any(numbers[2] for numbers in everyone),
+            actors_alive=int(sum(numbers[3] for numbers in everyone)),
+        )
+
+    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """One message: the payloads behind a line of JSON that names them."""
+        content = b""
+        if self.leads and policies:
+            head = json.dumps([[scheme, len(payload)] for scheme, payload in policies.items()]).encode()
+            content = b"".join([head, b"\n", *policies.values()])
+        content = self._exchange.share(content)
+        if self.leads or not content:
+            return policies
+        start = content.index(b"\n") + 1
+        found = {}
+        for scheme, size in json.loads(content[: start - 1]):
+            found[str(scheme)] = content[start : start + size]
+            start += size
+        return found
+
+    def _counted(self) -> list[int]:
+        return [getattr(self._counters, name) for name in _COUNTED]
+
+    def _add(self, everyone: list[list[float]]) -> None:
+        for i, name in enumerate(_COUNTED):
+            setattr(self._counters, name, self._before[i] + int(sum(numbers[i] for numbers in everyone)))
+        self._before = self._counted()
+
+    def _add_episodes(self, episodes: int, everyone: list[int]) -> None:
+        """The other learners' returns and lengths, behind this one's."""
+        counters, most = self._counters, max(everyone)
+        own = [0.0] * (2 * most)
+        own[:episodes] = list(counters.returns)[len(counters.returns) - episodes :]
+        own[most : most + episodes] = list(counters.lengths)[len(counters.lengths) - episodes :]
+        for learner, numbers in enumerate(self._exchange.gather(own)):
+            if learner != self._exchange.learner:
+                counters.returns.extend(numbers[: everyone[learner]])
+                counters.lengths.extend(int(length) for length in numbers[most : most + everyone[learner]])

@@ -1,0 +1,50 @@
+"""This host's addresses, and which of another host's can be reached from here."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+from accel.errors import TransportError
+
+_SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
+_REACH_S = 3.0
+
+
+def addresses() -> list[str]:
+    """IPv4 addresses of this host, those of loopback last."""
+    found = []
+    if sys.platform.startswith("linux"):
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                try:
+                    answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                except OSError:
+                    continue  # an interface without an IPv4 address
+                found.append(socket.inet_ntoa(answer[20:24]))
+    else:
+        try:
+            found = [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+        except socket.gaierror:
+            found = []
+    unique = dict.fromkeys([*found, "127.0.0.1"])
+    return sorted(unique, key=lambda address: address.startswith("127."))
+
+
+def reach(hosts: Sequence[str], port: int, timeout_s: float = _REACH_S) -> tuple[str, str]:
+    """(host, own address) of the first of ``hosts`` that answers on ``port``. Raises TransportError: none does."""
+    problems = []
+    for host in hosts:
+        try:
+            with socket.create_connection((host, port), timeout_s) as connection:
+                return host, str(connection.getsockname()[0])
+        except OSError as error:
+            problems.append(f"{host}: {error.strerror or error}")
+    raise TransportError(
+        f"learner 0 cannot be reached on port {port} ({'; '.join(problems)}): let learners' nodes connect to each "
+        "other, or choose an interface with GLOO_SOCKET_IFNAME"
+    )

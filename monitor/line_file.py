@@ -1,0 +1,57 @@
+"""A file of JSON lines that a run appends to. It never ends the run: where a line does not fit, a warning says so once.
+
+A line is written whole or not at all, so that readers find whole lines after a full disk too.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class LineFile:
+    """Appends lines to one file, which is opened for each line: made again where it was removed.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Args: path: its directory exists."""
+        self.path = path
+        self._missing = 0
+
+    def append(self, line: bytes) -> bool:
+        """Append one line, which ends with a line break; whether it was written.
+
+        An incomplete last line, which a killed writer left, is ended first.
+        """
+        try:
+            _append(self.path, line)
+        except OSError as error:
+            if not self._missing:
+                logger.warning("cannot write %s: %s; the run goes on without these lines", self.path, error.strerror)
+            self._missing += 1
+            return False
+        if self._missing:
+            logger.warning("%s is written again; %d lines are missing", self.path, self._missing)
+            self._missing = 0
+        return True
+
+
+def _append(path: Path, line: bytes) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        written = os.write(descriptor, line)
+        if written != len(line):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,0 @@
-"""Chooses the compression level while training runs: measurements in, decisions out; no clock, no I/O.
-
-from monitor.tuner.stages import Tuner
-"""

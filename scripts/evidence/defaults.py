@@ -1,0 +1,204 @@
+#!/usr/bin/env python
+"""Trains ten environments with no other option than their name, and Stable-Baselines3's PPO with its own defaults.
+
+    python scripts/evidence/defaults.py --out results/defaults
+    python scripts/evidence/defaults.py --env Pendulum-v1 --system accel --seeds 1
+
+Both take the same number of environment steps. The score of a run is the mean return of 30 greedy episodes of its last
+policy. The gain is the score less that of uniformly random actions; the ratio of the gains is what the page is about.
+OUT/runs.json has each run's returns, command and commit. A run that is there, made by the same defaults, is not made
+again: the command can be stopped and started. Needs stable-baselines3 for its side: pip install stable-baselines3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+
+from accel.system.atomic import write_atomically  # noqa: E402
+from accel.system.machine import describe_machine, read_machine  # noqa: E402
+
+EPISODES = 30
+FIRST_SEED = 10_000  # of the episodes that count
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment, the steps of each run, and what rl-baselines3-zoo published for its tuned PPO."""
+
+    steps: int
+    published: str
+
+
+ZOO = "https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md"
+CASES: Mapping[str, Case] = {
+    "CartPole-v1": Case(60_000, "500 at 100 k"),
+    "Acrobot-v1": Case(100_000, "-73.5 at 1 M"),
+    "Pendulum-v1": Case(200_000, "-170 at 2 M (v0)"),
+    "MountainCarContinuous-v0": Case(60_000, "88.3 at 20 k"),
+    "LunarLander-v3": Case(300_000, "242 at 1 M (v2)"),
+    "BipedalWalker-v3": Case(300_000, "213 at 5 M"),
+    "InvertedDoublePendulum-v5": Case(200_000, ""),
+    "Hopper-v5": Case(300_000, ""),
+    "HalfCheetah-v5": Case(300_000, ""),
+    "Walker2d-v5": Case(300_000, ""),
+}
+Run = dict[str, object]
+
+
+def main() -> int:
+    """Make the runs that are missing, then the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", action="append", choices=list(CASES), help="default: all ten")
+    parser.add_argument("--system", action="append", choices=["random", "sb3", "accel"], help="default: all three")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=PROJECT / "results" / "defaults")
+    parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "ENV", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        system, env, seed = options.one
+        made = {"random": play_at_random, "sb3": train_sb3, "accel": train_accel}[system](env, int(seed))
+        print(json.dumps(made))
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    for env in options.env or CASES:
+        for system in options.system or ("random", "sb3", "accel"):
+            for seed in range(1 if system == "random" else options.seeds):
+                _keep(options.out, system, env, seed)
+    print((options.out / "README.md").read_text())
+    return 0
+
+
+def _keep(out: Path, system: str, env: str, seed: int) -> None:
+    """Make one run in a process of its own and add it to the samples, whoever else adds to them."""
+    samples = out / "runs.json"
+    key = f"{env}-{system}-s{seed}"
+    if key in _read(samples):
+        return
+    print(key, flush=True)
+    command = [sys.executable, __file__, "--one", system, env, str(seed)]
+    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+    runs = _read(samples) | {key: json.loads(made)}
+    document = {"machine": describe_machine(read_machine()), "runs": dict(sorted(runs.items()))}
+    write_atomically(samples, json.dumps(document, indent=1).encode())
+    write_atomically(out / "README.md", render(runs).encode())
+
+
+def _read(samples: Path) -> dict[str, Run]:
+    return dict(json.loads(samples.read_text())["runs"]) if samples.exists() else {}
+
+
+def play_at_random(env: str, seed: int) -> Run:
+    """Uniform actions."""
+    import gymnasium
+
+    world = gymnasium.make(env)
+    world.action_space.seed(seed)
+    returns = []
+    for episode in range(EPISODES):
+        world.reset(seed=FIRST_SEED + episode)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = world.step(world.action_space.sample())
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return {"returns": returns}
+
+
+def train_sb3(env: str, seed: int) -> Run:
+    """Stable-Baselines3's PPO, MlpPolicy, nothing else set."""
+    import gymnasium
+    import stable_baselines3
+    import torch
+
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    model = stable_baselines3.PPO("MlpPolicy", env, seed=seed, device="cpu").learn(CASES[env].steps)
+    seconds = time.perf_counter() - start
+    world = gymnasium.make(env)
+    returns = []
+    for episode in range(EPISODES):
+        observation, _ = world.reset(seed=FIRST_SEED + episode)
+        total, over = 0.0, False
+        while not over:
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = world.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return {
+        "returns": returns,
+        "training_return": mean(float(episode["r"]) for episode in model.ep_info_buffer or ()),
+        "seconds": seconds,
+        "env_steps": model.num_timesteps,
+        "command": f'PPO("MlpPolicy", "{env}", seed={seed}, device="cpu").learn({CASES[env].steps})',
+        "version": f"stable-baselines3 {stable_baselines3.__version__}",
+    }
+
+
+def train_accel(env: str, seed: int) -> Run:
+    """`accel train --env ID`: only the length and the seed are set."""
+    from accel import evaluate
+
+    arguments = ["train", "--env", env, "--total-env-steps", str(CASES[env].steps), "--seed", str(seed)]
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(
+            [sys.executable, "-m", "accel", *arguments, "--results-dir", scratch, "--name", "run"],
+            check=True, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        )  # fmt: skip
+        run = Path(scratch, "run")
+        summary = json.loads((run / "summary.json").read_text())
+        result = evaluate(run, episodes=EPISODES, seed=FIRST_SEED)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    return {
+        "returns": list(result.episodes.returns),
+        "training_return": summary["return_mean"],
+        "seconds": summary["training_s"],
+        "env_steps": summary["env_steps"],
+        "command": " ".join(["accel", *arguments]),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def render(runs: Mapping[str, Run]) -> str:
+    """The page: one row an environment, losses included."""
+    lines = [
+        "# Defaults, beside Stable-Baselines3's", "",
+        "`python scripts/evidence/defaults.py`; every return, command and commit is in `runs.json`.",
+        '`accel train --env ID` and `PPO("MlpPolicy", ID)`, nothing tuned on either side, equal environment steps.',
+        f"Scores are means of {EPISODES} greedy episodes of the last policy, one for each seed. The ratio is our mean",
+        f"gain over random play by theirs. The last column is [rl-baselines3-zoo]({ZOO})'s PPO, tuned, at more",
+        "steps.", "",
+        "| environment | steps | random | Stable-Baselines3, by seed | accel, by seed | ratio of gains | tuned |",
+        "|---|---:|---:|---|---|---:|---|",
+    ]  # fmt: skip
+    for env, case in CASES.items():
+        random, theirs, ours = (_scores(runs, env, system) for system in ("random", "sb3", "accel"))
+        ratio = "not complete"
+        if random and theirs and ours:
+            gain, baseline = mean(ours) - random[0], mean(theirs) - random[0]
+            ratio = f"{gain / baseline:.2f}" if baseline > 0 else f"{gain:+.0f} against {baseline:+.0f}"
+        cells = [", ".join(f"{score:.4g}" for score in scores) for scores in (random, theirs, ours)]
+        lines.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {ratio} | {case.published} |")
+    return "\n".join([*lines, ""])
+
+
+def _scores(runs: Mapping[str, Run], env: str, system: str) -> list[float]:
+    """Mean return of each seed's run."""
+    found = [runs.get(f"{env}-{system}-s{seed}") for seed in range(100)]
+    return [mean(run["returns"]) for run in found if run is not None]  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""How long does a sample take from a replay of a million environment steps?
+
+    python scripts/evidence/replay_sampling.py > results/replay_sampling/rows.json      (about two minutes)
+
+256 transitions of 17 numbers, n = 3, from a full replay of a million, uniform and by priority, on one thread; 32
+sequences of two unrolls of 20. ``sample_us`` includes gathering and the tensors, ``feedback_us`` is the new priorities,
+``insert_us`` one unroll of 8 environments and 20 steps (8 for transitions). Raw samples, and their medians with the
+10th and 90th percentile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from accel.algorithms.catalogue import make_store
+from accel.bench.rows import provenance, spread
+from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.experience.batch import Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Store
+from accel.experience.unroll import Unroll, UnrollLayout
+
+CAPACITY = 1_000_000
+ENVS = 8
+SAMPLES = 300
+SPEC = EnvSpec((17,), "float32", ActionSpec("categorical", (6,)))
+CASES = {
+    "replay": {"algorithm": "dqn", "batch_size": 256},
+    "prioritised": {"algorithm": "apex", "batch_size": 256},
+    "sequences": {"algorithm": "r2d2", "batch_size": 32},
+}
+
+
+def main() -> None:
+    """Measure every store, print JSON."""
+    torch.set_num_threads(1)
+    facts = provenance()
+    print(json.dumps([_measure(name, options) | facts for name, options in CASES.items()], indent=1))
+
+
+def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
+    config = TrainConfig.create(**options, replay_capacity=CAPACITY, envs_per_actor=ENVS, learning_starts=0)
+    states = ((128,), (128,)) if name == "sequences" else ()
+    rows = config.acting.unroll_length
+    layout = UnrollLayout(SPEC, rows, ENVS, states, 7, True, name != "replay")
+    cpu = torch.device("cpu")
+    store = make_store(config, layout, cpu, Batcher(SPEC, cpu), RewardTransform(config.rewards, 0.99))
+    batch_size = int(str(config.options()["batch_size"]))
+    rng, unroll = np.random.default_rng(0), layout.view(np.zeros(layout.nbytes, np.uint8))
+    inserts = [_insert(store, unroll, k, rng) for k in range(CAPACITY // (rows * ENVS) + 10)]
+    sampling, feedback = [], []
+    for _ in range(SAMPLES):
+        started = perf_counter()
+        sample = store.sample()
+        sampled = perf_counter()
+        if sample is None:
+            raise RuntimeError(f"store {name} gave no sample: it should be full")
+        store.feedback(sample, torch.rand(batch_size))
+        sampling.append(1e6 * (sampled - started))
+        feedback.append(1e6 * (perf_counter() - sampled))
+    samples = {"sample_us": sampling, "feedback_us": feedback, "insert_us": inserts[-SAMPLES:]}
+    row: dict[str, object] = {"store": name, "capacity": CAPACITY, "batch_size": batch_size}
+    for quantity, values in samples.items():
+        row |= spread(quantity, values) | {f"{quantity}_samples": [round(value, 1) for value in values]}
+    return row
+
+
+def _insert(store: Store, unroll: Unroll, number: int, rng: np.random.Generator) -> float:
+    """Microseconds of one."""
+    if number % 64 == 0:
+        unroll["rewards"][...] = rng.normal(size=unroll["rewards"].shape)
+        unroll["observations"][...] = rng.normal(size=unroll["observations"].shape)
+        unroll["valid"][...] = True
+    if "priority" in unroll:
+        unroll["priority"][...] = rng.random(unroll["priority"].shape)
+    unroll["header"][:3] = number, 0, unroll["rewards"].size
+    release: Callable[[], None] = lambda: None  # noqa: E731
+    started = perf_counter()
+    store.insert(Experience(0, unroll, release))
+    return 1e6 * (perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Collapses are said once, with what to try; healthy runs, kept record by record, are not accused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec
+from accel.learning.collapse import CollapseDetector, low_entropy
+
+KEPT = json.loads((Path(__file__).parents[2] / "results" / "collapse" / "runs-looked-at.json").read_text())["runs"]
+HEALTHY = sorted(name for name, run in KEPT.items() if run["healthy"])
+SICK = {"cart-collapse-s0": "the policy has collapsed", "pendulum-default-s0": "the critic explains nothing"}
+
+
+def replay(run: dict[str, Any], total_env_steps: int) -> tuple[str, ...]:
+    """What is said of a kept run if it was to be that long."""
+    action = {"low": [], "high": [], "squash": False, **run["action"]}
+    config = TrainConfig.create(
+        algorithm=run["algorithm"], total_env_steps=total_env_steps, stop_window=run["stop_window"]
+    )
+    detector = CollapseDetector(config, ActionSpec.from_json(action))
+    columns = run["columns"]
+    for i, env_steps in enumerate(columns["env_steps"]):
+        detector.observe(env_steps, {name: values[i] for name, values in columns.items()})
+    return detector.findings
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("whole", [False, True], ids=["as asked", "as if over now"])
+def test_healthy_runs_are_not_accused(name: str, whole: bool) -> None:
+    run = KEPT[name]
+    assert replay(run, run["columns"]["env_steps"][-1] if whole else run["total_env_steps"]) == ()
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_collapsed_runs_are_told_with_what_to_try(name: str) -> None:
+    run = KEPT[name]
+    said = replay(run, 100_000)
+    assert said[0].startswith(SICK[name]) and "--learning-rate" in said[0]
+    assert len({text.split(":")[0] for text in said}) == len(said) <= 2
+
+
+def test_a_critic_alone_accuses_nobody() -> None:
+    """The kept healthy runs tell the conditions apart: without that on returns some would be accused."""
+    explained = [v for v in KEPT["cart-ppo-s0"]["columns"]["explained_variance"] if v is not None]
+    assert max(explained) <= 0
+
+
+def sequence(**columns: list[float | None]) -> dict[str, Any]:
+    length = len(next(iter(columns.values())))
+    steps = {"env_steps": [1000 * (i + 1) for i in range(length)], "episodes": [100 + i for i in range(length)]}
+    usual = {"entropy": [1.0] * length, "explained_variance": [0.5] * length}
+    action = {"kind": "categorical", "sizes": [4]}
+    return {"algorithm": "ppo", "stop_window": 100, "action": action, "columns": {**steps, **usual, **columns}}
+
+
+RISE: list[float | None] = [float(i) for i in range(1, 31)]
+
+
+@pytest.mark.parametrize(
+    ("returns", "entropy", "accused"),
+    [
+        (RISE + [3.0] * 30, [1.0] * 30 + [0.001] * 30, True),
+        (RISE + [3.0] * 30, [1.0] * 30 + [0.2] * 30, False),  # a dip of a policy that explores
+        (RISE + [30.0] * 30, [1.0] * 30 + [0.001] * 30, False),  # it has learned all there is
+        (RISE + [3.0, 29.0] * 15, [1.0] * 30 + [0.001] * 30, False),  # it recovers each time
+        (RISE + [3.0] * 30, [None] * 60, False),  # an algorithm without entropy
+    ],
+)
+def test_a_policy_has_collapsed_without_entropy_and_with_fallen_returns_only(
+    returns: list[float | None], entropy: list[float | None], accused: bool
+) -> None:
+    said = replay(sequence(return_mean=returns, entropy=entropy), 60_000)
+    assert bool(said) == accused
+    assert not accused or (said[0].startswith("the policy has collapsed") and "from 30 to 3" in said[0])
+
+
+@pytest.mark.parametrize(
+    ("returns", "explained", "accused"),
+    [
+        ([5.0] * 40, [-0.1] * 40, True),
+        ([5.0 + i for i in range(40)], [-0.1] * 40, False),
+        ([5.0] * 40, [-0.1, 0.3] * 20, False),
+        ([-1000.0 + i for i in range(40)], [0.0] * 40, True),
+    ],
+)
+def test_a_critic_explains_nothing_where_returns_do_not_rise(
+    returns: list[float | None], explained: list[float | None], accused: bool
+) -> None:
+    said = replay(sequence(return_mean=returns, explained_variance=explained), 100_000)
+    assert bool(said) == accused
+    assert not accused or said[0].startswith("the critic explains nothing")
+
+
+def test_without_any_episode_the_critic_alone_decides() -> None:
+    run = sequence(return_mean=[None] * 40, explained_variance=[-1.0] * 40, episodes=[0] * 40)
+    (said,) = replay(run, 100_000)
+    assert "has not risen" not in said
+
+
+def test_little_entropy_is_relative_to_the_action_space() -> None:
+    assert low_entropy(ActionSpec("categorical", (2,))) == pytest.approx(0.01 * math.log(2))
+    assert low_entropy(ActionSpec("multi_categorical", (2, 3))) == pytest.approx(0.01 * math.log(6))
+    wide = ActionSpec("gaussian", (2,), (-2.0, -math.inf), (2.0, math.inf))
+    gaussians = [0.5 * math.log(2 * math.pi * math.e * sigma**2) for sigma in (0.02, 0.01)]
+    assert low_entropy(wide) == pytest.approx(sum(gaussians))

@@ -1,0 +1,129 @@
+"""Environments that raise: one of several is made anew, its rows are left out, and the others never notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from accel.acting.actor import join
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.config.actor import ActorConfig
+from accel.envs.loop import EnvLoop
+from accel.experience.unroll import UnrollLayout
+from accel.publishing.publisher import Publisher
+from accel.transport.local import LocalTransport
+from tests.accel.live_policies import config_for
+
+EPISODE = 7
+
+
+class Fragile(gymnasium.Env[Any, Any]):
+    """Counts its steps in what it shows; episodes of seven. Number ``broken`` raises in step ``breaks_at``."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, breaks_at: dict[int, int]) -> None:
+        self.number = Fragile.made
+        Fragile.made += 1
+        self.breaks_at = breaks_at.get(self.number, 10**9)
+        self.steps = self.t = 0
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.t = 0
+        return np.array([self.number, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.t += 1
+        if self.steps == self.breaks_at:
+            raise ValueError("the simulator broke")
+        return np.array([self.number, self.t], np.float32), 1.0, self.t == EPISODE, False, {}
+
+
+def loop_of(breaks_at: dict[int, int], envs: int = 3) -> EnvLoop:
+    Fragile.made = 0
+    loop = EnvLoop(lambda: Fragile(breaks_at), envs, seed=(0, 1))
+    loop.reset()
+    return loop
+
+
+def rows(loop: EnvLoop, count: int) -> dict[str, np.ndarray]:
+    taken = [[np.array(part) for part in loop.step(np.zeros(loop.num_envs, np.int64))] for _ in range(count)]
+    names = ("observations", "rewards", "terminated", "truncated")
+    return {name: np.array([parts[k] for parts in taken]) for k, name in enumerate(names)}
+
+
+def test_one_that_raises_is_made_anew_and_the_others_go_on_as_they_would() -> None:
+    whole, loop = rows(loop_of({}), 20), loop_of({1: 5})
+    broken = rows(loop, 20)
+    for name, values in broken.items():
+        assert np.array_equal(values[:, [0, 2]], whole[name][:, [0, 2]]), name
+    (failure,) = loop.failures
+    assert (failure.tick, failure.environment, failure.error) == (5, 1, "ValueError: the simulator broke")
+    assert "in step" in failure.traceback
+    # The row of the failure pays nothing and asks for a reset; the next one is the new environment's first.
+    assert broken["truncated"][4, 1] and not broken["terminated"][4, 1] and broken["rewards"][4, 1] == 0
+    assert broken["observations"][5:8, 1].tolist() == [[3, 0], [3, 1], [3, 2]]
+    first, second = (env.seeds[0] for env in (loop._envs[0], loop._envs[1]))  # type: ignore[attr-defined]
+    assert second is not None and second not in (first, loop_of({})._envs[1].seeds[0])  # type: ignore[attr-defined]
+
+
+def test_one_that_raises_again_before_it_has_ended_an_episode_raises_for_all() -> None:
+    loop = loop_of({1: 5, 3: 4})
+    with pytest.raises(ValueError, match="broke"):
+        rows(loop, 20)
+    again = loop_of({1: 5, 3: EPISODE + 4})
+    rows(again, 40)
+    assert [failure.environment for failure in again.failures] == [1, 1]
+
+
+def test_one_that_cannot_be_made_again_raises_for_all() -> None:
+    loop = loop_of({1: 5})
+
+    def refuse() -> gymnasium.Env[Any, Any]:
+        raise OSError("no licence left")
+
+    loop._make_env = refuse
+    with pytest.raises(OSError, match="licence"):
+        rows(loop, 20)
+
+
+def test_its_part_of_the_unroll_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the episode that it cut off is none."""
+    gymnasium.register("Fragile-v0", entry_point=lambda: Fragile({1: 12}))
+    config = config_for("mlp:16x1", "fp32", env="Fragile-v0", actors=0, envs_per_actor=3, unroll_length=8)
+    Fragile.made = 0
+    transport = LocalTransport(1)
+    learner = transport.learner
+    learner.welcome(ActorConfig.of(config).to_json())
+    actor = join(transport.actor(0), 0.0)
+    algorithm = make_algorithm(config, actor.spec, torch.device("cpu"))
+    agreement, layout = agree(config, algorithm)
+    learner.welcome(agreement.to_json())
+    learner.configure(layout.nbytes)
+    learner.publish(1, dict(Publisher(config, algorithm.network).payloads()))
+    actor.start()
+    learner.messages()
+    seen = []
+    for _ in range(4):
+        actor.step()
+        arrival = learner.receive()
+        assert arrival is not None
+        unroll = UnrollLayout.view(layout, arrival.buffer)
+        seen.append((unroll["valid"][:8].sum(0).tolist(), unroll["episode_length"].sum(0).tolist(), unroll.valid_steps))
+        learner.release(arrival)
+    actor.close()
+    assert [valid[1] for valid, _, _ in seen] == [7, 0, 7, 7]
+    assert [sum(valid) == count for valid, _, count in seen] == [True] * 4
+    assert seen[1][1][1] == 0 and seen[1][1][0] == EPISODE, "an episode that was cut off is not counted"
+    ((actor_number, told),) = learner.messages()
+    assert actor_number == 0 and told["environment"] == 1 and "the simulator broke" in str(told["raised"])

@@ -1,0 +1,179 @@
+"""Full disks and run directories that disappear: training goes on where it can, and says what was kept where not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from accel.errors import RunDirectoryError
+from accel.learning.loop import Loop
+from accel.runs.directory import RunDirectory
+from accel.runs.summary import Summary
+from monitor.decisions import read_decisions
+from monitor.recorder import read_metrics
+from tests.accel.test_session import SMALL
+
+SIZE_BYTES = 4 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of four megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root on Linux, to mount a small file system")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path, left_bytes: int = 0) -> Path:
+    """Take up what is free, but for so many bytes."""
+    filler = disk / "filler"
+    free = shutil.disk_usage(disk).free - left_bytes
+    with filler.open("wb") as file:
+        file.write(bytes(free))
+    return filler
+
+
+def configure(path: Path, **options: object) -> TrainConfig:
+    base = {"name": "run", "total_env_steps": 10**6, "checkpoint_interval_s": 1e-6, "log_interval_s": 1e-6}
+    return TrainConfig.create(**{**SMALL, "results_dir": path, **base, **options})
+
+
+class During:
+    """Does things to a run between its updates, by their number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.actions: dict[int, object] = {}
+        original = Loop._reason_to_stop
+
+        def step(loop: Loop) -> str | None:
+            action = self.actions.pop(loop.counters.updates, None)
+            if callable(action):
+                action()
+            return original(loop)
+
+        monkeypatch.setattr(Loop, "_reason_to_stop", step)
+
+
+@pytest.fixture
+def during(monkeypatch: pytest.MonkeyPatch) -> During:
+    return During(monkeypatch)
+
+
+def test_training_goes_on_while_the_disk_is_full(
+    disk: Path, during: During, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filled after the tenth update, emptied after the thirtieth: the end is that of an undisturbed run."""
+    run = disk / "run"
+    kept: list[list[str]] = []
+    during.actions[10] = lambda: fill(disk)
+    during.actions[30] = lambda: (kept.append(sorted(os.listdir(run / "checkpoints"))), (disk / "filler").unlink())
+    with caplog.at_level(logging.WARNING):
+        summary = accel.train(configure(disk, total_env_steps=6000, compressor="anneal(fp32@0;int8@2400)"))
+    assert summary.env_steps >= 6000 and summary.updates > 40
+    assert Summary.read(run) == summary
+    told = [record.getMessage() for record in caplog.records]
+    assert len([text for text in told if re.search(r"cannot write .*metrics\.jsonl: No space left", text)]) == 1
+    assert len([text for text in told if re.search(r"metrics\.jsonl is written again; \d+ lines", text)]) == 1
+    output = capsys.readouterr().out
+    (name,) = re.findall(
+        r"cannot write a checkpoint .*No space left.*; (step-\d+\.safetensors) is kept; the run goes", output
+    )
+    assert name in kept[0] and output.count("checkpoints are written again") == 1
+    assert all(name.startswith("step-") for name in kept[0])
+    steps = [record["env_steps"] for record in read_metrics(run / "metrics.jsonl")]
+    assert steps == sorted(set(steps)) and steps[-1] == summary.env_steps
+    assert read_decisions(run)[1] == 0
+    again = accel.train(configure(disk, total_env_steps=7000), resume=run)
+    assert again.env_steps >= 7000
+
+
+def test_a_last_checkpoint_that_does_not_fit_ends_with_an_error_and_keeps_the_one_before(
+    disk: Path, during: During
+) -> None:
+    run = disk / "run"
+    during.actions[10] = lambda: fill(disk)
+    with pytest.raises(
+        RunDirectoryError, match=r"No space left.*; step-\d+\.safetensors is kept\. .*--resume"
+    ) as error:
+        accel.train(configure(disk, total_env_steps=4000))
+    assert error.value.exit_code != 0 and not (run / "summary.json").exists()
+    assert 0 < RunDirectory.open(run, read_only=True).load_checkpoint().env_steps < 4000
+    (disk / "filler").unlink()
+    assert accel.train(configure(disk, total_env_steps=4000), resume=run).env_steps >= 4000
+
+
+def test_a_run_that_does_not_fit_is_refused_before_it_starts(disk: Path) -> None:
+    filler = fill(disk, left_bytes=300_000)
+    with pytest.raises(
+        RunDirectoryError, match=r"0\.\d MiB free, and the run's checkpoints and policies need 1\.\d MiB"
+    ):
+        accel.train(configure(disk))
+    assert os.listdir(disk) == ["filler"]
+    filler.unlink()
+    fill(disk)
+    with pytest.raises(RunDirectoryError, match="No space left on device; make room there"):
+        accel.train(configure(disk))
+    assert os.listdir(disk) == ["filler"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_files_of_measurements_that_cannot_be_written_never_end_a_run(
+    tmp_path: Path, during: During, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+
+    def lose() -> None:
+        for name in ("metrics.jsonl", "decisions.jsonl"):
+            (run / name).unlink(missing_ok=True)
+            (run / name).symlink_to("/dev/full")
+
+    during.actions[5] = lose
+    with caplog.at_level(logging.WARNING):
+        summary = accel.train(configure(tmp_path, total_env_steps=6000, compressor="anneal(fp32@0;int8@3000)"))
+    told = [record.getMessage() for record in caplog.records if "cannot write" in record.getMessage()]
+    assert summary.scheme.startswith("int8") and [Path(text.split(":")[0]).name for text in told] == [
+        "metrics.jsonl", "decisions.jsonl",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("becomes", ["gone", "another", "a file"])
+def test_a_run_directory_that_disappears_ends_the_run(becomes: str, tmp_path: Path, during: During) -> None:
+    run = tmp_path / "run"
+
+    def lose() -> None:
+        run.rename(tmp_path / "moved")
+        if becomes == "another":
+            run.mkdir()
+        elif becomes == "a file":
+            run.touch()
+
+    during.actions[10] = lose
+    with pytest.raises(RunDirectoryError, match="was removed, moved or replaced") as error:
+        accel.train(configure(tmp_path))
+    assert error.value.exit_code != 0
+    assert not (run / "checkpoints").exists() and not (run / "config.toml").exists()
+    assert RunDirectory.open(tmp_path / "moved", read_only=True).load_checkpoint().env_steps > 0
+
+
+def test_a_finished_run_that_could_not_write_its_summary_writes_it_when_it_is_resumed(tmp_path: Path) -> None:
+    config = configure(tmp_path, total_env_steps=2000)
+    summary = accel.train(config)
+    (tmp_path / "run" / "summary.json").unlink()
+    again = accel.train(config, resume=tmp_path / "run")
+    assert (again.env_steps, again.updates, again.finished) == (summary.env_steps, summary.updates, True)
+    assert Summary.read(tmp_path / "run") == again

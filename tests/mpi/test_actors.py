@@ -1,0 +1,110 @@
+"""Actors that crash, leave, hang or are stopped: told, replaced while the run goes on, or the run ends as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.environments.troubled import DIARY, order_failure
+from tests.mpi.training_runs import TrainingRun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+TROUBLED = "tests.environments.troubled:"
+ENDLESS = ("--total-env-steps", "1000000000")
+
+
+def restarts(job: TrainingRun) -> int:
+    return int(job.records()[-1]["actor_restarts"])
+
+
+def test_an_actor_that_fails_in_any_way_is_replaced_while_the_run_goes_on(tmp_path: Path) -> None:
+    told = {
+        "exit": "actor 1 failed: its process left through exit(7)",
+        "leave": "actor 1 failed: its process left through exit(0)",
+        "segfault": "actor 1 failed: its process was ended by SIGSEGV",
+        "hang": "actor 1 failed: its environments hang: a step took longer than 3 s (--actor-timeout-s)",
+    }
+    words = ("--actors", "2", *ENDLESS, "--wrapper", f"{TROUBLED}Obedient", "--actor-timeout-s", "3")
+    words = (*words, "--batch-unrolls", "1", "--log-interval-s", "0.1", "--max-actor-restarts", "50")
+    with TrainingRun(tmp_path, *words, environment={DIARY: str(tmp_path)}) as job:
+        ranks = job.wait_for_records(2)
+        for number, (how, text) in enumerate(told.items()):
+            before = job.children()[2]
+            order_failure(tmp_path, 2, how)
+            job.wait_for(lambda text=text: text in job.output, f"telling of {how}")  # type: ignore[misc]
+            steps = job.records()[-1]["env_steps"]
+            job.wait_for(lambda n=number: restarts(job) == n + 1, f"replacing after {how}")  # type: ignore[misc]
+            job.wait_for(lambda: job.records()[-1]["actors_alive"] == 2, "both acting")
+            assert job.records()[-1]["env_steps"] > steps, "the learner waited"
+            assert job.children()[2] != before
+        os.kill(job.children()[1], signal.SIGKILL)
+        job.wait_for(lambda: restarts(job) == len(told) + 1, "replacing the killed one")
+        order_failure(tmp_path, 1, "raise")
+        job.wait_for(lambda: job.records()[-1]["environment_restarts"] == 1, "making one environment anew")
+        assert "the simulator broke; it is made anew" in job.output and "troubled.py" in job.output
+        assert restarts(job) == len(told) + 1
+        assert job.ranks() == ranks
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        summary = job.summary()
+        assert summary.actor_restarts == len(told) + 1 and summary.environment_restarts == 1
+        assert summary.dead_actors == 0 and {record["actors_alive"] for record in job.records()} >= {1, 2}
+        steps = [(record["env_steps"], record["elapsed_s"]) for record in job.records()]
+        assert steps == sorted(set(steps))
+        assert job.leaves_no_rank([*ranks.values(), *job.known])
+
+
+def test_an_actor_that_keeps_failing_is_given_up_and_the_run_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}Leaves", "--max-actor-restarts", "2")
+    with TrainingRun(tmp_path, *words, "--batch-unrolls", "1") as job:
+        job.wait_for_ranks(2)
+        assert job.finish() != 0
+        assert "that is 3 failures in a row, and it is not replaced again (--max-actor-restarts)" in job.output
+        assert "all 1 actors are gone" in job.output and "--resume" in job.output
+        assert job.checkpoints() and not (job.path / "summary.json").exists()
+        assert job.leaves_no_rank(list(job.known))
+
+
+def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> None:
+    words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}Hangs", "--max-seconds", "4")
+    with TrainingRun(tmp_path, *words, "--batch-unrolls", "1") as job:
+        job.wait_for_ranks(2)
+        assert job.finish() == 0, job.output
+        assert job.summary().reason == "max_seconds = 4 reached"
+        assert job.leaves_no_rank(list(job.known))
+
+
+def test_environments_that_are_never_made_end_the_job(tmp_path: Path) -> None:
+    words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}HangsInTheMaking", "--peer-timeout-s", "25")
+    with TrainingRun(tmp_path, *words) as job:
+        job.wait_for_ranks(2)
+        assert job.finish() != 0
+        assert (
+            "actors 0 did not answer within 25 s" in job.output or "construction or a reset took longer" in job.output
+        )
+        assert job.leaves_no_rank(list(job.known))
+
+
+def test_a_stopped_process_is_replaced_and_a_silent_rank_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    words = ("--actors", "2", *ENDLESS, "--batch-unrolls", "1")
+    with TrainingRun(tmp_path, *words) as job:
+        ranks = job.wait_for_records(2)
+        os.kill(job.children()[2], signal.SIGSTOP)
+        job.wait_for(lambda: "actor 1 failed: its process was stopped for 10 s" in job.output, "telling")
+        job.wait_for(lambda: restarts(job) == 1, "replacing it")
+        child = job.children()[2]
+        os.kill(ranks[2], signal.SIGSTOP)
+        job.wait_for(lambda: "actor 1 gives no sign of life; 1 of 2 go on without it" in job.output, "telling")
+        assert job.leaves_no_rank([ranks[2], child])
+        job.wait_for(lambda: job.records()[-1]["actors_alive"] == 1, "counting it out")
+        job.wait_for_records(2)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.summary().dead_actors == 1 and job.summary().reason == "stopped on request"

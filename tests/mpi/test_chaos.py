@@ -1,0 +1,36 @@
+"""Training goes on, and learns, while its actors are killed, stopped and made to hang: ``scripts/chaos``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.ranks import ROOT, need_mpirun
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+
+def chaos(*words: str) -> None:
+    need_mpirun()
+    program = [sys.executable, str(ROOT / "scripts/chaos"), *words]
+    done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_a_minute_of_chaos(tmp_path: Path) -> None:
+    """What is learned in a minute depends on the machine: a random policy has a mean return of 22."""
+    chaos("--minutes", "1", "--faults", "10", "--actors", "2", "--reach", "40", "--out", str(tmp_path))
+    assert "- yes: every fault was told, and nothing else" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_minutes_with_a_hundred_faults() -> None:
+    chaos("--minutes", "10", "--faults", "100")
