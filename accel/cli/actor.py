@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from accel.errors import AccelError, TransportError
+from accel.errors import AccelError
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent, ignore_stop_signals
-from accel.transport.base import Aborted, ActorTransport, Stopped
+from accel.transport.base import ActorTransport, Stopped
+from accel.transport.channel import LinkLostError
 from accel.transport.child_actor import ChildActor, adopt_link
 from accel.transport.launcher import LaunchInfo
 
@@ -48,36 +49,41 @@ def main() -> int:
     from accel.system.pinning import pin_rank
 
     info = LaunchInfo(rank, size, local_rank, launcher)
-    return run_actor(ChildActor(link), lambda learners: pin_rank(info, learners))
+    try:
+        return run_actor(ChildActor(link), lambda learners: pin_rank(info, learners))
+    except Stopped:
+        return 0
+    except LinkLostError:
+        return 1  # The rank is gone, and nobody is left to tell.
 
 
 def run_actor(
     transport: ActorTransport, pin: Callable[[int], object] = lambda learners: None, timeout_s: float = 600.0
 ) -> int:
-    """Serve a learner until it stops this actor; returns the exit status.
+    """Serve a learner; returns the exit status of an actor that failed, which the learner was told.
 
     Args:
         transport: this actor's end.
         pin: see ``accel.acting.actor.join``.
         timeout_s: how long to wait for the configuration and for the learner's answer to an error.
+    Raises:
+        Stopped: the learner needs this actor no longer. LinkLostError: the rank is gone.
     """
     from accel.acting.actor import join
 
     try:
         actor = join(transport, timeout_s, pin)
-    except (Aborted, TransportError):
+    except (Stopped, LinkLostError):
         raise
     except Exception:
         logger.debug("actor %d cannot start", transport.actor, exc_info=True)
-        transport.wait_policy(timeout_s)
+        transport.wait_policy(timeout_s)  # The learner was told, and stops this actor.
         return EXIT_ABORTED
     try:
         actor.start()
         while True:
             actor.step()
-    except Stopped:
-        return 0
-    except TransportError:
+    except (Stopped, LinkLostError):
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
         told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}

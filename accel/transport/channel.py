@@ -28,6 +28,13 @@ _POLICY = struct.Struct("<qqqII")
 _SCHEME_AT, _PAYLOAD_AT = 64, 8192
 
 
+class LinkLostError(TransportError):
+    """The other process is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("the other process of this actor is gone")
+
+
 class Link:
     """One end of all that is shared. ``files`` are the numbers that ``adopt`` takes in the child.
 
@@ -96,7 +103,7 @@ class Link:
         self.flush()
 
     def flush(self, wait: bool = False) -> None:
-        """Send what is queued, or as much as fits. Raises TransportError: the other process is gone."""
+        """Send what is queued, or as much as fits. Raises LinkLostError."""
         try:
             while self._unsent:
                 try:
@@ -106,10 +113,10 @@ class Link:
                         return
                     select.select([], [self._socket], [])
         except OSError as error:
-            raise TransportError("the other process of this actor is gone") from error
+            raise LinkLostError from error
 
     def receive(self) -> list[tuple[str, Json]]:
-        """Every whole message that has come. Raises TransportError: the other process is gone, and so are they all."""
+        """Every whole message that has come. Raises LinkLostError: the other process is gone, and all was read."""
         found: list[tuple[str, Json]] = []
         while True:
             try:
@@ -121,7 +128,7 @@ class Link:
             if not chunk:
                 if found:
                     return found
-                raise TransportError("the other process of this actor is gone")
+                raise LinkLostError
             self._received += chunk
             while len(self._received) >= _LENGTH.size:
                 end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]

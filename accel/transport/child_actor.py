@@ -14,7 +14,7 @@ from collections.abc import Callable
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.pulse import WAITING, Pulse
-from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped
+from accel.transport.base import Bytes, PolicyUpdate, Stopped
 from accel.transport.channel import Link
 from accel.transport.unroll_pool import check_unroll_bytes
 
@@ -33,7 +33,6 @@ class ChildActor:
         self._ring: list[Bytes] = []
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
-        self._abort_text: str | None = None
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, as the rank hands it on."""
@@ -99,7 +98,7 @@ class ChildActor:
     def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
         """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.
 
-        Raises Stopped, Aborted, TransportError.
+        Raises Stopped, LinkLostError.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         before = self.pulse.enter(WAITING)
@@ -126,15 +125,10 @@ class ChildActor:
                 self._welcomes.append(message if isinstance(message, dict) else {})
             elif kind == "stop":
                 self.stopping = True
-            elif kind == "abort":
-                self.stopping = True
-                self._abort_text = str(body["message"])
             elif kind != "policy":  # A wake-up: the policy itself is in the slot.
                 raise TransportError(f"the rank sent an unknown kind of message: {kind}")
 
     def _raise_if_over(self) -> None:
-        if self._abort_text is not None:
-            raise Aborted(self._abort_text)
         if self.stopping:
             raise Stopped("the learner asked this actor to stop")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.cli.actor import command
 from accel.errors import TransportError
 from accel.system.pulse import PREPARING, STEPPING, WAITING
-from accel.transport.base import Aborted, PolicyUpdate, Stopped
-from accel.transport.channel import Link
+from accel.transport.base import PolicyUpdate, Stopped
+from accel.transport.channel import Link, LinkLostError
 from accel.transport.child_actor import ChildActor
+from accel.transport.launcher import LaunchInfo
 
 OPEN: list[Link] = []
 
@@ -178,16 +181,26 @@ def test_a_child_that_waits_says_so_and_one_that_goes_on_too() -> None:
 
 
 def test_a_child_ends_when_it_is_told_to_or_when_its_rank_is_gone() -> None:
-    for kind, ends in (("stop", Stopped), ("abort", Aborted)):
-        ours, child = started()
-        ours.send(kind, {"message": "enough"})
-        with pytest.raises(ends):
-            child.acquire()
-        assert child.stopping
+    ours, child = started()
+    ours.send("stop", {})
+    with pytest.raises(Stopped):
+        child.acquire()
+    assert child.stopping
     ours, child = started()
     ours._socket.close()
-    with pytest.raises(TransportError, match="gone"):
+    with pytest.raises(LinkLostError, match="gone"):
         child.wait_policy(5.0)
+
+
+def test_a_child_process_whose_rank_is_gone_ends_without_a_traceback() -> None:
+    ours, theirs = Link.make()
+    files = ours.files(theirs)
+    words = (*command(LaunchInfo(1, 2, 1, "none")), ",".join(map(str, files)))
+    child = subprocess.Popen(words, pass_fds=files, stderr=subprocess.PIPE, text=True)
+    theirs.close()
+    ours.close()
+    told = child.communicate(timeout=60.0)[1]
+    assert (child.returncode, told) == (1, "")
 
 
 def test_a_policy_is_waited_for() -> None:
