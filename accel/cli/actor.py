@@ -1,4 +1,4 @@
-"""What an actor's rank starts to act for it: python -P -m accel.cli.actor LAUNCH FILES (``accel.acting.host``)."""
+"""What an actor's rank starts to act for it: python -P -m accel.cli.actor LAUNCH FILES (``accel.acting.child``)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from accel.acting.child import ChildActor, LinkLostError, adopt_link
 from accel.errors import AccelError
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.transport.base import ActorTransport, Stopped
-from accel.transport.channel import LinkLostError
-from accel.transport.child_actor import ChildActor, adopt_link
 from accel.transport.launcher import LaunchInfo
 
 EXIT_ABORTED = 3

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel.acting.host import Host
+from accel.acting.child import Host
 from accel.cli.actor import command as actor_command
 from accel.errors import AccelError, DivergenceError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT

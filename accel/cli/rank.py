@@ -32,7 +32,7 @@ def main() -> int:
     signs = SignsOfLife(info.rank)
     host = None
     if acts := is_actor(info):
-        from accel.acting.host import Host
+        from accel.acting.child import Host
         from accel.cli.actor import command
 
         host = Host(command(info))

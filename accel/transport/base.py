@@ -206,3 +206,11 @@ class LearnerTransport(Protocol):
     def close(self) -> None:
         """``stop`` with a short limit unless stopped already. Idempotent."""
         ...
+
+
+def check_unroll_bytes(unroll_bytes: int, configured: int | None) -> None:
+    """Raises TransportError for a size that cannot be sent, or a second ``configure``."""
+    if configured is not None:
+        raise TransportError(f"the transport is configured already, for unrolls of {configured} bytes")
+    if not 0 < unroll_bytes < 1 << 31:
+        raise TransportError(f"an unroll of {unroll_bytes} bytes cannot be sent; it must have 1 … 2³¹-1")

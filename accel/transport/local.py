@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.pulse import Pulse
-from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions
-from accel.transport.policies import PolicyBoard
-from accel.transport.unroll_pool import UnrollPool, check_unroll_bytes
+from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
+from accel.transport.remote_learner import PolicyBoard, UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 

@@ -12,11 +12,9 @@ import numpy as np
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.pulse import Pulse
-from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions
+from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
-from accel.transport.policies import decode_policy
-from accel.transport.unroll_pool import check_unroll_bytes
 from accel.transport.wire import (
     TAG_MESSAGE,
     TAG_POLICY,
@@ -24,6 +22,7 @@ from accel.transport.wire import (
     WIRE_FORMAT,
     check_formats,
     decode_message,
+    decode_policy,
     encode_message,
 )
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.transport.base import Arrival, Bytes, TransportOptions
+from accel.transport.base import Arrival, Bytes, PolicyUpdate, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
-from accel.transport.policies import PolicyBoard
-from accel.transport.unroll_pool import UnrollPool, check_unroll_bytes
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     TAG_MESSAGE,
@@ -24,6 +23,7 @@ from accel.transport.wire import (
     WIRE_FORMAT,
     decode_message,
     encode_message,
+    encode_policy,
 )
 
 _INBOX_LIMIT = 4096
@@ -319,6 +319,148 @@ class RemoteLearner:
             self._silent.pop(actor, None)
             self._dead.add(actor)
             self._outbox.forget(actor)
+
+
+class UnrollPool:
+    """Buffers of one size, each free, being received into, or held by the learner.
+
+    Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead.
+    """
+
+    def __init__(self, unroll_bytes: int, options: TransportOptions) -> None:
+        self.unroll_bytes = unroll_bytes
+        self._max_held = options.max_held
+        self._free: list[Bytes] = []
+        self._held: dict[int, Bytes] = {}
+
+    def take(self) -> Bytes:
+        """A free buffer."""
+        return self._free.pop() if self._free else np.empty(self.unroll_bytes, np.uint8)
+
+    def put_back(self, buffer: Bytes) -> None:
+        """Returns a buffer that the learner never saw."""
+        self._free.append(buffer)
+
+    def check_may_hold(self) -> None:
+        """Raises TransportError when the learner holds as many arrivals as it may."""
+        if len(self._held) >= self._max_held:
+            raise TransportError(
+                f"{self._max_held} arrivals are held and none was released; release() some, or raise max_held"
+            )
+
+    def hold(self, arrival: Arrival) -> Arrival:
+        """Notes that the learner owns the arrival's buffer now."""
+        self._held[id(arrival.buffer)] = arrival.buffer
+        return arrival
+
+    def release(self, arrival: Arrival) -> None:
+        """Takes a buffer back from the learner."""
+        if self._held.pop(id(arrival.buffer), None) is None:
+            raise TransportError("release() takes an arrival from receive(), once")
+        self._free.append(arrival.buffer)
+
+
+@dataclass(eq=False)
+class _Content:
+    """A payload as last published under one scheme; the object's identity says whether the payload is the same."""
+
+    payload: bytes
+
+
+@dataclass
+class PolicyBoard:
+    """The newest policy of every scheme, the scheme of every actor, and who still waits for which.
+
+    ``offer`` answers with the newest policy only, so what is replaced before it is sent is never sent.
+    """
+
+    actors: int
+    version: int = -1
+    _assigned: dict[int, str] = field(default_factory=dict)
+    _contents: dict[str, _Content] = field(default_factory=dict)
+    _default: str | None = None
+    _sent_content: dict[int, _Content] = field(default_factory=dict)
+    _sent_scheme: dict[int, str] = field(default_factory=dict)
+    _waiting: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
+    _frames: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+
+    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
+        """Makes ``policies`` the newest for every actor. Raises TransportError: one missing, version going down."""
+        if not policies:
+            raise TransportError("publish() needs the policy of at least one scheme")
+        if version < self.version:
+            raise TransportError(f"policy version {version} is older than the published {self.version}")
+        missing = sorted({scheme for scheme in self._assigned.values() if scheme not in policies})
+        if missing:
+            raise TransportError(
+                f"publish() lacks {', '.join(missing)}, assigned to actors; it got {', '.join(policies)}"
+            )
+        self._contents = {scheme: self._content(scheme, payload) for scheme, payload in policies.items()}
+        self._default = next(iter(policies))
+        self.version = version
+        self._frames.clear()
+        self._waiting = set(range(self.actors)) - self._gone
+
+    def assign(self, actor: int, scheme: str) -> None:
+        """Gives ``actor`` another scheme, with the next offer or, if it is not published yet, the next ``publish``."""
+        if not 0 <= actor < self.actors:
+            raise TransportError(f"there is no actor {actor}, only 0 … {self.actors - 1}")
+        if actor in self._gone or self._assigned.get(actor) == scheme:
+            return
+        self._assigned[actor] = scheme
+        if scheme in self._contents and self._sent_scheme.get(actor, scheme) != scheme:
+            self._waiting.add(actor)
+
+    def forget(self, actor: int) -> None:
+        """Drops an actor that is gone: it is offered nothing, and its scheme need not be published any more."""
+        self._gone.add(actor)
+        self._assigned.pop(actor, None)
+        self._sent_content.pop(actor, None)
+        self._waiting.discard(actor)
+
+    def remember(self, actor: int) -> None:
+        """Takes an actor back that was forgotten; it is offered the newest policy."""
+        self._gone.discard(actor)
+        if self._contents:
+            self._waiting.add(actor)
+
+    def waiting(self) -> Iterator[int]:
+        """Actors with something newer to get; a snapshot."""
+        return iter(tuple(self._waiting))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no actor waits for anything."""
+        return not self._waiting
+
+    def has_offer(self, actor: int) -> bool:
+        """Whether ``offer`` would answer."""
+        return actor in self._waiting and self._assigned.get(actor, self._default) in self._contents
+
+    def offer(self, actor: int) -> PolicyUpdate | None:
+        """What ``actor`` should be sent now, counted as sent; None when it has the newest."""
+        scheme = self._assigned.get(actor, self._default)
+        if actor not in self._waiting or scheme is None or scheme not in self._contents:
+            return None
+        content = self._contents[scheme]
+        self._waiting.discard(actor)
+        known = self._sent_content.get(actor) is content
+        self._sent_content[actor] = content
+        self._sent_scheme[actor] = scheme
+        return PolicyUpdate(self.version, scheme, None if known else content.payload)
+
+    def frame(self, update: PolicyUpdate) -> bytes:
+        """The message for an update just offered, built once for all actors that get the same."""
+        key = (update.scheme, update.payload is None)
+        if key not in self._frames:
+            self._frames[key] = encode_policy(update.version, update.scheme, update.payload)
+        return self._frames[key]
+
+    def _content(self, scheme: str, payload: bytes) -> _Content:
+        # Comparing beats hashing: it ends at the first byte that differs, and cannot collide.
+        last = self._contents.get(scheme)
+        return last if last is not None and last.payload == payload else _Content(payload)
 
 
 class _Outbox:

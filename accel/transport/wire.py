@@ -1,13 +1,15 @@
-"""Tags and formats of what travels between ranks, and the bytes of control messages (JSON)."""
+"""Tags and formats of what travels between ranks, and the bytes of messages: control (JSON) and policies."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from typing import cast
 
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.transport.base import PolicyUpdate
 
 WIRE_FORMAT = 1
 MAX_MESSAGE_BYTES = 1 << 20
@@ -18,6 +20,10 @@ TAG_MESSAGE = 2102
 TAG_POLICY = 2103
 TAG_ROLE = 2104
 TAG_LEARNER = 2105
+
+_POLICY_HEADER = struct.Struct("<4sBxHqQ")
+_POLICY_MAGIC = b"ACPO"
+_HAS_PAYLOAD = 1
 
 
 def encode_message(kind: str, body: Json) -> bytes:
@@ -43,6 +49,27 @@ def decode_message(buffer: bytes | memoryview) -> tuple[str, Json]:
     if not isinstance(kind, str) or not isinstance(body, dict):
         raise TransportError("a foreign control message arrived; do all ranks run the same version?")
     return kind, cast(Json, body)
+
+
+def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytes:
+    """One policy message; without ``payload`` a version notice."""
+    name = scheme.encode()
+    header = _POLICY_HEADER.pack(
+        _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
+    )
+    return b"".join((header, name, payload or b""))
+
+
+def decode_policy(frame: memoryview) -> PolicyUpdate:
+    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
+    if len(frame) < _POLICY_HEADER.size:
+        raise TransportError(f"a policy message of {len(frame)} bytes is too short")
+    magic, flags, name_bytes, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
+    start = _POLICY_HEADER.size + name_bytes
+    if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
+        raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
+    scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
+    return PolicyUpdate(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)
 
 
 def check_formats(learner: Mapping[str, object], actor: Mapping[str, object]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from accel.transport.policies import PolicyBoard, decode_policy
+from accel.transport.remote_learner import PolicyBoard
+from accel.transport.wire import decode_policy
 
 ACTORS = 3
 SCHEMES = ("fp32", "int8", "prune(0.5)")

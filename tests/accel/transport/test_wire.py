@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from accel.errors import TransportError
 from accel.transport.base import PolicyUpdate
-from accel.transport.policies import decode_policy, encode_policy
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     check_formats,
     decode_message,
+    decode_policy,
     encode_message,
+    encode_policy,
 )
 
 json_values = st.recursive(

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.acting.child import ChildActor, Link, LinkLostError
 from accel.cli.actor import command
 from accel.errors import TransportError
 from accel.system.pulse import PREPARING, STEPPING, WAITING
 from accel.transport.base import PolicyUpdate, Stopped
-from accel.transport.channel import Link, LinkLostError
-from accel.transport.child_actor import ChildActor
 from accel.transport.launcher import LaunchInfo
 
 OPEN: list[Link] = []

@@ -1,9 +1,13 @@
-"""The rank's side of an actor: a child process acts, this one talks MPI, watches the child and replaces it. No torch.
+"""An actor in a child process of its MPI rank: what the two share, the child's end, and the rank's. No torch.
 
 Environments are other people's code: they crash, exit, hang. In a process of their own, which MPI does not know, that
-costs the process and not the rank: the rank kills what is left of it and starts another, which is handed the same
-messages of the handshake, with an incarnation that gives it seeds of its own, and the newest policy. What the child had
-sent before stays; the unroll it was writing is lost.
+costs the process and not the rank: the rank (``Host``) kills what is left of it and starts another, which is handed the
+same messages of the handshake, with an incarnation that gives it seeds of its own, and the newest policy. What was sent
+before stays; the unroll that was being written is lost.
+
+The two share a socket for messages and memory for unrolls and the newest policy (``Link``), all inherited by the child
+and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
+the rank sends it from: a message passes between the two for each unroll, none for a step.
 
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
@@ -16,23 +20,31 @@ a child that has worked for ``STEADY_S`` ends the row.
 
 from __future__ import annotations
 
+import mmap
 import os
+import select
 import signal
 import socket
+import struct
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Self
+
+import numpy as np
 
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.processes import process_started, process_state
-from accel.system.pulse import PREPARING, STEPPING, WAITING
-from accel.transport.base import Bytes
-from accel.transport.channel import Link
+from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
+from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.remote_actor import RemoteActor
+from accel.transport.wire import decode_message, encode_message
 
 BEAT_S = 2.0
 STOPPED_S = 10.0
@@ -42,6 +54,313 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S = 5.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
+_POLICY_LOOK_S = 0.005
+
+_LENGTH = struct.Struct("<I")
+_SEQUENCE = struct.Struct("<q")
+_POLICY = struct.Struct("<qqqII")
+_SCHEME_AT, _PAYLOAD_AT = 64, 8192
+
+
+class LinkLostError(TransportError):
+    """The other process is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("the other process of this actor is gone")
+
+
+class Link:
+    """One end of all that is shared. ``files`` are the numbers that ``adopt`` takes in the child.
+
+    Args:
+        connection: this end's socket. ring, policy, pulse: files of memory.
+    """
+
+    def __init__(self, connection: socket.socket, ring: int, policy: int, pulse: int) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._files: tuple[int, ...] = (ring, policy, pulse)
+        self._received, self._unsent = bytearray(), bytearray()
+        self.pulse = Pulse(memoryview(mmap.mmap(pulse, 8 * WORDS)).cast("q"))
+        self.policies = PolicySlot(policy)
+
+    @classmethod
+    def make(cls) -> tuple[Self, socket.socket]:
+        """A rank's end, and the socket for its first child."""
+        ours, theirs = socket.socketpair()
+        files = [_memory() for _ in range(3)]
+        os.ftruncate(files[2], 8 * WORDS)
+        link = cls(ours, *files)
+        link.pulse.enter(PREPARING)
+        return link, theirs
+
+    def renew(self) -> socket.socket:
+        """The socket for another child: what the last one may still have written is never read."""
+        self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._received.clear()
+        self._unsent.clear()
+        self.pulse.enter(PREPARING)
+        return theirs
+
+    def files(self, theirs: socket.socket) -> tuple[int, int, int, int]:
+        """What a child inherits and gives to ``adopt``."""
+        ring, policy, pulse = self._files
+        return theirs.fileno(), ring, policy, pulse
+
+    @classmethod
+    def adopt(cls, files: tuple[int, int, int, int]) -> Self:
+        """The child's end."""
+        return cls(socket.socket(fileno=files[0]), *files[1:])
+
+    def close(self) -> None:
+        """Give everything back but the memory, which lives as long as somebody has a buffer of it."""
+        self._socket.close()
+        for file in self._files:
+            os.close(file)
+        self._files = ()
+
+    def buffers(self, unroll_bytes: int, count: int) -> list[Bytes]:
+        """The unrolls' memory: the same at both ends, each buffer on pages of its own."""
+        stride = -(-unroll_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        ring = self._files[0]
+        if os.fstat(ring).st_size < stride * count:
+            os.ftruncate(ring, stride * count)
+        memory = mmap.mmap(ring, stride * count)
+        return [np.frombuffer(memory, np.uint8, unroll_bytes, stride * i) for i in range(count)]
+
+    def send(self, kind: str, body: Mapping[str, object]) -> None:
+        """Queue a message and send what can be sent."""
+        encoded = encode_message(kind, dict(body))
+        self._unsent += _LENGTH.pack(len(encoded)) + encoded
+        self.flush()
+
+    def flush(self, wait: bool = False) -> None:
+        """Send what is queued, or as much as fits. Raises LinkLostError."""
+        try:
+            while self._unsent:
+                try:
+                    del self._unsent[: self._socket.send(self._unsent)]
+                except BlockingIOError:
+                    if not wait:
+                        return
+                    select.select([], [self._socket], [])
+        except OSError as error:
+            raise LinkLostError from error
+
+    def receive(self) -> list[tuple[str, Json]]:
+        """Every whole message that has come. Raises LinkLostError: the other process is gone, and all was read."""
+        found: list[tuple[str, Json]] = []
+        while True:
+            try:
+                chunk = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return found
+            except OSError:
+                chunk = b""
+            if not chunk:
+                if found:
+                    return found
+                raise LinkLostError
+            self._received += chunk
+            while len(self._received) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+                if len(self._received) < end:
+                    break
+                found.append(decode_message(bytes(self._received[_LENGTH.size : end])))
+                del self._received[:end]
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until something has come; False when the time is up."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
+
+
+class PolicySlot:
+    """The newest policy, in a file of memory: one writer, which never waits, and one reader, which sees whole ones.
+
+    A sequence number that is odd while the writer writes tells the reader to look again.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._sequence = self._payload_sequence = self._size = 0
+        self._seen = self._seen_payload = 0
+
+    def write(self, update: PolicyUpdate) -> None:
+        """Replace the policy; without a payload, only its version. Raises TransportError: its name is too long."""
+        scheme = update.scheme.encode()
+        if len(scheme) > _PAYLOAD_AT - _SCHEME_AT:
+            raise TransportError(f"a scheme's name of {len(scheme)} bytes is too long")
+        self._sequence += 1
+        os.pwrite(self._file, _SEQUENCE.pack(self._sequence), 0)
+        size = self._size
+        if update.payload is not None:
+            self._payload_sequence = self._sequence
+            size = self._size = len(update.payload)
+            written = 0
+            while written < size:
+                written += os.pwrite(self._file, memoryview(update.payload)[written:], _PAYLOAD_AT + written)
+        os.pwrite(self._file, scheme, _SCHEME_AT)
+        self._sequence += 1
+        header = (self._sequence, update.version, self._payload_sequence, len(scheme), size)
+        os.pwrite(self._file, _POLICY.pack(*header), 0)
+
+    def read(self) -> PolicyUpdate | None:
+        """A policy newer than the last one read; its payload too, unless that was read before."""
+        while True:
+            header = os.pread(self._file, _POLICY.size, 0)
+            if len(header) < _POLICY.size:
+                return None
+            sequence, version, payload_sequence, name_bytes, size = _POLICY.unpack(header)
+            if sequence == self._seen:
+                return None
+            if sequence % 2 == 0:
+                scheme = os.pread(self._file, name_bytes, _SCHEME_AT)
+                payload = None if payload_sequence == self._seen_payload else _read(self._file, size, _PAYLOAD_AT)
+                if os.pread(self._file, _POLICY.size, 0) == header:
+                    break
+            os.sched_yield()
+        self._seen, self._seen_payload = sequence, payload_sequence
+        return PolicyUpdate(version, scheme.decode(), payload)
+
+
+def _read(file: int, size: int, start: int) -> bytes:
+    found = os.pread(file, size, start)
+    while len(found) < size:  # Linux reads 2 GiB at most at once
+        more = os.pread(file, size - len(found), start + len(found))
+        if not more:
+            break
+        found += more
+    return found
+
+
+def _memory() -> int:
+    """A file of memory that has no name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("accel")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class ChildActor:
+    """``ActorTransport`` over a ``Link``. ``actor`` is known from the first welcome on."""
+
+    def __init__(self, link: Link) -> None:
+        self.actor = -1
+        self.stopping = False
+        self.pulse: Pulse = link.pulse
+        self._link = link
+        self._welcomes: deque[Json] = deque()
+        self._ring: list[Bytes] = []
+        self._numbers: dict[int, int] = {}
+        self._free: list[Bytes] = []
+
+    def welcome(self, timeout_s: float) -> Json:
+        """The learner's next message of the handshake, as the rank hands it on."""
+        if not self._until(lambda: bool(self._welcomes), timeout_s):
+            raise TransportError(f"no word from the learner within {timeout_s:g} s; is it stuck?")
+        return self._welcomes.popleft()
+
+    def hello(self, message: Json) -> None:
+        """Answers the welcome."""
+        self._link.send("hello", message)
+        self._link.flush(wait=True)
+
+    def report(self, message: Json) -> None:
+        """A late message to the learner, or the last one to the rank."""
+        self._link.send("report", message)
+        self._link.flush(wait=True)
+
+    def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
+        """Fixes the size of an unroll; the rank and this process map the same buffers."""
+        check_unroll_bytes(unroll_bytes, self._ring[0].nbytes if self._ring else None)
+        count = (in_flight or 2) + 1
+        self._ring = self._link.buffers(unroll_bytes, count)
+        self._numbers = {id(buffer): number for number, buffer in enumerate(self._ring)}
+        self._link.send("configure", {"unroll_bytes": unroll_bytes, "buffers": count})
+
+    def acquire(self) -> Bytes:
+        """A free buffer; see ``ActorTransport.acquire``."""
+        self._progress()
+        self._raise_if_over()
+        if not self._free:
+            self._until(lambda: bool(self._free), None)
+        return self._free.pop()
+
+    def push(self, buffer: Bytes) -> None:
+        """Hands an acquired buffer to the rank."""
+        self._link.send("unroll", {"buffer": self._numbers[id(buffer)]})
+        self._link.flush(wait=True)
+
+    def pull(self) -> PolicyUpdate | None:
+        """The newest policy if one came since the last pull."""
+        self._progress()
+        return self._link.policies.read()
+
+    def wait_policy(self, timeout_s: float) -> PolicyUpdate:
+        """Waits for a policy."""
+        found: list[PolicyUpdate] = []
+
+        def arrived() -> bool:
+            if (update := self._link.policies.read()) is not None:
+                found.append(update)
+            return bool(found)
+
+        if not self._until(arrived, timeout_s, look_s=_POLICY_LOOK_S):
+            raise TransportError(f"no policy from the learner within {timeout_s:g} s")
+        return found[-1]
+
+    def pump(self) -> None:
+        """Nothing to do: the rank sees to transfers."""
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Nothing to do: the rank says goodbye."""
+
+    def _until(self, ready: Callable[[], bool], timeout_s: float | None, look_s: float | None = None) -> bool:
+        """Waits for ``ready``, which messages bring about; what comes without one is looked for every ``look_s``.
+
+        Raises Stopped, LinkLostError.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        before = self.pulse.enter(WAITING)
+        try:
+            while True:
+                self._progress()
+                self._raise_if_over()
+                if ready():
+                    return True
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0.0:
+                    return False
+                self._link.wait(min((limit for limit in (left, look_s) if limit is not None), default=None))
+        finally:
+            self.pulse.enter(before)
+
+    def _progress(self) -> None:
+        for kind, body in self._link.receive():
+            if kind == "free":
+                self._free.append(self._ring[int(str(body["buffer"]))])
+            elif kind == "welcome":
+                self.actor = int(str(body["actor"]))
+                message = body["message"]
+                self._welcomes.append(message if isinstance(message, dict) else {})
+            elif kind == "stop":
+                self.stopping = True
+            elif kind != "policy":  # A wake-up: the policy itself is in the slot.
+                raise TransportError(f"the rank sent an unknown kind of message: {kind}")
+
+    def _raise_if_over(self) -> None:
+        if self.stopping:
+            raise Stopped("the learner asked this actor to stop")
+
+
+def adopt_link(files: str) -> Link:
+    """The child's end of what it inherited, as the rank wrote it on the command line."""
+    socket, ring, policy, pulse = (int(number) for number in files.split(","))
+    for number in (socket, ring, policy, pulse):
+        os.set_inheritable(number, False)
+    return Link.adopt((socket, ring, policy, pulse))
 
 
 class Host:
