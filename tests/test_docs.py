@@ -21,8 +21,9 @@ from pydantic.fields import FieldInfo
 from accel.cli import COMMANDS
 from accel.cli.train import parse as parse_training
 from accel.config import TrainConfig
+from accel.config.algorithms import ALGORITHMS
 from accel.config.files import load_toml
-from accel.config.models import ALGORITHMS, all_options
+from accel.config.train import all_options
 from accel.transport.launcher import detect_launch
 
 PROJECT = Path(__file__).parents[1]
@@ -255,3 +256,8 @@ def test_the_options_beside_training_are_in_their_table() -> None:
 def test_kept_configurations_can_be_used() -> None:
     for path in sorted((PROJECT / "results").rglob("*.toml")):
         assert TrainConfig.create(**load_toml(path)), path
+
+
+def test_the_api_page_is_what_the_docstrings_say() -> None:
+    page = runpy.run_path(str(PROJECT / "scripts" / "api_page.py"))["render"]()
+    assert page == (PROJECT / "docs" / "api.md").read_text(), "run python scripts/api_page.py"

@@ -12,7 +12,7 @@ from accel.algorithms.base import GradientAlgorithm, Update
 from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
 from accel.algorithms.distributions import ActionDistribution
 from accel.config import TrainConfig
-from accel.config.models import ActorCriticConfig
+from accel.config.algorithms import ActorCriticConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batch

@@ -15,7 +15,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
 from accel.config import TrainConfig
-from accel.config.models import OptimiserConfig
+from accel.config.algorithms import OptimiserConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, DivergenceError
 from accel.experience.stores.base import Sample

@@ -1,7 +1,7 @@
 """The composition of an algorithm: from a configuration to the object, and to the store and schedule that go with it.
 
-A new algorithm of the package is one row here, its options in ``accel.config.models`` and its file. One from outside,
-``--algorithm module:factory``, is a function ``factory(config, spec, device, **options)`` that returns one.
+A new algorithm of the package is one row here, its options in ``accel.config.algorithms`` and its file. One from
+outside, ``--algorithm module:factory``, is a function ``factory(config, spec, device, **options)`` that returns one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,8 @@ from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement
-from accel.config.models import (
-    CircularConfig,
-    CustomAlgorithmConfig,
-    FifoConfig,
-    PrioritisedConfig,
-    ReplayingConfig,
-    SequencesConfig,
-)
+from accel.config.algorithms import CustomAlgorithmConfig
+from accel.config.experience import CircularConfig, FifoConfig, PrioritisedConfig, ReplayingConfig, SequencesConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel.algorithms.exchange import GradientExchange, LocalGradients
-from accel.config.models import ActorCriticConfig
+from accel.config.algorithms import ActorCriticConfig
 from accel.networks.policy import Critic
 from correctors import nstep, retrace, vtrace
 

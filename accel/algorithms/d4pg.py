@@ -23,7 +23,7 @@ from accel.algorithms.base import Phase, Update
 from accel.algorithms.continuous import ContinuousControl
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
-from accel.config.models import D4pgConfig
+from accel.config.algorithms import D4pgConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.stores.base import Sample, Transitions

@@ -29,7 +29,7 @@ from accel.acting.rules import RuleSpec
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
-from accel.config.models import DqnConfig, LadderConfig, QLearningConfig
+from accel.config.algorithms import DqnConfig, LadderConfig, QLearningConfig
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import CheckpointError, ConfigError
 from accel.experience.stores.base import Sample, Transitions

@@ -22,7 +22,7 @@ from accel.algorithms.actor_critic import ActorCritic, Statistics, seeded_networ
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
-from accel.config.models import ImpactConfig
+from accel.config.algorithms import ImpactConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError
 from accel.experience.stores.base import Sample

@@ -15,7 +15,7 @@ from accel.algorithms.actor_critic import ActorCritic, Statistics, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
-from accel.config.models import A2cConfig, ImpalaConfig
+from accel.config.algorithms import A2cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample
 

@@ -24,7 +24,7 @@ from accel.algorithms.corrections import CORRECTIONS
 from accel.algorithms.distributions import ActionDistribution
 from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
-from accel.config.models import SurrogateConfig
+from accel.config.algorithms import SurrogateConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample

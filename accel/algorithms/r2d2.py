@@ -19,7 +19,8 @@ from torch import Tensor
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.dqn import Dqn, rescale, unscale
 from accel.config import TrainConfig
-from accel.config.models import R2d2Config, SequencesConfig
+from accel.config.algorithms import R2d2Config
+from accel.config.experience import SequencesConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batch

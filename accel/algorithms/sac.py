@@ -24,7 +24,7 @@ from accel.algorithms.base import Phase, Update
 from accel.algorithms.continuous import ContinuousControl
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
-from accel.config.models import SacConfig
+from accel.config.algorithms import SacConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample, Transitions
 

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
-from accel.config.models import CHOICES, all_options, describe_choice, readable_options, takes_none
+from accel.config.options import takes_none
+from accel.config.train import CHOICES, all_options, describe_choice, readable_options
 from accel.errors import AccelError, ConfigError
 from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accel.config.models import TrainConfig, did_you_mean
+    from accel.config.train import TrainConfig, did_you_mean
 
 __all__ = ["TrainConfig", "did_you_mean"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> object:
     """Resolved when asked for: actors read their part of the configuration without pydantic."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from accel.config import models
+    from accel.config import train
 
-    return getattr(models, name)
+    return getattr(train, name)

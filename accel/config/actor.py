@@ -13,7 +13,7 @@ from accel.errors import TransportError
 from accel.json_object import Json
 
 if TYPE_CHECKING:
-    from accel.config.models import TrainConfig
+    from accel.config.train import TrainConfig
 
 EnvValue = str | int | float | bool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accel.config.models import did_you_mean
+from accel.config.train import did_you_mean
 from accel.errors import ConfigError
 from accel.system.untrusted import read_toml
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from accel.config.models import RewardConfig
+from accel.config.parts import RewardConfig
 from accel.errors import CheckpointError
 
 Floats: TypeAlias = npt.NDArray[np.float32]

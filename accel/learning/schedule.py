@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accel.config import TrainConfig
-from accel.config.models import ReplayingConfig, SamplesPerInsertConfig, SynchronousConfig
+from accel.config.experience import ReplayingConfig, SamplesPerInsertConfig, SynchronousConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accel.config.models import NetworkConfig
+from accel.config.parts import NetworkConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.networks.text import parse_network

@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from accel.config.models import NetworkConfig
+from accel.config.parts import NetworkConfig
 from accel.envs.spaces import ACTION_MASK, EnvSpec, ObservationPart
 from accel.errors import ConfigError
 from accel.networks.core import GRUCore, LSTMCore, RecurrentCore

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.config import TrainConfig
+from accel.config.algorithms import ALGORITHMS
 from accel.config.files import load_preset, load_toml, preset_names
-from accel.config.models import ALGORITHMS
 from accel.errors import ConfigError
 from accel.runs.job import Job, check_config, error_of_kind, process_started_at
 

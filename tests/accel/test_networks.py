@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel.config.models import NetworkConfig
+from accel.config.parts import NetworkConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_from_config, build_network
 from accel.networks.dense import dense

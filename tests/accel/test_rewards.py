@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.config.models import RewardConfig
+from accel.config.parts import RewardConfig
 from accel.errors import CheckpointError
 from accel.experience.rewards import RewardTransform, RunningMoments
 

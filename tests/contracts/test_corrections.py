@@ -11,7 +11,7 @@ from torch import Tensor
 from accel.algorithms.corrections import CORRECTIONS, Corrected, Correction, OffPolicyBatch, centre_and_weight
 from accel.algorithms.exchange import LocalGradients
 from accel.config import TrainConfig
-from accel.config.models import ImpalaConfig
+from accel.config.algorithms import ImpalaConfig
 
 T, B = 6, 3
 each = pytest.mark.parametrize("name", CORRECTIONS)

@@ -16,7 +16,7 @@ from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
-from accel.config.models import ALGORITHMS
+from accel.config.algorithms import ALGORITHMS
 from accel.errors import DivergenceError, TransportError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform

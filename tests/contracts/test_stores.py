@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.config.models import PrioritisedConfig, RewardConfig, SequencesConfig
+from accel.config.experience import PrioritisedConfig, SequencesConfig
+from accel.config.parts import RewardConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accel.config.models import PrioritisedConfig
+from accel.config.experience import PrioritisedConfig
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.stores.replay import Indices, Replay, Stream
 from accel.experience.sum_tree import SumTree

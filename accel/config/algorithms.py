@@ -1,0 +1,365 @@
+"""The options of each algorithm, and the store and schedule that it takes unless others are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from accel.config.options import Clip, Clips, Count, EnvValue, parse_pair
+
+
+class OptimiserConfig(Clips):
+    """The optimiser of every algorithm."""
+
+    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimiser")
+    learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
+    learning_rate_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="linear decays to zero at total-env-steps"
+    )
+    optimizer_epsilon: float = Field(1e-5, gt=0, description="ε in the optimiser's denominator")
+    adam_beta2: float = Field(0.999, gt=0, lt=1, description="second-moment decay of adam")
+    rmsprop_decay: float = Field(0.99, gt=0, lt=1, description="decay of rmsprop")
+    max_gradient_norm: Clip = Field(0.5, description="global gradient-norm clip; none to leave gradients")
+
+
+class Trace(NamedTuple):
+    """λ, ρ̄ and c̄ of a correction's trace, by which retention and clipped shares are measured."""
+
+    lambda_: float = 0.0
+    clip_rho: float | None = 1.0
+    clip_c: float | None = 1.0
+
+
+class AlgorithmConfig(Clips):
+    """Options of every algorithm.
+
+    Attributes:
+        system: option defaults that go with the algorithm, its store and schedule among them.
+        stores: the stores that it can learn from; empty for any.
+        many_learners: whether several learners can share its updates.
+    """
+
+    system: ClassVar[Mapping[str, object]] = {}
+    stores: ClassVar[tuple[str, ...]] = ()
+    many_learners: ClassVar[bool] = False
+
+    discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
+
+    @property
+    def trace(self) -> Trace:
+        """Of the correction; one step where there is none."""
+        return Trace()
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """Rewards that a transition sums before its bootstrap."""
+        return 1
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Steps of the optimiser in one update."""
+        return 1
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """Options of the actor-critics."""
+
+    stores: ClassVar[tuple[str, ...]] = ("fifo",)
+    many_learners: ClassVar[bool] = True
+
+    lambda_: float = Field(1.0, ge=0, le=1, description="λ of the trace")
+    clip_rho: Clip = Field(1.0, description="ρ̄, clip on the importance weight of V-trace's temporal difference")
+    clip_c: Clip = Field(1.0, description="c̄, clip on the trace's importance weight; at most clip-rho")
+    clip_pg_rho: Clip = Field(1.0, description="clip on the policy gradient's importance weight")
+    entropy_cost: float = Field(0.01, ge=0, description="weight of the entropy bonus")
+    value_cost: float = Field(0.5, ge=0, description="weight of the critic's squared error (halved)")
+    normalise_advantages: bool = Field(True, description="zero mean and unit deviation over a batch's valid steps")
+
+    @property
+    def trace(self) -> Trace:
+        """Of the correction."""
+        return Trace(self.lambda_, self.clip_rho, self.clip_c)
+
+    @model_validator(mode="after")
+    def _clips_are_ordered(self) -> Self:
+        clip_c = math.inf if self.clip_c is None else self.clip_c
+        if self.clip_rho is not None and clip_c > self.clip_rho:
+            raise ValueError(
+                f"clip_c ({self.clip_c}) must not exceed clip_rho ({self.clip_rho}); lower clip_c or raise clip_rho"
+            )
+        return self
+
+
+class ImpalaConfig(ActorCriticConfig):
+    """IMPALA: policy gradient and critic on corrected targets, each batch once."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+
+    algorithm: Literal["impala"] = "impala"
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "vtrace", description="off-policy correction; retrace takes a critic of action values"
+    )
+
+
+class A2cConfig(ActorCriticConfig):
+    """A2C: policy gradient and critic on n-step targets; one unroll of every actor, all with the newest policy."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "synchronous"}
+
+    algorithm: Literal["a2c"] = "a2c"
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "none", description="correction for the compression of the policy that acted; none believes it to be the same"
+    )
+
+
+class SurrogateConfig(ActorCriticConfig):
+    """PPO's clipped surrogate, whatever the schedule.
+
+    The defaults learn most environments untuned (results/defaults): batches of 2048 steps with eight environments, and
+    rewards divided by the deviation of the return, without which large or small rewards need another learning rate.
+    """
+
+    learns_untuned: ClassVar[Mapping[str, object]] = {
+        "store": "fifo",
+        "unroll_length": 256,
+        "learning_rate": 5e-4,
+        "normalise_rewards": True,
+    }
+
+    corrector: Literal["vtrace", "none"] = Field("vtrace", description="off-policy correction")
+    lambda_: float = Field(0.95, ge=0, le=1, description="λ of the trace")
+    entropy_cost: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    passes: Count = Field(8, description="passes over each batch")
+    minibatches: Count = Field(
+        8, description="minibatches per pass; with lstm or gru they split environments, not time"
+    )
+    clip_ratio: float = Field(0.2, gt=0, lt=1, description="ε of the clipped surrogate")
+    target_kl: Clip = Field(
+        None, description="stop a batch's passes when the mean KL from the batch's policy exceeds this"
+    )
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Passes times minibatches."""
+        return self.passes * self.minibatches
+
+
+class PpoConfig(SurrogateConfig):
+    """PPO's clipped surrogate on corrected advantages: several passes over each batch."""
+
+    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.learns_untuned, "schedule": "asynchronous"}
+
+    algorithm: Literal["ppo"] = "ppo"
+
+
+class DppoConfig(SurrogateConfig):
+    """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        **SurrogateConfig.learns_untuned,
+        "schedule": "synchronous",
+        "corrector": "none",
+    }
+
+    algorithm: Literal["dppo"] = "dppo"
+
+
+class ImpactConfig(ActorCriticConfig):
+    """IMPACT: a clipped surrogate around a slowly refreshed target network, batches used several times."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "circular", "schedule": "asynchronous"}
+    stores: ClassVar[tuple[str, ...]] = ("fifo", "circular")
+
+    algorithm: Literal["impact"] = "impact"
+    clip_ratio: float = Field(0.3, gt=0, lt=1, description="ε of the clipped surrogate")
+    clip_target_worker: float = Field(
+        2.0, ge=1, description="ρ = 1/β, clip on the ratio of the worker's to the target's probability"
+    )
+    target_interval_updates: Count = Field(
+        8, description="updates between refreshes of the target network; about buffer-batches times batch-uses"
+    )
+
+
+Q_LEARNING_SYSTEM: Mapping[str, object] = {
+    "schedule": "samples-per-insert",
+    "network": "auto:128x2",
+    "activation": "relu",
+    "learning_rate": 1e-3,
+    "max_gradient_norm": 10.0,
+    "unroll_length": 8,
+}
+
+
+class QLearningConfig(AlgorithmConfig):
+    """What Q-learning is, however its actors explore and its experience is kept."""
+
+    n_step: int = Field(3, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    double: bool = Field(True, description="the online network chooses the bootstrap's action, the target rates it")
+    duelling: bool = Field(True, description="Q = V + A − mean A, from two streams on one torso")
+    value_rescaling: bool = Field(
+        True, description="learn h(Q) = sign(Q) (√(|Q| + 1) − 1) + Q/1000, whatever the size of returns"
+    )
+    target_interval_updates: Count = Field(100, description="updates between copies to the target network")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+
+class DqnConfig(QLearningConfig):
+    """DQN: double, duelling, n-step Q-learning from replay, with ε-greedy actors."""
+
+    system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "replay"}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["dqn"] = "dqn"
+    initial_epsilon: float = Field(1.0, ge=0, le=1, description="ε of the first steps")
+    final_epsilon: float = Field(0.02, ge=0, le=1, description="ε from exploration-env-steps on")
+    exploration_env_steps: Count = Field(
+        10_000, description="environment steps of the whole run over which ε falls linearly"
+    )
+
+
+class LadderConfig(QLearningConfig):
+    """Q-learning whose environments explore each with an ε of its own."""
+
+    base_epsilon: float = Field(0.4, gt=0, le=1, description="ε of the environment that explores most")
+    epsilon_exponent: float = Field(
+        7.0, ge=0, description="α: environment i of M has ε^(1 + α i / (M − 1)), those of all actors counted"
+    )
+
+
+class ApexConfig(LadderConfig):
+    """Ape-X: DQN from prioritised replay, an ε for each environment, priorities computed by the actors."""
+
+    system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "prioritised"}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["apex"] = "apex"
+
+
+class R2d2Config(LadderConfig):
+    """R2D2: recurrent Q-learning from sequences with stored state and burn-in, otherwise as Ape-X."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        **Q_LEARNING_SYSTEM,
+        "store": "sequences",
+        "network": "auto:128x1+lstm:128",
+        "unroll_length": 20,
+        "batch_size": 32,
+        "samples_per_insert": 8.0,
+    }
+    stores: ClassVar[tuple[str, ...]] = ("sequences",)
+
+    algorithm: Literal["r2d2"] = "r2d2"
+
+
+CONTINUOUS_SYSTEM: Mapping[str, object] = {
+    "store": "replay",
+    "schedule": "samples-per-insert",
+    "replay_capacity": 1_000_000,
+    "batch_size": 256,
+    "samples_per_insert": 256.0,
+    "squash_actions": True,
+    "network": "auto:256x2",
+    "activation": "relu",
+    "max_gradient_norm": None,
+    "unroll_length": 8,
+}
+
+
+class D4pgConfig(AlgorithmConfig):
+    """D4PG: a deterministic policy and a distributional critic, n-step, from replay."""
+
+    system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "normalise_rewards": True}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["d4pg"] = "d4pg"
+    n_step: int = Field(5, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    noise: float = Field(0.3, gt=0, le=2, description="σ of the actors' Gaussian noise, in halves of the action range")
+    atoms: int = Field(51, ge=2, le=1001, description="values that the critic's distribution is over")
+    least_value: float = Field(-20.0, description="the least atom, in units of transformed rewards")
+    greatest_value: float = Field(20.0, description="the greatest atom; edge_probability says how much lies outside")
+    target_interval_updates: Count = Field(100, description="updates between copies to the target networks")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+    @model_validator(mode="after")
+    def _atoms_are_ordered(self) -> Self:
+        if self.least_value >= self.greatest_value:
+            raise ValueError(f"least_value ({self.least_value}) must be below greatest_value ({self.greatest_value})")
+        return self
+
+
+class SacConfig(AlgorithmConfig):
+    """SAC: twin critics, a squashed Gaussian policy, a learnt temperature, from replay."""
+
+    system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "learning_rate": 5e-4}
+    stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
+
+    algorithm: Literal["sac"] = "sac"
+    n_step: int = Field(1, ge=1, le=64, description="n, rewards summed before the bootstrap")
+    initial_temperature: float = Field(1.0, gt=0, description="α before anything is learned")
+    target_entropy: float = Field(
+        1.0, description="entropy that α is learned towards, as −target_entropy nats for each of the k actions"
+    )
+    target_rate: float = Field(0.005, gt=0, le=1, description="share of the critics that their targets take over")
+
+    @property
+    def bootstrap_steps(self) -> int:
+        """n."""
+        return self.n_step
+
+
+class CustomAlgorithmConfig(AlgorithmConfig):
+    """An algorithm of the user's own, as module:factory."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+
+    algorithm: str = Field(pattern=r"^[\w.]+:\w+$")
+    algorithm_arg: tuple[str, ...] = Field((), description="k=v for the factory of module:factory; may be repeated")
+
+    @model_validator(mode="after")
+    def _arguments_parse(self) -> Self:
+        self.kwargs  # noqa: B018  (parses, so that a bad k=v is refused here)
+        return self
+
+    @property
+    def kwargs(self) -> dict[str, EnvValue]:
+        """The factory's options, numbers and booleans recognised."""
+        return dict(parse_pair(pair, "algorithm_arg") for pair in self.algorithm_arg)
+
+
+AnyAlgorithm = (
+    ImpalaConfig
+    | A2cConfig
+    | PpoConfig
+    | DppoConfig
+    | ImpactConfig
+    | DqnConfig
+    | ApexConfig
+    | R2d2Config
+    | D4pgConfig
+    | SacConfig
+    | CustomAlgorithmConfig
+)
+
+ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
+    "impala": ImpalaConfig,
+    "a2c": A2cConfig,
+    "ppo": PpoConfig,
+    "dppo": DppoConfig,
+    "impact": ImpactConfig,
+    "dqn": DqnConfig,
+    "apex": ApexConfig,
+    "r2d2": R2d2Config,
+    "d4pg": D4pgConfig,
+    "sac": SacConfig,
+}

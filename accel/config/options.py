@@ -1,0 +1,63 @@
+"""What the models of options are made of."""
+
+from __future__ import annotations
+
+import ast
+from typing import Annotated, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+Count = Annotated[int, Field(ge=1)]
+EnvValue = str | int | float | bool
+
+
+def at_most(limit: int, reason: str) -> AfterValidator:
+    """An upper bound whose error says why it is there."""
+
+    def check(value: int) -> int:
+        if value > limit:
+            raise ValueError(f"at most {limit:,}: {reason}")
+        return value
+
+    return AfterValidator(check)
+
+
+class Options(BaseModel):
+    """One part's options: frozen, checked, none unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Clips(Options):
+    """A base for parts with limits that may be switched off."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_as_text(cls, value: object, info: ValidationInfo) -> object:
+        """TOML has no null: the text none stands for it."""
+        if isinstance(value, str) and value.lower() == "none" and takes_none(cls.model_fields[str(info.field_name)]):
+            return None
+        return value
+
+
+def takes_none(field: FieldInfo) -> bool:
+    """Whether an option may be switched off."""
+    return type(None) in get_args(field.annotation)
+
+
+Clip = Annotated[float, Field(gt=0)] | None
+
+
+def parse_pair(pair: str, option: str) -> tuple[str, EnvValue]:
+    """``name=value`` with numbers and booleans recognised. Raises ValueError."""
+    key, equals, text = pair.partition("=")
+    if not equals or not key.isidentifier():
+        raise ValueError(f"{option} '{pair}' must have the form name=value")
+    if text.lower() in {"true", "false"}:
+        return key, text.lower() == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return key, text
+    return key, value if isinstance(value, str | int | float | bool) else text

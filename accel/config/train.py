@@ -1,0 +1,343 @@
+"""The frozen, validated configuration of a training run: one model for each part, options by one flat set of names.
+
+An option's name is unique among the parts, so that a flag, a TOML key and a keyword argument need no prefix.
+``algorithm``, ``store`` and ``schedule`` choose between models: their options are those of the chosen model, and an
+option that no chosen model reads is an error that says which one would.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from accel.config.algorithms import ALGORITHMS, AnyAlgorithm, CustomAlgorithmConfig, OptimiserConfig
+from accel.config.experience import (
+    SCHEDULES,
+    STORES,
+    AnySchedule,
+    AnyStore,
+    AsynchronousConfig,
+    CircularConfig,
+    FifoConfig,
+    ReplayingConfig,
+    SamplesPerInsertConfig,
+    SynchronousConfig,
+)
+from accel.config.options import Options
+from accel.config.parts import (
+    ActingConfig,
+    CompressionConfig,
+    EnvironmentConfig,
+    LearnerConfig,
+    NetworkConfig,
+    RewardConfig,
+    RunConfig,
+)
+from accel.errors import ConfigError
+
+MAX_BATCH_ENV_STEPS = 100_000_000
+CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
+    "algorithm": ALGORITHMS,
+    "store": STORES,
+    "schedule": SCHEDULES,
+}
+DEFAULT_ALGORITHM = "ppo"
+_DESCRIPTIONS = {
+    "algorithm": f"what is trained and how: {', '.join(ALGORITHMS)}, or module:factory; sets the defaults of the rest",
+    "store": f"when experience is used, and used again: {', '.join(STORES)}; default: the algorithm's",
+    "schedule": f"when the learner updates and publishes: {', '.join(SCHEDULES)}; default: the algorithm's",
+}
+
+
+class TrainConfig(BaseModel):
+    """Everything that decides a training run, part by part.
+
+        TrainConfig(env="CartPole-v1", algorithm="ppo", passes=4)
+
+    Raises:
+        ConfigError: names the option, the value and the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environment: EnvironmentConfig
+    rewards: RewardConfig
+    acting: ActingConfig
+    policy: NetworkConfig
+    compression: CompressionConfig
+    algorithm: AnyAlgorithm
+    optimiser: OptimiserConfig
+    store: AnyStore
+    schedule: AnySchedule
+    learner: LearnerConfig
+    run: RunConfig
+
+    def __init__(self, /, **options: object) -> None:
+        super().__init__(**_build_parts(options))
+        self._check()
+
+    def _check(self) -> None:
+        """What concerns several parts."""
+        if self.acting.actor_runtime == "torch" and self.compression.compressor != "fp32":
+            raise ConfigError("actor_runtime = 'torch' runs the uncompressed policy: set compressor = 'fp32' with it")
+        if re.search(r"\bqat\b", self.compression.compressor) and self.learner.mixed_precision == "bf16":
+            raise ConfigError(
+                "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
+            )
+        self._check_learners()
+        steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls
+        if steps > MAX_BATCH_ENV_STEPS:
+            raise ConfigError(
+                f"unroll_length x envs_per_actor x batch_unrolls = {steps:,} steps in a batch, at most "
+                f"{MAX_BATCH_ENV_STEPS:,}: the learner holds a batch in memory whole"
+            )
+        allowed = self.algorithm.stores
+        if allowed and self.store.store not in allowed:
+            raise ConfigError(
+                f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
+                f"use {' or '.join(allowed)}"
+            )
+        if isinstance(self.schedule, SynchronousConfig):
+            self._check_rounds()
+        if isinstance(self.store, FifoConfig) and isinstance(self.schedule, SamplesPerInsertConfig):
+            raise ConfigError(
+                "store 'fifo' takes in no more than one batch, so schedule 'samples-per-insert' would wait for ever: "
+                "use --schedule asynchronous, or --store replay"
+            )
+        if isinstance(self.store, ReplayingConfig) and isinstance(self.schedule, AsynchronousConfig):
+            raise ConfigError(
+                f"store '{self.store.store}' always has another sample, so that schedule 'asynchronous' would update "
+                "without end on few steps, and without any new one in a single process: use --schedule "
+                "samples-per-insert"
+            )
+
+    def _check_rounds(self) -> None:
+        """Whether every batch has one unroll of each actor, which else would wait for ever, or for another's."""
+        actors = max(self.acting.actors, 1)
+        if not isinstance(self.store, FifoConfig):
+            raise ConfigError(
+                f"schedule 'synchronous' learns once from one unroll of every actor, store '{self.store.store}' "
+                "keeps them longer: use --store fifo"
+            )
+        if self.store.batch_unrolls != actors:
+            raise ConfigError(
+                f"option 'batch_unrolls' = {self.store.batch_unrolls}: schedule 'synchronous' learns from one unroll "
+                f"of every actor, {actors} in all: leave it out"
+            )
+
+    def _check_learners(self) -> None:
+        learners, acting, scheme = self.learner.learners, self.acting, self.compression.compressor
+        name = f"learners = {learners}"
+        if learners == 1:
+            return
+        if not self.algorithm.many_learners:
+            raise ConfigError(f"{name}: algorithm '{self.algorithm.algorithm}' runs on one learner")
+        if acting.actors < learners:
+            raise ConfigError(f"{name} with actors = {acting.actors}: every learner needs an actor at least")
+        if getattr(self.store, "batch_unrolls", learners) < learners:
+            raise ConfigError(
+                f"{name} share out every batch: batch_unrolls must be at least {learners}, "
+                f"not {getattr(self.store, 'batch_unrolls', None)}"
+            )
+        if scheme.startswith("auto") or re.search(r"\bqat\b", scheme):
+            raise ConfigError(
+                f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as int8"
+            )
+
+    def share(self, learner: int) -> Self:
+        """The part of one of several learners: its actors, its unrolls of a batch, itself alone."""
+        learners = self.learner.learners
+        if learners == 1:
+            return self
+        changes: dict[str, object] = {"actors": _part(self.acting.actors, learner, learners), "learners": 1}
+        if isinstance(self.store, FifoConfig | CircularConfig):
+            changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
+        return self.replace(**changes)
+
+    @property
+    def parts(self) -> dict[str, Options]:
+        """The parts by name, in order."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def options(self) -> dict[str, object]:
+        """Every option that is read, by its flat name."""
+        return {name: getattr(part, name) for part in self.parts.values() for name in type(part).model_fields}
+
+    def fields(self) -> dict[str, FieldInfo]:
+        """The fields of ``options``."""
+        return {name: field for part in self.parts.values() for name, field in type(part).model_fields.items()}
+
+    def descriptions(self) -> dict[str, str]:
+        """What each option that is read means."""
+        return {name: describe_choice(name) or field.description or "" for name, field in self.fields().items()}
+
+    def why_unread(self, name: str) -> str:
+        """Why an option of another algorithm, store or schedule is refused here."""
+        return _why_unread(name, {part: type(model) for part, model in self.parts.items()})
+
+    def to_json(self) -> dict[str, object]:
+        """JSON-ready values by flat option name; ``from_json`` restores an equal config."""
+        return {name: value for part in self.parts.values() for name, value in part.model_dump(mode="json").items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Self:
+        """Inverse of ``to_json``; raises ConfigError."""
+        return cls(**value)
+
+    @classmethod
+    def create(cls, /, **options: object) -> Self:
+        """The same as the constructor; raises ConfigError."""
+        return cls(**options)
+
+    def replace(self, **changes: object) -> Self:
+        """A checked copy with some options changed, without what a new algorithm, store or schedule does not read."""
+        kept = self.options()
+        if "actors" in changes and kept.get("batch_unrolls") == max(self.acting.actors, 1):
+            del kept["batch_unrolls"]  # One per actor, however many there are.
+        if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
+            if "algorithm" in changed:
+                kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
+            read = readable_options({**kept, **changes})
+            kept = {name: value for name, value in kept.items() if name in read}
+        return type(self)(**{**kept, **changes})
+
+    def to_toml_values(self) -> dict[str, object]:
+        """Values a TOML file can hold: limits that are off are written as none; other unset options are left out."""
+        values: dict[str, object] = {}
+        fields = self.fields()
+        for key, value in self.to_json().items():
+            if value is not None:
+                values[key] = value
+            elif fields[key].default is not None:
+                values[key] = "none"
+        return values
+
+
+def readable_options(options: Mapping[str, object]) -> frozenset[str]:
+    """The names of all options that a run with these choices of algorithm, store and schedule reads."""
+    models = _choose_models({**_system_of(options), **options})
+    return frozenset(name for model in models.values() for name in model.model_fields)
+
+
+def all_options() -> dict[str, FieldInfo]:
+    """Every option of every model by name; the first model that has it describes it."""
+    found: dict[str, FieldInfo] = {}
+    for model in _every_model():
+        for name, field in model.model_fields.items():
+            found.setdefault(name, field)
+    return found
+
+
+def describe_choice(name: str) -> str | None:
+    """What ``--algorithm``, ``--store`` and ``--schedule`` are for; None for any other option."""
+    return _DESCRIPTIONS.get(name)
+
+
+def readers(option: str) -> tuple[str, ...]:
+    """Which choices read an option, as ``algorithm ppo``; empty where it is unknown or always read."""
+    return tuple(
+        f"{kind} {name}"
+        for kind, models in CHOICES.items()
+        for name, model in models.items()
+        if option in model.model_fields
+    )
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` with the nearest choice, or nothing."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def _part(total: int, index: int, parts: int) -> int:
+    """One of nearly equal parts, the first ones the larger."""
+    return total // parts + (index < total % parts)
+
+
+def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
+    """Sort options into the parts that read them. Raises ConfigError."""
+    values = {**_system_of(options), **options}
+    models = _choose_models(values)
+    if "batch_unrolls" not in values and isinstance(values.get("actors"), int):
+        # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
+        if "batch_unrolls" in models["store"].model_fields:
+            values["batch_unrolls"] = max(int(str(values["actors"])), 1)
+    given: dict[str, dict[str, object]] = {part: {} for part in models}
+    problems: list[str] = []
+    for name, value in values.items():
+        part = next((part for part, model in models.items() if name in model.model_fields), None)
+        if part is None:
+            if readers(name):
+                problems.append(f"option '{name.rstrip('_')}' = {value!r}: {_why_unread(name, models)}")
+            else:
+                problems.append(f"unknown option '{name}'{did_you_mean(name, all_options())}")
+            continue
+        given[part][name] = value
+    parts: dict[str, Options] = {}
+    for part, model in models.items():
+        try:
+            parts[part] = model(**given[part])
+        except ValidationError as error:
+            problems += [_explain(item) for item in error.errors()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return parts
+
+
+def _system_of(options: Mapping[str, object]) -> Mapping[str, object]:
+    return _choose("algorithm", options.get("algorithm", DEFAULT_ALGORITHM)).system  # type: ignore[attr-defined,no-any-return]
+
+
+def _choose_models(values: Mapping[str, object]) -> dict[str, type[Options]]:
+    """The model of each part."""
+    models: dict[str, type[Options]] = {}
+    for name, field in TrainConfig.model_fields.items():
+        if name in CHOICES:
+            models[name] = _choose(name, values.get(name, DEFAULT_ALGORITHM))
+        else:
+            models[name] = field.annotation  # type: ignore[assignment]
+    return models
+
+
+def _choose(kind: str, name: object) -> type[Options]:
+    """The model that an option value names. Raises ConfigError with what there is."""
+    models = CHOICES[kind]
+    if kind == "algorithm" and isinstance(name, str) and ":" in name:
+        return CustomAlgorithmConfig
+    if name not in models:
+        hint = did_you_mean(str(name), models)
+        own = ", or module:factory" if kind == "algorithm" else ""
+        raise ConfigError(f"unknown {kind} '{name}'{hint}; there are {', '.join(models)}{own}")
+    return models[str(name)]
+
+
+def _every_model() -> Iterator[type[Options]]:
+    for name, field in TrainConfig.model_fields.items():
+        if name in CHOICES:
+            yield from CHOICES[name].values()
+            if name == "algorithm":
+                yield CustomAlgorithmConfig
+        else:
+            yield field.annotation  # type: ignore[misc]
+
+
+def _why_unread(name: str, models: Mapping[str, type[Options]]) -> str:
+    """Why an option is refused, and who would read it."""
+    who = readers(name)
+    chosen = next(kind for kind in CHOICES if any(text.startswith(kind) for text in who))
+    mine = models[chosen].model_fields[chosen].default
+    return f"{chosen} {mine} does not read it: leave it out, or choose {' or '.join(who)}"
+
+
+def _explain(item: object) -> str:
+    details = dict(item)  # type: ignore[call-overload]
+    name = ".".join(str(part) for part in details["loc"][:1]).rstrip("_")
+    message = str(details["msg"]).removeprefix("Value error, ")
+    if not name:
+        return message
+    return f"option '{name}' = {details['input']!r}: {message[:1].lower()}{message[1:]}"
