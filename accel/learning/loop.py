@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from time import perf_counter
 
@@ -38,6 +39,7 @@ Metrics = dict[str, float | int | str | None]
 logger = logging.getLogger("accel")
 
 
+@dataclass(eq=False)
 class Loop:
     """Runs one learner on one transport.
 
@@ -50,7 +52,7 @@ class Loop:
         checkpoint: called about every ``checkpoint_interval_s`` between two updates.
         save_sample: writes the tensors of a sample that made the loss diverge; returns where.
         published: called after every publication with its version and what the first actor got.
-        actors: which of them act; None: as the transport says.
+        actors: which of them act.
         collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
     Attributes:
@@ -60,60 +62,41 @@ class Loop:
         training_s: from the start of ``run`` to the end of its last update.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        algorithm: Algorithm,
-        store: Store,
-        schedule: Schedule,
-        rewards: RewardTransform,
-        publisher: Publishing,
-        transport: LearnerTransport,
-        layout: UnrollLayout,
-        *,
-        sampler: Sampling,
-        steering: Steering,
-        record: Callable[[int, Metrics], None],
-        checkpoint: Callable[[], None],
-        save_sample: Callable[[Sample], str],
-        published: Callable[[int, bytes], None] = lambda version, payload: None,
-        actors: Actors | None = None,
-        collect: Callable[[], None] | None = None,
-        stop_requested: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self.config = config
-        self.algorithm = algorithm
-        self.store = store
-        self.schedule = schedule
-        self.rewards = rewards
-        self.publisher = publisher
-        self.transport = transport
-        self.sampler = sampler
-        self.steering = steering
+    config: TrainConfig
+    algorithm: Algorithm
+    store: Store
+    schedule: Schedule
+    rewards: RewardTransform
+    publisher: Publishing
+    transport: LearnerTransport
+    layout: UnrollLayout
+    _: KW_ONLY
+    sampler: Sampling
+    steering: Steering
+    record: Callable[[int, Metrics], None]
+    checkpoint: Callable[[], None]
+    save_sample: Callable[[Sample], str]
+    published: Callable[[int, bytes], None] = lambda version, payload: None
+    actors: Actors
+    collect: Callable[[], None] | None = None
+    stop_requested: Callable[[], str | None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.turns: Turns = OwnTurns()
-        self.counters = Counters(config.run.stop_window)
-        self._layout = layout
-        self._record = record
-        self._checkpoint = checkpoint
-        self._save_sample = save_sample
-        self._published = published
-        self._collect = collect
-        self._stop_requested = stop_requested
+        self.counters = Counters(self.config.run.stop_window)
+        self.lag, self._recent_lag = LagStatistics(), LagStatistics()
+        self.unrolls = self.trained_env_steps = 0
+        self.actors_alive = self._actors_here = self.transport.actors
+        self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
         self._timer = PhaseTimer(LEARNER_PHASES)
         self._actor_s = np.zeros(len(ACTOR_PHASES))
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
-        self.published_bytes = 0
-        self._published_version = -1
+        self._published_bytes, self._published_version = 0, -1
         self._policies: Mapping[str, bytes] = {}
-        self.lag, self._recent_lag = LagStatistics(), LagStatistics()
-        self.unrolls = self.trained_env_steps = 0
-        self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
-        self.actors = actors or Actors(transport)
         self._restarts = (0, 0)
         self._update: Update | None = None
         self._wants_policy = False
-        self.actors_alive = transport.actors
 
     def run(self) -> str:
         """Train until a reason to stop; returns the reason.
@@ -173,13 +156,13 @@ class Loop:
             self._policies = policies
             self.transport.publish(version, policies)
             payload = next(iter(policies.values()))
-            self.published_bytes = len(payload)
+            self._published_bytes = len(payload)
         elif self.schedule.waits_for_policy:
             self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
         if policies:
             self.sampler.published(version)
-            self._published(version, payload)
+            self.published(version, payload)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -190,7 +173,7 @@ class Loop:
     def _agree(self, reason: str | None) -> Turn:
         """What is done in this turn, by all learners."""
         due, wants = self.schedule.due(self._counts()), self._wants_policy
-        turn = self.turns.agree(reason, due=due, publishes=wants, actors_alive=len(self.actors.alive))
+        turn = self.turns.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
         self._wants_policy, self.actors_alive = False, turn.actors_alive
         if not self.turns.alone:
             self._timer.mark("wait")
@@ -220,7 +203,7 @@ class Loop:
         limit_s = self.config.run.max_seconds
         if limit_s is not None and perf_counter() - self._started >= limit_s:
             return f"max_seconds = {limit_s:g} reached"
-        return self._stop_requested()
+        return self.stop_requested()
 
     def _receive(self, *, wait: bool) -> Iterator[Experience]:
         """What has arrived and may be learned from, at most one unroll of each actor; waits for the first if asked to.
@@ -232,8 +215,8 @@ class Loop:
         for _ in range(self.transport.actors):
             if not (self.store.accepts and self.schedule.accepts(self._counts())):
                 return
-            if wait and self._collect is not None:
-                self._collect()
+            if wait and self.collect is not None:
+                self.collect()
             arrival = self.transport.receive(IDLE_RECEIVE_S if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
@@ -252,7 +235,7 @@ class Loop:
         """The unroll in an arrival's buffer; buffers come from a pool, so views are made once."""
         unroll = self._views.get(id(buffer))
         if unroll is None:
-            unroll = self._views[id(buffer)] = self._layout.view(buffer)
+            unroll = self._views[id(buffer)] = self.layout.view(buffer)
         return unroll
 
     def _admit(self, actor: int, unroll: Unroll) -> bool:
@@ -271,7 +254,7 @@ class Loop:
             # Or every actor's next unroll would be too old again, for ever.
             self._wants_policy |= self._published_version < counters.updates
             return False
-        for fault in remove_faults(unroll, self._layout.spec.float_bytes):
+        for fault in remove_faults(unroll, self.layout.spec.float_bytes):
             counters.faulty_environments += 1
             logger.warning("%s", fault.text(actor))
             if counters.faulty_environments > MAX_FAULTS:
@@ -290,7 +273,7 @@ class Loop:
         self._timer.mark("batch")
         self.sampler.observe(unroll)
         self._timer.mark("record")
-        self.publisher.observe(unroll, self._layout)
+        self.publisher.observe(unroll, self.layout)
         self._timer.mark("compress")
 
     def _sample(self) -> Sample | None:
@@ -302,7 +285,7 @@ class Loop:
         try:
             return self.algorithm.update(sample, self.progress, self._timer.mark)
         except DivergenceError as error:
-            path = self._save_sample(sample)
+            path = self.save_sample(sample)
             raise DivergenceError(
                 f"{error} at update {self.counters.updates}; the batch is saved in {path}. Lower learning_rate "
                 "or check the rewards."
@@ -322,6 +305,7 @@ class Loop:
                 logger.warning("actor %d: %s", actor, f"{text}\n{message.get('traceback', '')}".rstrip())
         for actor in self.actors.look():
             self.steering.lose(actor)
+        self._actors_here = len(self.actors.alive)
         counters = self.counters
         counters.actor_restarts += self.actors.restarts - self._restarts[0]
         counters.environment_restarts += self.actors.environment_restarts - self._restarts[1]
@@ -335,7 +319,7 @@ class Loop:
             self._write_record(now)
         if now - self._last_checkpoint >= self.config.run.checkpoint_interval_s:
             self._last_checkpoint = now
-            self._checkpoint()
+            self.checkpoint()
             self._timer.mark("record")
 
     def _write_record(self, now: float) -> None:
@@ -350,7 +334,7 @@ class Loop:
             "return_mean": float(np.mean(counters.returns)) if counters.returns else None,
             "length_mean": float(np.mean(counters.lengths)) if counters.lengths else None,
             "scheme": self.publisher.scheme,
-            "policy_bytes": self.published_bytes,
+            "policy_bytes": self._published_bytes,
             "dropped_unrolls": counters.dropped_unrolls,
             "actors_alive": self.actors_alive,
             "actor_restarts": counters.actor_restarts,
@@ -368,5 +352,5 @@ class Loop:
             record |= {f"{side}_{phase}_share": share for phase, share in (times - recorded).shares().items()}
         self._recorded = (learner_times, actor_times)
         self._last_record, self._recorded_env_steps = now, counters.env_steps
-        self._record(counters.env_steps, record)
+        self.record(counters.env_steps, record)
         self._timer.mark("record")
