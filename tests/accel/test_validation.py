@@ -23,6 +23,7 @@ from compressors.checks.probe import ArtifactProbe
 from compressors.errors import VerificationError
 from compressors.runtime import PolicySession
 from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, observe, rows_of
+from tests.compressors.policies import on_seven_bits
 
 
 def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
@@ -342,7 +343,7 @@ def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -
     """One environment's large observations set the range, and so the error, of all that are in the same batch."""
     config = config_for("mlp:64x2", "int8-dynamic", envs_per_actor=envs, max_publish_kl=None, activation="relu")
     publisher, recent = (
-        Publisher(config, net := make_network(config)),
+        Publisher(config, net := on_seven_bits(make_network(config))),
         RecentInputs(config.compression.calibration_size, 16, seed=0),
     )
     batches = [make_batch(net, seed=seed) for seed in range(2)]

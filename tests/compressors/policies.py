@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from compressors.artifact import CompressedPolicy
 from compressors.pipeline import make_compressor
 from compressors.plan import Plan
+from compressors.quantisation.affine import WEIGHT_INT7
 from compressors.runtime import PolicySession
+
+Module = TypeVar("Module", bound=nn.Module)
 
 torch.set_num_threads(1)
 
@@ -171,6 +175,16 @@ def randomise(module: nn.Module, seed: int) -> nn.Module:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 1.4 / fan_in**0.5)
         for buffer in module.buffers():
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return module
+
+
+def on_seven_bits(module: Module) -> Module:
+    """Rounds matrices to codes of 7 bits, which CPUs without VNNI are given: what is left are errors of activations."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.ndim > 1:
+                step = weight.abs().max() / WEIGHT_INT7.maximum
+                weight.copy_((weight / step).round() * step)
     return module
 
 
