@@ -81,7 +81,7 @@ SLOW = frozenset(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds.
 
-    Those that take ten minutes run where they are asked for: -m long.
+    Those left out for their time run where they are asked for: -m long.
     """
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:

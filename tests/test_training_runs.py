@@ -57,6 +57,7 @@ def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_table_is_run_once_and_its_gaps_are_told(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(TABLE)
     runner = PROJECT / "scripts/evidence/training_runs.py"
@@ -107,6 +108,7 @@ def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
     assert table.rows[0][3:5] == ("1.00", "2")
 
 
+@pytest.mark.long
 def test_a_scripts_own_start_up_is_in_no_comparison(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nfrom accel.cli import main\nsys.exit(main(sys.argv[1:]))\n")

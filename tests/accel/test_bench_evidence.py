@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("cartpole"), network="mlp:16x1", env="CartPole-v1")
 
 
+@pytest.mark.long
 def test_slices_go_on_where_they_stopped(run: Path, tmp_path: Path) -> None:
     chosen = (f"--run={run}", "--episodes=20", "--only", "trained-*-fp32", "trained-*run-int8")
     nothing = measure(tmp_path, "--budget-s=1", *chosen)
@@ -41,6 +42,7 @@ def test_slices_go_on_where_they_stopped(run: Path, tmp_path: Path) -> None:
     assert "done trained-" in measure(tmp_path, *chosen, "--list").stdout
 
 
+@pytest.mark.long
 def test_a_trained_policy_stands_beside_its_full_precision(run: Path, tmp_path: Path) -> None:
     done = measure(tmp_path, f"--run={run}", "--only", "trained-*-fp32", "trained-*run-prune-0.5-int8")
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.accel.trained_runs import make_run
 
 PROJECT = Path(__file__).parents[2]
@@ -17,6 +19,7 @@ def table(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_rows_of_two_environments_stand_beside_each_other_and_are_measured_once(tmp_path: Path) -> None:
     cartpole = make_run(tmp_path / "a", env="CartPole-v1", network="mlp:16x1", calibration_size=32)
     pendulum = make_run(tmp_path / "b", env="Pendulum-v1", network="mlp:16x1", calibration_size=32)

@@ -66,6 +66,7 @@ def equal(a: object, b: object) -> bool:
     return a == b
 
 
+BRIEF = {"total_env_steps": 1500}
 SETTINGS = {
     "int8": {},
     "fp32, retrace": {"compressor": "fp32", "corrector": "retrace"},
@@ -74,7 +75,7 @@ SETTINGS = {
         "normalise_observations": True, "normalise_rewards": True,
     },
     "a2c": {"algorithm": "a2c"},
-    "dppo": {"algorithm": "dppo"},
+    "dppo": {"algorithm": "dppo", "passes": 2, "minibatches": 2},
     "impact": {"algorithm": "impact", "network": "mlp:16x1", "normalise_rewards": True},
     "r2d2": {"algorithm": "r2d2", "network": "mlp:16x1+lstm:8", "learning_starts": 500, "batch_size": 4},
     "apex": {"algorithm": "apex", "learning_starts": 500},
@@ -90,7 +91,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(options: dict[str, object]
     found = {}
     for name, (seed, log_s, checkpoint_s) in seeds_and_intervals.items():
         config = configure(
-            tmp_path, name, seed=seed, log_interval_s=log_s, checkpoint_interval_s=checkpoint_s, **options
+            tmp_path, name, seed=seed, log_interval_s=log_s, checkpoint_interval_s=checkpoint_s, **BRIEF | options
         )
         accel.train(config)
         found[name] = checkpoint(tmp_path / name)
@@ -114,7 +115,7 @@ def test_policies_of_every_action_rule_act_compressed(algorithm: str, scheme: st
     network = "mlp:16x1+lstm:8" if algorithm == "r2d2" else "mlp:64x2"
     env = "Pendulum-v1" if algorithm in {"sac", "d4pg"} else "CartPole-v1"
     options = {"env": env, "network": network, "compressor": scheme, "learning_starts": 300, "batch_size": 16,
-               "samples_per_insert": 4.0, "total_env_steps": 2000, "unroll_length": 8,
+               "samples_per_insert": 4.0, "total_env_steps": 1000, "unroll_length": 8,
                "calibration_size": 64}  # fmt: skip
     summary = accel.train(configure(tmp_path, algorithm=algorithm, **options))
     assert summary.scheme == scheme and summary.comparison is not None

@@ -165,6 +165,7 @@ def test_a_constraint_that_nobody_meets_names_the_nearest_candidate(run: Path, t
     assert not (tmp_path / "out" / "best").exists()
 
 
+@pytest.mark.long
 def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Path) -> None:
     options = ChoiceOptions(("fp32", "int8"), (0.0,), (1.0,))
     search = SearchOptions(trials=40, out=tmp_path / "out", objectives=("kl", "bytes"), sampler="nsga2")
@@ -204,6 +205,7 @@ def _is_at_another(out: Path) -> bool:
     return bool(worked_on) and any(trial.state.is_finished() for trial in trials)
 
 
+@pytest.mark.long
 def test_two_workers_share_a_study(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("--run", run, "--out", out, "--trials", 8, "--rows", 32, "--episodes", 1, "--no-sensitivity")
@@ -214,6 +216,7 @@ def test_two_workers_share_a_study(run: Path, tmp_path: Path) -> None:
     assert json.loads((out / "pareto.json").read_text())["front"]
 
 
+@pytest.mark.long
 def test_tasks_of_a_slurm_array_share_a_journal(run: Path, tmp_path: Path) -> None:
     out, url = tmp_path / "out", f"journal:{tmp_path / 'study.log'}"
     arguments = ("--run", run, "--out", out, "--trials", 8, "--rows", 32, "--objectives", "kl,bytes", "--storage", url)

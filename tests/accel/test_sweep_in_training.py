@@ -106,7 +106,7 @@ def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
     assert result.front[0].values["return"] == 10.0
 
 
-@pytest.mark.parametrize("actors", [0, pytest.param(1, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("actors", [0, pytest.param(1, marks=[pytest.mark.mpi, pytest.mark.long])])
 def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     actors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +174,7 @@ def test_the_parts_of_a_run_add_up(
     assert measured["actor_s"] == pytest.approx(1e5 / (1000 * (len(records) - parts)))
 
 
+@pytest.mark.long
 def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
     file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 2\n", steps=10_000_000)
     out = tmp_path / "out"
@@ -191,6 +192,7 @@ def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
     assert summary["reason"] == "stopped by SIGTERM"
 
 
+@pytest.mark.long
 def test_another_study_does_not_take_over_a_directory_s_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     sweep_training(write(tmp_path / "one.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 1\n"), SearchOptions(out=out))
@@ -218,6 +220,7 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(tmp_path: Path) -> N
             other.train(lambda _: False)
 
 
+@pytest.mark.long
 def test_torch_actors_have_no_bytes(tmp_path: Path) -> None:
     search = '[sweep]\ntrials = 3\nobjectives = ["return"]\nconstraints = ["bytes<=1e9"]\n'
     torch_alone = 'compressor = "fp32"\nactor_runtime = "torch"\n'

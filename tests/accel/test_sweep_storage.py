@@ -360,6 +360,7 @@ def test_of_two_hosts_that_find_the_same_old_claim_one_gets_it(tmp_path: Path) -
         assert [path.name for path in place.iterdir()] == ["study.db.host-2"]
 
 
+@pytest.mark.long
 def test_a_claim_stays_fresh_while_its_worker_lives(tmp_path: Path) -> None:
     url = default_url(tmp_path)
     claim = tmp_path / "study.db.host-1"
