@@ -22,7 +22,8 @@ def _run(directory: Path, compressor: str) -> tuple[dict[str, object], dict[str,
     config = TrainConfig.create(
         env="CartPole-v1", algorithm="impala", actors=0, envs_per_actor=8, unroll_length=16, network="mlp:32x2",
         compressor=compressor, total_env_steps=4_000, calibration_size=128, reselect_interval_updates=10,
-        check_interval_updates=10, learner_threads=1, device="cpu", seed=3, results_dir=directory, name="run", log_interval_s=1000.0,
+        check_interval_updates=10, learner_threads=1, device="cpu", seed=3,
+        results_dir=directory, name="run", log_interval_s=1000.0,
     )  # fmt: skip
     summary = train(config)
     path = Path(summary.path)
