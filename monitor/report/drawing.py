@@ -86,6 +86,7 @@ def finish(figure: Figure, name: str, title: str, caption: str, alt: str) -> Dra
     """Render a figure, inside ``style(name)``."""
     text, image = io.StringIO(), io.BytesIO()
     figure.savefig(image, format="png", dpi=PNG_DPI)
+    figure.set_layout_engine("none")  # The layout stays as it was found, which takes as long as drawing.
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = _own_identifiers(_without_metadata(text.getvalue()), name)
     return Drawing(name, title, caption, alt, svg, _inline(svg), image.getvalue())
