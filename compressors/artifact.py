@@ -85,7 +85,8 @@ class CompressedPolicy:
     variant: str = ""
 
     @cached_property
-    def _header(self) -> bytes:
+    def header_json(self) -> bytes:
+        """The contract as it stands in the byte format. Raises ArtifactError: the metadata is not plain JSON."""
         header = {
             "scheme": self.scheme,
             "inputs": [_tensor_to_json(spec) for spec in self.inputs],
@@ -105,14 +106,14 @@ class CompressedPolicy:
     def with_model(self, model: bytes, version: int) -> CompressedPolicy:
         """The same contract with another model; reuses the encoded header. Raises ArtifactError as ``to_bytes``."""
         copy = dataclasses.replace(self, model=model, version=version)
-        copy.__dict__["_header"] = self._header
+        copy.__dict__["header_json"] = self.header_json
         return copy
 
     def to_bytes(self) -> bytes:
         """The artifact in its byte format. Raises ArtifactError when the metadata is not plain JSON."""
         if not 0 <= self.version < 2**63:
             raise ArtifactError(f"policy version {self.version} is out of range; give one in [0, 2**63)")
-        header = self._header
+        header = self.header_json
         prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), len(self.model), self.version)
         return b"".join((prefix, _checksum(prefix, header, self.model), header, self.model))
 

@@ -121,24 +121,24 @@ class _Cell:
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
         self._config = config
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
-        self._algorithm = make_algorithm(config.replace(learning_rate=_LEARNING_RATE, **quiet), spec, device)
+        self.algorithm = make_algorithm(config.replace(learning_rate=_LEARNING_RATE, **quiet), spec, device)
         self._device = device
-        network = self._algorithm.network
-        _, layout = agree(config, self._algorithm)
+        network = self.algorithm.network
+        _, layout = agree(config, self.algorithm)
         self._batcher = Batcher(
             spec, device, pinned=config.learner.pinned_transfers, channels_last=network.channels_last
         )
-        self._unrolls = [_experience(layout, seed) for seed in range(config.store.held_unrolls)]
+        self._unrolls = [random_experience(layout, seed) for seed in range(config.store.held_unrolls)]
         for unroll in self._unrolls:
             self._act(unroll)
-        self._valid_steps = sum(int(np.count_nonzero(unroll["valid"][:-1])) for unroll in self._unrolls)
+        self.valid_steps = sum(int(np.count_nonzero(unroll["valid"][:-1])) for unroll in self._unrolls)
 
     @torch.no_grad()
     def _act(self, unroll: Unroll) -> None:
         """Fill in the actions and probabilities of the learner's policy."""
         batch = self._batcher.build([unroll])
-        params = self._algorithm.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
-        distribution = self._algorithm.distribution(params, None)
+        params = self.algorithm.network(batch.observations, batch.first, batch.states).params[:-1].float().cpu()
+        distribution = self.algorithm.distribution(params, None)
         actions = distribution.sample(torch.Generator().manual_seed(0))
         unroll["actions"][...] = actions.numpy()
         unroll["behaviour_params"][...] = params.numpy()
@@ -159,12 +159,12 @@ class _Cell:
 
         batch = self._batcher.build(self._unrolls)
         mark("batch")
-        self._algorithm.update(Sample(self._valid_steps, batch, batch.rewards), 0.0, mark)
+        self.algorithm.update(Sample(self.valid_steps, batch, batch.rewards), 0.0, mark)
         return Times(**spent)
 
     def row(self, samples: Sequence[Times]) -> Row:
         """Microseconds per environment step."""
-        config, scale = self._config, 1e6 / self._valid_steps
+        config, scale = self._config, 1e6 / self.valid_steps
         row: Row = {
             "network": config.policy.network,
             "precision": config.learner.mixed_precision,
@@ -180,7 +180,7 @@ class _Cell:
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
 
 
-def _experience(layout: UnrollLayout, seed: int) -> Unroll:
+def random_experience(layout: UnrollLayout, seed: int) -> Unroll:
     """Random observations and rewards, with occasional episode ends."""
     rng = np.random.default_rng(seed)
     unroll = layout.view(np.zeros(layout.nbytes, np.uint8))

@@ -111,7 +111,7 @@ class A2cConfig(ActorCriticConfig):
 
     algorithm: Literal["a2c"] = "a2c"
     corrector: Literal["vtrace", "retrace", "none"] = Field(
-        "none", description="correction for the compression of the policy that acted; none believes it to be the same"
+        "none", description="correction for the compression of the policy that acted; none: no correction"
     )
 
 

@@ -56,15 +56,15 @@ class EnvLoop(VectorEnvironment):
         max_episode_steps: int | None = None,
     ) -> None:
         self.num_envs = num_envs
-        self._envs: list[SingleEnv] = []
+        self.envs: list[SingleEnv] = []
         try:
             for _ in range(num_envs):
-                self._envs.append(make_env())
+                self.envs.append(make_env())
             self.spec = self._agree(squash_actions)
         except BaseException:
             self.close()
             raise
-        self._make_env = make_env
+        self.make_env = make_env
         self._seed: Seed | None = seed
         self._first_seed = (seed,) if isinstance(seed, int) else tuple(seed)
         self._broken: set[int] = set()
@@ -77,18 +77,18 @@ class EnvLoop(VectorEnvironment):
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
-        self._steps = [env.step for env in self._envs]
+        self._steps = [env.step for env in self.envs]
         self._tick = 0
         self._deadlines = [self._max_episode_steps] * num_envs
 
     def _agree(self, squash_actions: bool) -> EnvSpec:
-        first = self._envs[0]
+        first = self.envs[0]
         action = action_spec(first.action_space, squash=squash_actions)
         self.layout = observation_layout(first.observation_space, action)
         self.action_space, self.observation_space = first.action_space, first.observation_space
         self.metadata = first.metadata
         self._to_env = action_converter(first.action_space)
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             theirs, ours = (env.observation_space, env.action_space), (first.observation_space, first.action_space)
             if theirs != ours:
                 raise EnvError(f"environments 0 and {i} of one actor have different spaces: {ours} and {theirs}")
@@ -99,7 +99,7 @@ class EnvLoop(VectorEnvironment):
         seed = self._seed if seed is None else seed
         self._seed = None
         seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             try:
                 observation, _ = env.reset(seed=seeds[i])
             except (TypeError, ValueError) as error:
@@ -159,13 +159,13 @@ class EnvLoop(VectorEnvironment):
         before, words[1] = words[1], PREPARING
         seed = None
         if i in self._broken:
-            self._envs[i] = env = self._make_env()
+            self.envs[i] = env = self.make_env()
             if (env.observation_space, env.action_space) != (self.layout.space, self.action_space):
                 raise EnvError(f"environment {i} has other spaces than before")
             self._steps[i] = env.step
             self._broken.discard(i)
             seed = env_seeds((*self._first_seed, self._failed), self.num_envs)[i]
-        observation, _ = self._envs[i].reset(seed=seed)
+        observation, _ = self.envs[i].reset(seed=seed)
         words[1] = before
         return observation
 
@@ -181,7 +181,7 @@ class EnvLoop(VectorEnvironment):
         told = f"{type(error).__name__}: {error}"
         self.failures.append(EnvFailure(self._tick, i, told, "".join(traceback.format_exception(error))))
         with suppress(Exception):  # it is broken: closing it may be, too
-            self._envs[i].close()
+            self.envs[i].close()
 
     def _settle_masks(self) -> None:
         if self.spec.action.masked:
@@ -190,7 +190,7 @@ class EnvLoop(VectorEnvironment):
     def render(self) -> npt.NDArray[np.uint8]:
         """What environment 0's own ``render`` gives; see VectorEnvironment."""
         try:
-            picture = np.asarray(self._envs[0].render())
+            picture = np.asarray(self.envs[0].render())
         except Exception as error:
             raise creation_error("no picture", error, "drawing the environment") from error
         if picture.ndim != 3 or picture.shape[-1] != 3:
@@ -202,9 +202,9 @@ class EnvLoop(VectorEnvironment):
 
     def close(self) -> None:
         """Close every environment; more calls do nothing."""
-        for env in self._envs:
+        for env in self.envs:
             env.close()
-        self._envs = []
+        self.envs = []
 
 
 def _named(error: Exception, who: str, wanted: str) -> EnvError | None:

@@ -19,15 +19,18 @@ class SumTree:
     """``size`` leaves with weights that are not negative, zero at first.
 
     Memory: 8.3 bytes for each leaf.
+
+    Attributes:
+        levels: weights in rows of ``FAN_OUT``, the leaves' first; each level above has the sums of the rows below.
     """
 
     def __init__(self, size: int) -> None:
         rows = -(-size // FAN_OUT)
-        self._levels = [np.zeros((rows, FAN_OUT))]
+        self.levels = [np.zeros((rows, FAN_OUT))]
         while rows > 1:
             rows = -(-rows // FAN_OUT)
-            self._levels.append(np.zeros((rows, FAN_OUT)))
-        self._flat = [level.reshape(-1) for level in self._levels]
+            self.levels.append(np.zeros((rows, FAN_OUT)))
+        self._flat = [level.reshape(-1) for level in self.levels]
 
     @property
     def total(self) -> float:
@@ -42,7 +45,7 @@ class SumTree:
         """Change the weights of leaves [N]; where one occurs twice, the last counts."""
         self._flat[0][leaves] = weights
         nodes = leaves
-        for below, sums in zip(self._levels, self._flat[1:], strict=False):
+        for below, sums in zip(self.levels, self._flat[1:], strict=False):
             nodes = nodes // FAN_OUT
             sums[nodes] = below[nodes].sum(1)
 
@@ -54,7 +57,7 @@ class SumTree:
         row = np.zeros(len(points), np.int64)
         left = points.copy()
         each = np.arange(len(points))
-        for level in reversed(self._levels):
+        for level in reversed(self.levels):
             ends = level[row].cumsum(1)
             # Sums of sums are rounded: a point at the very end belongs to the last child with a weight.
             np.minimum(left, np.nextafter(ends[:, -1], 0.0), out=left)

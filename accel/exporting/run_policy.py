@@ -269,7 +269,8 @@ def _plain_file_bytes(path: Path) -> int:
     return status.st_size
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The checksum of a plain file, in hexadecimal digits."""
     _plain_file_bytes(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -321,7 +322,7 @@ def read_contract(bundle: Path) -> Contract:
         if text != sums_text(sums) or CONTRACT not in sums or len(sums) > _MAX_FILES:
             raise BundleError(f"{bundle / SUMS} is damaged: copy the bundle again")
         for name, expected in sums.items():
-            if _sha256(bundle / name) != expected:
+            if sha256(bundle / name) != expected:
                 raise BundleError(
                     f"{bundle / name} is damaged, or {SUMS} is: its checksum does not match; copy the bundle again"
                 )
@@ -646,37 +647,37 @@ class Environment:
         self._parts = contract.get("observation", {}).get("parts", [])
         self._is_vector: bool = wanted["vector"]
         if self._is_vector:
-            self._env: Any = gymnasium.make_vec(wanted["id"], 1, "vector_entry_point", **wanted["kwargs"])
+            self.env: Any = gymnasium.make_vec(wanted["id"], 1, "vector_entry_point", **wanted["kwargs"])
             return
-        self._env = gymnasium.make(wanted["id"], **wanted["kwargs"])
+        self.env = gymnasium.make(wanted["id"], **wanted["kwargs"])
         for path in wanted["wrappers"]:
             module, _, function = path.partition(":")
-            self._env = getattr(importlib.import_module(module), function)(self._env)
+            self.env = getattr(importlib.import_module(module), function)(self.env)
 
     def reset(self, seed: int) -> object:
         """The first observation, as the policy takes it."""
-        observation, info = self._env.reset(seed=seed)
+        observation, info = self.env.reset(seed=seed)
         return self._arrange(observation, info)
 
     def step(self, action: Array) -> tuple[object, float, bool]:
         """Observation, reward, and whether the episode is over."""
         if self._is_vector:
-            observation, rewards, ends, cuts, info = self._env.step(action[None])
+            observation, rewards, ends, cuts, info = self.env.step(action[None])
             return self._arrange(observation, info), float(rewards[0]), bool(ends[0] or cuts[0])
-        space = self._env.action_space
+        space = self.env.action_space
         if hasattr(space, "low") and space.dtype != np.float32:  # its bounds in float32 may be a little outside it
             action = action.astype(space.dtype).reshape(space.shape).clip(space.low, space.high)
-        observation, reward, end, cut, info = self._env.step(action if action.shape else action.item())
+        observation, reward, end, cut, info = self.env.step(action if action.shape else action.item())
         return self._arrange(observation, info), float(reward), bool(end or cut)
 
     def _arrange(self, observation: object, info: Mapping[str, Any]) -> object:
         """Images channels first, everything else flattened, of a Dict each part by its input's name."""
         if self._parts:
-            space = self._env.observation_space
+            space = self.env.observation_space
             return {part["name"]: self._arrange_part(part, space, observation, info) for part in self._parts}
         if self._is_vector:
             observation = np.asarray(observation)[0]
-        return self._arrange_one(observation, self._env.observation_space)
+        return self._arrange_one(observation, self.env.observation_space)
 
     def _arrange_part(self, part: Contract, space: Any, observation: Any, info: Mapping[str, Any]) -> Array:  # noqa: ANN401 - a gymnasium space and what it holds
         if part["path"] == ["action_mask"]:

@@ -81,7 +81,7 @@ class LocalActor:
         self.actor = actor
         self.stopping = False
         self.pulse = Pulse()
-        self._hub = hub
+        self.hub = hub
         self._unroll_bytes: int | None = None
         self._buffers = hub.options.in_flight + 1
         self._lent: dict[int, Bytes] = {}
@@ -89,7 +89,7 @@ class LocalActor:
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message; see ``ActorTransport.welcome``."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             arrived = hub.wait(lambda: len(hub.welcomes) > self._welcomed or hub.stopping, timeout_s, "welcome()")
             self._raise_if_over()
@@ -109,14 +109,14 @@ class LocalActor:
     def configure(self, unroll_bytes: int, in_flight: int | None = None) -> None:
         """Fixes the size of an unroll."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        with self._hub.changed:
-            self._hub.configure(unroll_bytes)
+        with self.hub.changed:
+            self.hub.configure(unroll_bytes)
         self._unroll_bytes = unroll_bytes
-        self._buffers = (in_flight or self._hub.options.in_flight) + 1
+        self._buffers = (in_flight or self.hub.options.in_flight) + 1
 
     def acquire(self) -> Bytes:
         """A free buffer."""
-        hub, buffers = self._hub, self._buffers
+        hub, buffers = self.hub, self._buffers
         with hub.changed:
             if self._unroll_bytes is None or hub.pool is None:
                 raise TransportError("configure() the transport before acquire()")
@@ -133,7 +133,7 @@ class LocalActor:
         """Hands an acquired buffer to the learner."""
         if self._lent.pop(id(buffer), None) is None:
             raise TransportError("push() takes a buffer from acquire(), once")
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             if hub.stopping:
                 return
@@ -143,7 +143,7 @@ class LocalActor:
 
     def pull(self) -> PolicyUpdate | None:
         """The newest policy if one came since the last pull."""
-        hub = self._hub
+        hub = self.hub
         self.stopping = hub.stopping
         if hub.board.is_idle:
             return None
@@ -152,7 +152,7 @@ class LocalActor:
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Waits for a policy."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             hub.wait(lambda: hub.stopping or hub.board.has_offer(self.actor), timeout_s, "wait_policy()")
             self._raise_if_over()
@@ -166,7 +166,7 @@ class LocalActor:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Says goodbye. What was pushed stays with the learner."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             hub.alive.discard(self.actor)
             hub.board.forget(self.actor)
@@ -175,15 +175,15 @@ class LocalActor:
 
     def _post(self, kind: str, message: Json) -> None:
         body = decode_message(encode_message(kind, message))[1]
-        with self._hub.changed:
-            self._hub.inbox.append((self.actor, body))
-            self._hub.changed.notify_all()
+        with self.hub.changed:
+            self.hub.inbox.append((self.actor, body))
+            self.hub.changed.notify_all()
 
     def _raise_if_over(self) -> None:
-        self.stopping = self._hub.stopping
-        if self._hub.abort_text is not None:
-            raise Aborted(self._hub.abort_text)
-        if self._hub.stopping:
+        self.stopping = self.hub.stopping
+        if self.hub.abort_text is not None:
+            raise Aborted(self.hub.abort_text)
+        if self.hub.stopping:
             raise Stopped("the learner asked this actor to stop")
 
 
@@ -194,12 +194,12 @@ class LocalLearner:
 
     def __init__(self, hub: _Hub) -> None:
         self.actors = hub.actors
-        self._hub = hub
+        self.hub = hub
         self._unroll_bytes: int | None = None
 
     def alive(self) -> frozenset[int]:
         """Actors that have not said goodbye."""
-        return frozenset(self._hub.alive)
+        return frozenset(self.hub.alive)
 
     def dead(self) -> frozenset[int]:
         """None: actors in this process end with it."""
@@ -211,26 +211,26 @@ class LocalLearner:
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message; see ``LearnerTransport.welcome``."""
-        with self._hub.changed:
-            self._hub.welcomes.append(encode_message("welcome", message))
-            self._hub.changed.notify_all()
+        with self.hub.changed:
+            self.hub.welcomes.append(encode_message("welcome", message))
+            self.hub.changed.notify_all()
 
     def messages(self) -> list[tuple[int, Json]]:
         """Hellos and reports since the last call."""
-        with self._hub.changed:
-            inbox, self._hub.inbox = self._hub.inbox, []
+        with self.hub.changed:
+            inbox, self.hub.inbox = self.hub.inbox, []
         return inbox
 
     def configure(self, unroll_bytes: int) -> None:
         """Fixes the size of an unroll."""
         check_unroll_bytes(unroll_bytes, self._unroll_bytes)
-        with self._hub.changed:
-            self._hub.configure(unroll_bytes)
+        with self.hub.changed:
+            self.hub.configure(unroll_bytes)
         self._unroll_bytes = unroll_bytes
 
     def receive(self, timeout_s: float = 0.0) -> Arrival | None:
         """The next unroll. In one thread it is there already or not at all."""
-        hub = self._hub
+        hub = self.hub
         if self._unroll_bytes is None or hub.pool is None:
             raise TransportError("configure() the transport before receive()")
         hub.pool.check_may_hold()
@@ -246,29 +246,29 @@ class LocalLearner:
 
     def release(self, arrival: Arrival) -> None:
         """Gives an arrival's buffer back."""
-        with self._hub.changed:
-            if self._hub.pool is None:
+        with self.hub.changed:
+            if self.hub.pool is None:
                 raise TransportError("release() takes an arrival from receive(), once")
-            self._hub.pool.release(arrival)
+            self.hub.pool.release(arrival)
 
     def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
         """Offers every actor the payload of its scheme."""
-        with self._hub.changed:
-            self._hub.board.publish(version, policies)
-            self._hub.changed.notify_all()
+        with self.hub.changed:
+            self.hub.board.publish(version, policies)
+            self.hub.changed.notify_all()
 
     def assign(self, actor: int, scheme: str) -> None:
         """From now on ``actor`` gets ``scheme``."""
-        with self._hub.changed:
-            self._hub.board.assign(actor, scheme)
-            self._hub.changed.notify_all()
+        with self.hub.changed:
+            self.hub.board.assign(actor, scheme)
+            self.hub.changed.notify_all()
 
     def pump(self) -> None:
         """Nothing to do: hand-over needs no help."""
 
     def stop(self, timeout_s: float = 30.0) -> frozenset[int]:
         """Stops the actors; in threads, waits for their goodbyes. In one thread there is nothing to wait for."""
-        hub = self._hub
+        hub = self.hub
         with hub.changed:
             hub.stopping = True
             hub.queue.clear()
@@ -281,11 +281,11 @@ class LocalLearner:
 
     def abort(self, message: str, timeout_s: float = 5.0) -> frozenset[int]:
         """Stops the actors with an error."""
-        with self._hub.changed:
-            self._hub.abort_text = message
+        with self.hub.changed:
+            self.hub.abort_text = message
         return self.stop(timeout_s)
 
     def close(self) -> None:
         """Stops the actors unless they were stopped."""
-        if not self._hub.stopping:
+        if not self.hub.stopping:
             self.stop(5.0)

@@ -52,7 +52,7 @@ class RemoteActor:
         self._endpoint = endpoint
         self._learner = group.learner
         self._options = options or TransportOptions()
-        self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
+        self.formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
         self._ring: list[Bytes] = []
         self._free: list[Bytes] = []
         self._lent: set[int] = set()
@@ -88,7 +88,7 @@ class RemoteActor:
         welcome = self._welcomes.popleft()
         theirs = welcome.get("formats")
         try:
-            check_formats(theirs if isinstance(theirs, dict) else {}, self._formats)
+            check_formats(theirs if isinstance(theirs, dict) else {}, self.formats)
         except TransportError as error:
             self.hello({"error": str(error)})
             raise

@@ -96,6 +96,7 @@ class Int8Encoder(Encoder):
         variant: the one in use.
         per_channel: whether weights have a scale for each output, unless chosen otherwise for a layer.
         weight_codes: integer type of weight codes.
+        int4_layers: those with 4-bit weights. floats: parameters left as they are. payload: the model's bytes.
         coded, sums: see ``IntegerGraph``.
     """
 
@@ -107,22 +108,22 @@ class Int8Encoder(Encoder):
         integer = IntegerGraph(graph, self._codes, options.layer_format)
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
-        self._int4_layers = integer.int4_layers
-        self._floats = integer.floats
+        self.int4_layers = integer.int4_layers
+        self.floats = integer.floats
         self._measured = integer.measured
         self.coded, self.sums = integer.coded, integer.sums
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
         self._calibrations = self._drifted = 0
-        self._payload = _lay_out(integer, graph)
+        self.payload = _lay_out(integer, graph)
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
         self._changes = Changes()
         sizes = [graph.parameters[layer.weight].size for layer in self.layers]
         self._writer = CodeWriter(self.weight_codes, self._changes, sizes)
-        self._int4_writer = layer_writer(self._int4_layers, graph, self._changes)
+        self._int4_writer = layer_writer(self.int4_layers, graph, self._changes)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
@@ -143,7 +144,7 @@ class Int8Encoder(Encoder):
 
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
-        return self._scales[name], int(self._payload.views[f"{name}:zero"])
+        return self._scales[name], int(self.payload.views[f"{name}:zero"])
 
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
         """See ``Encoder.measure``."""
@@ -179,16 +180,16 @@ class Int8Encoder(Encoder):
         self._changes.begin()
         for layer in self.layers:
             self._encode_layer(layer, parameters)
-        for int4_layer in self._int4_layers:
-            write_layer(int4_layer, parameters[int4_layer.weight], self._payload.views, self._int4_writer)
-        for name in self._floats:
+        for int4_layer in self.int4_layers:
+            write_layer(int4_layer, parameters[int4_layer.weight], self.payload.views, self._int4_writer)
+        for name in self.floats:
             require_finite(name, parameters[name])
-            self._payload.views[name][...] = parameters[name]
+            self.payload.views[name][...] = parameters[name]
         self._changes.end()
-        return self._payload.to_bytes()
+        return self.payload.to_bytes()
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
-        views, stem = self._payload.views, layer.stem
+        views, stem = self.payload.views, layer.stem
         weight = parameters[layer.weight]
         bias = as_float(layer.bias, parameters) if layer.bias else None
         input_scale = self._scales[layer.activation]
@@ -201,8 +202,8 @@ class Int8Encoder(Encoder):
 
     def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
         self._scales[name] = scale
-        self._payload.views[f"{name}:scale"][...] = scale
-        self._payload.views[f"{name}:zero"][...] = zero
+        self.payload.views[f"{name}:scale"][...] = scale
+        self.payload.views[f"{name}:zero"][...] = zero
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:

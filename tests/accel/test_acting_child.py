@@ -89,7 +89,8 @@ def test_messages_of_a_child_that_is_gone_are_not_the_next_one_s() -> None:
 def test_what_a_child_sent_before_it_died_is_read_before_its_death() -> None:
     ours, theirs = pair()
     theirs.send("unroll", {"buffer": 1})
-    theirs._socket.close()
+    OPEN.remove(theirs)
+    theirs.close()
     assert ours.receive() == [("unroll", {"buffer": 1})]
     with pytest.raises(TransportError):
         ours.receive()
@@ -186,7 +187,8 @@ def test_a_child_ends_when_it_is_told_to_or_when_its_rank_is_gone() -> None:
         child.acquire()
     assert child.stopping
     ours, child = started()
-    ours._socket.close()
+    OPEN.remove(ours)
+    ours.close()
     with pytest.raises(LinkLostError, match="gone"):
         child.wait_policy(5.0)
 

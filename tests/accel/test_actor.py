@@ -64,7 +64,7 @@ SMALL: dict[str, object] = {"env": "CartPole-v1", "actors": 0, "envs_per_actor":
 def test_an_actor_that_waited_for_the_learner_acts_with_the_policy_of_then() -> None:
     config = config_for("mlp:16x1", "fp32", **SMALL)
     with acting(config, 6) as (learner, payloads, layout):
-        hub, before = learner._hub, config.acting.unrolls_in_flight + 1
+        hub, before = learner.hub, config.acting.unrolls_in_flight + 1
         with hub.changed:  # until it waits for a buffer
             assert hub.changed.wait_for(lambda: hub.under_way[0] == before, LIMIT_S)
         learner.publish(2, payloads)

@@ -72,19 +72,19 @@ def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> Non
         network="mlp:8x1", unroll_length=6, envs_per_actor=3, algorithm="ppo", passes=3, minibatches=2
     )
     cell = bench._Cell(config, VECTOR, torch.device("cpu"))
-    before = [parameter.clone() for parameter in cell._algorithm.parameters]
-    first = next(iter(cell._algorithm.parameters))
+    before = [parameter.clone() for parameter in cell.algorithm.parameters]
+    first = next(iter(cell.algorithm.parameters))
     times = cell.take()
-    assert cell._algorithm.optimizer.state[first]["step"] == 6 and min(times) > 0
-    assert 0 < cell._valid_steps <= 18
-    for old, new in zip(before, cell._algorithm.parameters, strict=True):
+    assert cell.algorithm.optimizer.state[first]["step"] == 6 and min(times) > 0
+    assert 0 < cell.valid_steps <= 18
+    for old, new in zip(before, cell.algorithm.parameters, strict=True):
         assert torch.allclose(old, new, atol=1e-5) and not torch.equal(old, new)
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> None:
     spec = EnvSpec((5,), "float32", CATEGORICAL, mode)  # type: ignore[arg-type]
-    unroll = bench._experience(UnrollLayout(spec, 200, 8), 0)
+    unroll = bench.random_experience(UnrollLayout(spec, 200, 8), 0)
     ended, first, valid = unroll["terminated"], unroll["first"], unroll["valid"]
     assert ended.any() and not (ended & ~valid[:-1]).any()
     if mode == "same_step":
@@ -93,7 +93,7 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
         assert not valid.all() and np.array_equal(first[1:], ~valid[:-1])
         behind = valid[1:][ended]
         assert not behind.any()
-    again = bench._experience(UnrollLayout(spec, 200, 8), 0)
+    again = bench.random_experience(UnrollLayout(spec, 200, 8), 0)
     assert all(np.array_equal(array, again[name]) for name, array in unroll.arrays.items())
 
 

@@ -260,7 +260,7 @@ def test_artifacts(run: Path, loaded: TrainedRun, artifact: CompressedPolicy, da
     path = run.parent / "artifact.accel"
     path.write_bytes(data.draw(damaged(artifact.to_bytes())))
     assert isinstance(outcome(lambda: read_artifact(path, loaded)), ArtifactError)
-    header = json.loads(artifact._header)
+    header = json.loads(artifact.header_json)
     resealed = outcome(lambda: CompressedPolicy.from_bytes(with_header(artifact, data.draw(changed(header)))))
     assert isinstance(resealed, CompressedPolicy | ArtifactError)
     if isinstance(resealed, CompressedPolicy):
@@ -271,7 +271,7 @@ def test_artifacts(run: Path, loaded: TrainedRun, artifact: CompressedPolicy, da
 def with_header(artifact: CompressedPolicy, header: dict[str, Any]) -> bytes:
     """The artifact's bytes under another header, with the right checksum."""
     forged = dataclasses.replace(artifact)
-    forged.__dict__["_header"] = json.dumps(header).encode()
+    forged.__dict__["header_json"] = json.dumps(header).encode()
     return forged.to_bytes()
 
 

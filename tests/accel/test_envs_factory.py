@@ -267,7 +267,7 @@ def test_mujocos_warnings_are_logged_and_leave_no_file(
     monkeypatch.chdir(tmp_path)
     env: Any = make_vector_env("HalfCheetah-v5", 1)
     env.reset()
-    single = env._envs[0].unwrapped
+    single = env.envs[0].unwrapped
     for _ in range(3):
         single.set_state(np.full(9, 1e9), np.full(9, 1e12))
         env.step(np.ones((1, 6), np.float32))

@@ -73,8 +73,8 @@ def test_one_that_raises_is_made_anew_and_the_others_go_on_as_they_would() -> No
     # The row of the failure pays nothing and asks for a reset; the next one is the new environment's first.
     assert broken["truncated"][4, 1] and not broken["terminated"][4, 1] and broken["rewards"][4, 1] == 0
     assert broken["observations"][5:8, 1].tolist() == [[3, 0], [3, 1], [3, 2]]
-    first, second = (env.seeds[0] for env in (loop._envs[0], loop._envs[1]))  # type: ignore[attr-defined]
-    assert second is not None and second not in (first, loop_of({})._envs[1].seeds[0])  # type: ignore[attr-defined]
+    first, second = (env.seeds[0] for env in (loop.envs[0], loop.envs[1]))  # type: ignore[attr-defined]
+    assert second is not None and second not in (first, loop_of({}).envs[1].seeds[0])  # type: ignore[attr-defined]
 
 
 def test_one_that_raises_again_before_it_has_ended_an_episode_raises_for_all() -> None:
@@ -92,7 +92,7 @@ def test_one_that_cannot_be_made_again_raises_for_all() -> None:
     def refuse() -> gymnasium.Env[Any, Any]:
         raise OSError("no licence left")
 
-    loop._make_env = refuse
+    loop.make_env = refuse
     with pytest.raises(OSError, match="licence"):
         rows(loop, 20)
 

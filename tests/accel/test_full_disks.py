@@ -58,7 +58,7 @@ class During:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actions: dict[int, object] = {}
-        original = Loop._reason_to_stop
+        original = Loop.finished
 
         def step(loop: Loop) -> str | None:
             action = self.actions.pop(loop.counters.updates, None)
@@ -66,7 +66,7 @@ class During:
                 action()
             return original(loop)
 
-        monkeypatch.setattr(Loop, "_reason_to_stop", step)
+        monkeypatch.setattr(Loop, "finished", step)
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def test_deep_json_in_few_bytes_is_refused(bundle: Path) -> None:
         (bundle / "SHA256SUMS").write_text(
             run_policy.sums_text(
                 {
-                    name: run_policy._sha256(bundle / name)
+                    name: run_policy.sha256(bundle / name)
                     for name in (path.name for path in bundle.iterdir())
                     if name != "SHA256SUMS"
                 }

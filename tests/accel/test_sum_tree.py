@@ -47,5 +47,5 @@ def test_a_leaf_without_weight_is_never_found(size: int) -> None:
 def test_a_broken_tree_would_be_noticed() -> None:
     tree = SumTree(3000)
     tree.set(np.arange(3000), np.ones(3000))
-    tree._levels[0][0, 0] = 5.0  # A leaf behind the sums' backs.
+    tree.levels[0][0, 0] = 5.0  # A leaf behind the sums' backs.
     assert tree.find(np.array([4.5]))[0] != 4

@@ -321,7 +321,7 @@ def test_gaussian_actions_end_as_environments_take_them(squash: bool) -> None:
 def test_actions_at_a_bound_stay_inside_a_space_of_doubles() -> None:
     wanted = {"backend": "gymnasium", "id": "tests.environments:ClosedForm-v0", "kwargs": {"box_actions": True}}
     environment = run_policy.Environment({"environment": {**wanted, "imports": [], "vector": False, "wrappers": []}})
-    environment._env.unwrapped.action_space = gymnasium.spaces.Box(-0.1, 0.1, (2, 3), np.float64)
+    environment.env.unwrapped.action_space = gymnasium.spaces.Box(-0.1, 0.1, (2, 3), np.float64)
     environment.reset(0)
     action = np.array([[0.1, -0.1, 0.0]] * 2, np.float32)
     assert float(action[0, 0]) > 0.1

@@ -75,8 +75,8 @@ def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> Non
     """Every layer as last refreshed, each by the oracle of its own format."""
     encoder = plan.encoder
     assert isinstance(encoder, Int8Encoder)
-    found = initializers(encoder._payload.to_bytes())
-    views = encoder._payload.views
+    found = initializers(encoder.payload.to_bytes())
+    views = encoder.payload.views
     oracles = {
         per_channel: quantised_by_onnxruntime(plan, module, per_channel=per_channel) for per_channel in (False, True)
     }
@@ -84,13 +84,13 @@ def assert_choices_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> Non
     for layer in encoder.layers:
         assert_layer_is_the_oracles(layer, found, oracles[layer.channel_axis is not None])
     assert_activations_are_the_oracles(encoder, found, oracles[False])
-    for spared in encoder._int4_layers:
+    for spared in encoder.int4_layers:
         weight = np.asarray(parameters[spared.weight], np.float32)
         matrix = weight if spared.is_convolution or spared.transposed else weight.T
         wanted = _channels(weight) if spared.is_convolution else _four_bits(matrix)
         for part, codes in wanted.items():
             np.testing.assert_array_equal(views[f"{spared.stem}:{part}"], codes, f"{part} of {spared.name}")
-    for name in encoder._floats:
+    for name in encoder.floats:
         np.testing.assert_array_equal(found[name], parameters[name], name)
 
 

@@ -556,7 +556,7 @@ class Formats(Scene):
             assert "unroll" in message["error"] and "3" in message["error"] and "4" in message["error"]
 
     def actor(self, transport: ActorTransport) -> None:
-        transport._formats["unroll"] = 4  # type: ignore[attr-defined]
+        transport.formats["unroll"] = 4  # type: ignore[attr-defined]
         message = complaint(lambda: transport.welcome(LIMIT_S))
         assert "unroll format" in message and "version 3" in message and "4" in message
 
