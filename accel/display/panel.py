@@ -127,6 +127,8 @@ def _lag_line(status: TrainingStatus) -> Text:
     line.append(f"  version {status.policy_version:,}", "dim")
     if status.dropped_unrolls:
         line.append(f"  {status.dropped_unrolls:,} unrolls dropped", "yellow")
+    if status.straggler is not None:
+        line.append(f"  {status.straggler}", "yellow")
     return line
 
 

@@ -46,6 +46,7 @@ class TrainingStatus:
         learner_shares: each phase's share of the learner's time since the last status, in [0, 1], in order.
         actor_shares: the same over all actors.
         scheme: compression scheme of the actors' policy. policy_version: the newest.
+        slowest_actor: the one with the fewest steps per second. slowest_share: its rate by the median actor's.
         actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
         evaluation: the newest result of greedy episodes beside training, None before the first.
     """
@@ -68,6 +69,8 @@ class TrainingStatus:
     actors: int
     dropped_unrolls: int = 0
     evaluation: EvaluationStatus | None = None
+    slowest_actor: int | None = None
+    slowest_share: float = 1.0
 
     @classmethod
     def from_record(
@@ -86,6 +89,8 @@ class TrainingStatus:
         Raises: KeyError for a record without ``elapsed_s``, ``env_steps``, ``env_steps_per_s``, ``episodes``,
         ``updates``, ``scheme`` or ``actors_alive``; TypeError for one that is no number.
         """
+        least, median = (record.get(f"actor_steps_per_s_{name}") for name in ("min", "median"))
+        slowest = record.get("slowest_actor")
         return cls(
             elapsed_s=_number(record["elapsed_s"]),
             env_steps=int(_number(record["env_steps"])),
@@ -105,7 +110,16 @@ class TrainingStatus:
             actors=actors,
             dropped_unrolls=int(_number(record.get("dropped_unrolls", 0))),
             evaluation=EvaluationStatus.from_record(record) or evaluation,
+            slowest_actor=None if slowest is None else int(_number(slowest)),
+            slowest_share=1.0 if not median else _number(least) / _number(median),
         )
+
+    @property
+    def straggler(self) -> str | None:
+        """The actor that makes less than half of the median actor's steps, in words; None where none does."""
+        if self.slowest_actor is None or self.slowest_share >= 0.5:
+            return None
+        return f"actor {self.slowest_actor} makes {self.slowest_share:.0%} of the median actor's steps"
 
     @property
     def remaining_s(self) -> float | None:
@@ -160,6 +174,8 @@ def status_line(stage: str, status: Status, elapsed_s: float) -> str:
         parts.insert(5, evaluation_text(status.evaluation))
     if status.actors_alive < status.actors:
         parts.append(f"{status.actors_alive} of {status.actors} actors alive")
+    if status.straggler is not None:
+        parts.append(status.straggler)
     if status.dropped_unrolls:
         parts.append(f"{status.dropped_unrolls:,} unrolls dropped")
     return " | ".join(parts)

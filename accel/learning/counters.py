@@ -1,4 +1,4 @@
-"""The learner's counters: policy lag, unrolls and episodes; and the interval of records."""
+"""The learner's counters: policy lag, actors' rates, unrolls and episodes; and the interval of records."""
 
 from __future__ import annotations
 
@@ -36,6 +36,41 @@ class LagStatistics:
         if self.unrolls == 0:
             return {"lag_min": None, "lag_mean": None, "lag_max": None}
         return {"lag_min": self.least, "lag_mean": self.total / self.unrolls, "lag_max": self.most}
+
+
+class ActorRates:
+    """Environment steps per second of each actor, over windows of ``WINDOW_S``; shows who lags behind.
+
+    Args:
+        actors: how many there are.
+        now_s: when the first window begins.
+    """
+
+    WINDOW_S = 5.0
+
+    def __init__(self, actors: int, now_s: float) -> None:
+        self._steps = np.zeros(actors, np.int64)
+        self._since_s = now_s
+        self._found: dict[str, float | int] = {}
+
+    def add(self, actor: int, steps: int) -> None:
+        """Count an unroll's valid steps."""
+        self._steps[actor] += steps
+
+    def read(self, now_s: float) -> Mapping[str, float | int]:
+        """The newest whole window: least, median and greatest rate, and the slowest actor. Empty for a single actor."""
+        elapsed_s = now_s - self._since_s
+        if len(self._steps) > 1 and elapsed_s >= self.WINDOW_S:
+            rates = self._steps / elapsed_s
+            self._found = {
+                "actor_steps_per_s_min": float(rates.min()),
+                "actor_steps_per_s_median": float(np.median(rates)),
+                "actor_steps_per_s_max": float(rates.max()),
+                "slowest_actor": int(rates.argmin()),
+            }
+            self._steps[:] = 0
+            self._since_s = now_s
+        return self._found
 
 
 class Counters:

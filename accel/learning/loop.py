@@ -19,7 +19,7 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.learning.actors import Actors
-from accel.learning.counters import Counters, LagStatistics, record_interval_s
+from accel.learning.counters import ActorRates, Counters, LagStatistics, record_interval_s
 from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
@@ -185,6 +185,7 @@ class Loop:
     def _begin(self) -> None:
         self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
+        self._rates = ActorRates(self.transport.actors, self._started)
         self._timer.reset()  # without what was published before
         self._timer.restart()
 
@@ -268,6 +269,7 @@ class Loop:
         """Everything that happens once to each new step."""
         unroll = experience.unroll
         self.counters.env_steps += unroll.valid_steps
+        self._rates.add(experience.actor, unroll.valid_steps)
         self.rewards.observe(experience.actor, unroll)
         self.algorithm.observe(unroll)
         self._timer.mark("batch")
@@ -341,7 +343,8 @@ class Loop:
             "environment_restarts": counters.environment_restarts,
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
-        record |= {**lag, **self.publisher.metrics(), **self.sampler.metrics(), **self.steering.metrics()}
+        record |= {**lag, **self._rates.read(now), **self.publisher.metrics()}
+        record |= {**self.sampler.metrics(), **self.steering.metrics()}
         if self._update is not None:
             record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)

@@ -11,7 +11,7 @@ import pytest
 import accel
 import accel.learning.loop
 from accel.config import TrainConfig
-from accel.learning.counters import record_interval_s
+from accel.learning.counters import ActorRates, record_interval_s
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,21 @@ from accel.learning.counters import record_interval_s
 )
 def test_the_interval_grows_to_what_was_asked_for(elapsed_s: float, log_interval_s: float, interval_s: float) -> None:
     assert record_interval_s(elapsed_s, log_interval_s) == pytest.approx(interval_s)
+
+
+def test_rates_of_actors_are_those_of_whole_windows() -> None:
+    rates = ActorRates(3, 100.0)
+    for actor, steps in ((0, 400), (1, 500), (2, 10), (0, 100)):
+        rates.add(actor, steps)
+    assert rates.read(101.0) == {}
+    found = {"actor_steps_per_s_min": 2.0, "actor_steps_per_s_median": 100.0, "actor_steps_per_s_max": 100.0}
+    assert rates.read(105.0) == {**found, "slowest_actor": 2}
+    rates.add(2, 10**6)
+    assert rates.read(107.0) == {**found, "slowest_actor": 2}, "the next window is not over"
+    assert rates.read(110.0)["slowest_actor"] == 0
+    alone = ActorRates(1, 0.0)
+    alone.add(0, 5)
+    assert alone.read(50.0) == {}
 
 
 def test_the_records_that_this_adds_are_few() -> None:

@@ -239,6 +239,21 @@ def test_plain_lines_say_everything() -> None:
     assert line.endswith("int8 | 1 of 2 actors alive | 7 unrolls dropped")
 
 
+@pytest.mark.parametrize(("least", "told"), [(60.0, ""), (20.0, "actor 1 makes 20% of the median actor's steps")])
+def test_an_actor_that_lags_behind_is_named(least: float, told: str) -> None:
+    record = dict.fromkeys(("elapsed_s", "env_steps", "env_steps_per_s", "episodes", "updates"), 1.0)
+    rates = {"actor_steps_per_s_min": least, "actor_steps_per_s_median": 100.0, "slowest_actor": 1}
+    status = TrainingStatus.from_record(
+        record | rates | {"scheme": "fp32", "actors_alive": 2}, total_env_steps=9, return_target=None, actors=2
+    )
+    assert (status.straggler or "") == told
+    assert status_line("CartPole-v1", status, 9.0).endswith(f" | {told}" if told else " | fp32")
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(training_panel("CartPole-v1", status, [1.0, 2.0], console))
+    assert isinstance(console.file, io.StringIO)
+    assert ("median actor" in console.file.getvalue()) == bool(told)
+
+
 def test_an_evaluation_beside_training_is_shown() -> None:
     evaluated = replace(STATUS, evaluation=EvaluationStatus(487.2, 40_000, 500.0))
     assert " | greedy 487.2 at 40.0k steps, best 500.0 | lag" in status_line("CartPole-v1", evaluated, 99.0)
