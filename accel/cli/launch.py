@@ -77,7 +77,7 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     """
     from accel.runs.job import Job, check_config
 
-    chosen = "compressor" in config.compression.model_fields_set
+    chosen = config.compression.compressor != config.default_compressor
     job = Job(check_config(config), resume, compressor_chosen=chosen)
     info = detect_launch()
     if is_actor(info):

@@ -94,8 +94,9 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     given = _parse_flags(argv, defaults)
     resume = given.pop("resume")
     chosen = {name: _merged(name, value, before.get(name)) for name, value in given.items() if name not in _SOURCES}
-    if "batch_unrolls" not in values and _value(argv, "batch-unrolls") is None:
-        chosen.pop("batch_unrolls", None)
+    for derived in ("batch_unrolls", "compressor"):
+        if derived not in values and _value(argv, derived.replace("_", "-")) is None:
+            chosen.pop(derived, None)
     config = check_config(TrainConfig.create(**chosen))
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not info.is_launched
     columns = shutil.get_terminal_size().columns if is_terminal else None

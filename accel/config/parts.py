@@ -103,10 +103,11 @@ class CompressionConfig(Clips):
     """How the acting policy is compressed and validated."""
 
     compressor: str = Field(
-        "int8",
+        "auto",
         description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; qat is int8 whose "
         "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto or auto(fp32;int8;…) lets "
-        "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps",
+        "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps; default: auto, and "
+        "fp32 with actors = 0, several learners or torch actors",
     )
     calibration_interval_updates: Count = Field(
         500, description="learner updates between recalibrations of activation ranges"

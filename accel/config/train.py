@@ -146,7 +146,7 @@ class TrainConfig(BaseModel):
             )
         if scheme.startswith("auto") or re.search(r"\bqat\b", scheme):
             raise ConfigError(
-                f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as int8"
+                f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as fp32 or int8"
             )
 
     def share(self, learner: int) -> Self:
@@ -154,10 +154,19 @@ class TrainConfig(BaseModel):
         learners = self.learner.learners
         if learners == 1:
             return self
-        changes: dict[str, object] = {"actors": _part(self.acting.actors, learner, learners), "learners": 1}
+        changes: dict[str, object] = {
+            "actors": _part(self.acting.actors, learner, learners),
+            "learners": 1,
+            "compressor": self.compression.compressor,
+        }
         if isinstance(self.store, FifoConfig | CircularConfig):
             changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
         return self.replace(**changes)
+
+    @property
+    def default_compressor(self) -> str:
+        """What ``compressor`` is unless it is given; see ``CompressionConfig``."""
+        return _default_compressor(self.options())
 
     @property
     def parts(self) -> dict[str, Options]:
@@ -199,6 +208,8 @@ class TrainConfig(BaseModel):
         kept = self.options()
         if "actors" in changes and kept.get("batch_unrolls") == max(self.acting.actors, 1):
             del kept["batch_unrolls"]  # One per actor, however many there are.
+        if kept["compressor"] == self.default_compressor:
+            del kept["compressor"]
         if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
             if "algorithm" in changed:
                 kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
@@ -267,6 +278,7 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
         # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
         if "batch_unrolls" in models["store"].model_fields:
             values["batch_unrolls"] = max(int(str(values["actors"])), 1)
+    values.setdefault("compressor", _default_compressor(values))
     given: dict[str, dict[str, object]] = {part: {} for part in models}
     problems: list[str] = []
     for name, value in values.items():
@@ -287,6 +299,12 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
     if problems:
         raise ConfigError("\n".join(problems))
     return parts
+
+
+def _default_compressor(values: Mapping[str, object]) -> str:
+    """Measured where actors can time the levels; else full precision, so that one process stays deterministic."""
+    timed = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
+    return "auto" if timed and values.get("actor_runtime", "onnxruntime") == "onnxruntime" else "fp32"
 
 
 def _system_of(options: Mapping[str, object]) -> Mapping[str, object]:

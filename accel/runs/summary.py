@@ -54,7 +54,7 @@ class SchemeComparison:
     weight_only: bool = False
 
     def text(self, *, chosen: bool = True) -> str:
-        """One or two sentences with the figures; fp32 is advised only where the user chose the compressor."""
+        """One or two sentences with the figures; fp32 is advised only where the user chose the scheme."""
         ratio = self.fp32_us / self.policy_us
         saved = (self.fp32_us - self.policy_us) / (self.env_us + self.fp32_us)
         speed = f"{ratio:.2f}x fp32's speed"
@@ -253,7 +253,8 @@ class Summary:
             energy = "" if self.energy_j is None else f"; {self.energy_j:,.0f} J ({self.energy_source})"
             lines.append(f"{self.cpu_s:,.1f} CPU-seconds of training{energy}.")
         if self.comparison is not None:
-            lines.append(self.comparison.text(chosen=self.compressor_chosen))
+            fixed = self.compressor_chosen and not self.compressor.startswith("auto")
+            lines.append(self.comparison.text(chosen=fixed))
         lines.append(f"Everything is in {self.path}. Try next:")
         lines += [f"  {line}" for line in self.suggestions()]
         return "\n".join(lines)

@@ -66,6 +66,21 @@ def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "auto(fp32;int8)"),
+        (["--actors", "0"], "fp32"),
+        (["--actors", "0", "--compressor", "int8"], "int8"),
+        (["--learners", "2", "--actors", "2"], "fp32"),
+        (["--actor-runtime", "torch"], "fp32"),
+        (["--preset", "quickstart", "--actors", "0"], "int8"),
+    ],
+)
+def test_the_default_compressor_follows_the_flags(words: list[str], expected: str) -> None:
+    assert parse(words, ALONE).config.compression.compressor == expected
+
+
+@pytest.mark.parametrize(
     ("words", "chosen"),
     [(["--preset", "quickstart"], False), (["--compressor=int8"], True), (["--compressor", "fp16"], True)],
 )

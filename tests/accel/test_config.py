@@ -69,6 +69,32 @@ def test_an_algorithm_brings_its_store_its_schedule_and_its_defaults() -> None:
     assert TrainConfig.create(algorithm="package.module:factory", algorithm_arg=("a=1",)).algorithm.kwargs == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "auto"),
+        ({"actors": 3}, "auto"),
+        ({"actors": 0}, "fp32"),
+        ({"actors": 2, "learners": 2}, "fp32"),
+        ({"actor_runtime": "torch"}, "fp32"),
+        ({"actors": 0, "compressor": "int8"}, "int8"),
+        ({"compressor": "fp32"}, "fp32"),
+    ],
+)
+def test_the_default_compressor_is_measured_where_it_can_be(options: dict[str, object], expected: str) -> None:
+    config = TrainConfig.create(**options)
+    assert config.compression.compressor == expected
+    assert TrainConfig.from_json(config.to_json()) == config
+    assert all(config.share(i).compression.compressor == expected for i in range(config.learner.learners))
+    assert config.replace(seed=1).compression.compressor == expected
+
+
+def test_a_default_compressor_follows_the_actors_and_a_chosen_one_does_not() -> None:
+    assert TrainConfig.create().replace(actors=0).compression.compressor == "fp32"
+    assert TrainConfig.create(actors=0).replace(actors=2).compression.compressor == "auto"
+    assert TrainConfig.create(actors=0, compressor="int8").replace(actors=2).compression.compressor == "int8"
+
+
 def test_another_algorithm_keeps_what_it_reads() -> None:
     config = TrainConfig.create(algorithm="ppo", passes=4, learning_rate=3e-4, lambda_=0.9)
     changed = config.replace(algorithm="impact")

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
 
 def train(path: Path, options: dict[str, object], goal: float) -> accel.Summary:
     fixed = {"actors": 0, "seed": 0, "learner_threads": 1, "log_interval_s": 1e6, "results_dir": path, "name": "run"}
-    return accel.train(TrainConfig.create(**(options | fixed | {"stop_at_return": goal})))
+    return accel.train(TrainConfig.create(**({"compressor": "int8"} | options | fixed | {"stop_at_return": goal})))
 
 
 LONG = "HalfCheetah, its first steps with half of each layer pruned"

@@ -37,7 +37,7 @@ from monitor.decisions import read_decisions
 
 SMALL: Mapping[str, object] = {
     "algorithm": "impala", "normalise_observations": False, "network": "mlp:16x1", "learner_threads": 1,
-    "actors": 0, "envs_per_actor": 8, "unroll_length": 16,
+    "actors": 0, "envs_per_actor": 8, "unroll_length": 16, "compressor": "int8",
     "total_env_steps": 3000, "log_interval_s": 0.02, "calibration_size": 256,
 }  # fmt: skip
 

@@ -111,6 +111,7 @@ def test_nobody_is_told_to_leave_a_default() -> None:
     assert "--compressor fp32" in slower.text()
     text = replace(slower, compressor_chosen=False).text()
     assert "--compressor fp32" not in text and "loses here (0.50x fp32's speed). Per vector step" in text
+    assert "--compressor fp32" not in replace(slower, compressor="auto(fp32;int8)").text()
 
 
 def test_what_only_travels_in_fewer_bits_is_told_so() -> None:

@@ -47,7 +47,7 @@ def make_run(
     directory: Path, *, checkpoint: bool = True, counters: Mapping[str, object] = {}, **options: object
 ) -> Path:
     """A run directory with a checkpoint; ``counters`` replace those that training writes, None leaves one out."""
-    config = TrainConfig.create(results_dir=directory, name="run", **options)
+    config = TrainConfig.create(**{"compressor": "int8", **options, "results_dir": directory, "name": "run"})
     environment = make_vector_env(
         config.environment.env,
         1,

@@ -51,7 +51,8 @@ class TrainingRun:
         launcher = [] if ranks is None else mpirun_command(ranks, fault_tolerant=fault_tolerant)
         # What comes last counts.
         quick = () if {"--algorithm", "--preset", "--config", "--resume"} & set(words) else ("--algorithm", "impala")
-        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *quick, *words]
+        scheme = () if {"--preset", "--config", "--resume"} & set(words) else ("--compressor", "int8")
+        options = ["--results-dir", str(results_dir), "--name", "run", *SMALL, *quick, *scheme, *words]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._log = results_dir / f"output-{time.monotonic_ns()}.txt"
         with self._log.open("w") as log:
