@@ -20,7 +20,14 @@ from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement
 from accel.config.algorithms import CustomAlgorithmConfig
-from accel.config.experience import CircularConfig, FifoConfig, PrioritisedConfig, ReplayingConfig, SequencesConfig
+from accel.config.experience import (
+    CircularConfig,
+    FifoConfig,
+    PrioritisedConfig,
+    ReplayingConfig,
+    SequencesConfig,
+    TrajectoriesConfig,
+)
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
@@ -31,6 +38,7 @@ from accel.experience.stores.fifo import Fifo, Rounds
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.replay import Replay
 from accel.experience.stores.sequences import Sequences
+from accel.experience.stores.trajectories import Trajectories
 from accel.experience.unroll import UnrollLayout
 
 logger = logging.getLogger("accel")
@@ -40,6 +48,7 @@ _CLASSES = {
     "a2c": "accel.algorithms.impala:Impala",
     "ppo": "accel.algorithms.ppo:Ppo",
     "dppo": "accel.algorithms.ppo:Ppo",
+    "ptr-ppo": "accel.algorithms.ptr_ppo:PtrPpo",
     "impact": "accel.algorithms.impact:Impact",
     "dqn": "accel.algorithms.dqn:Dqn",
     "apex": "accel.algorithms.dqn:Dqn",
@@ -85,6 +94,8 @@ def make_store(
     if isinstance(options, CircularConfig):
         return Circular(options.batch_unrolls, options.buffer_batches, options.batch_uses, batcher, rewards)
     generator = np.random.default_rng(np.random.SeedSequence([config.run.seed, 1]))
+    if isinstance(options, TrajectoriesConfig):
+        return _bounded(Trajectories(options, layout, batcher, rewards, generator), options)
     senders, n_step = config.acting.actors, config.algorithm.bootstrap_steps
     least_rows = config.schedule.least_env_steps
     if isinstance(options, SequencesConfig):
@@ -107,7 +118,7 @@ def make_store(
     return _bounded(Replay(*arguments), options)
 
 
-def _bounded(store: Replay | Sequences, options: ReplayingConfig) -> Store:
+def _bounded(store: Replay | Sequences | Trajectories, options: ReplayingConfig | TrajectoriesConfig) -> Store:
     """The replay, its memory stated. Raises ConfigError: this machine has less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     logger.info(

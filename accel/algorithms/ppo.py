@@ -40,9 +40,16 @@ class Ppo(ActorCritic):
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
+        return self.learn(sample, progress, mark).update()
+
+    def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
+        """One update, as ``update`` makes it; its tensors."""
         batch, rewards = unrolls_of(sample)
         options, rate = self.options, self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
+        if sample.weights is not None:
+            weights = weights * sample.weights
+            weights = weights / weights.sum().clamp_min(1e-8)
         with torch.no_grad():
             output = self.forward(batch)
             params = output.params[:-1].float()
@@ -77,7 +84,7 @@ class Ppo(ActorCritic):
             if options.target_kl is not None and float(kl) > options.target_kl:
                 break
         self.check()
-        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
+        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho)
 
     @torch.no_grad()
     def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
@@ -87,7 +94,7 @@ class Ppo(ActorCritic):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimiser step's share of a batch, as [T', B', ...]; weights sum to one over its valid steps.
+    """One optimiser step's share of a batch, as [T', B', ...]; weights sum to one over its valid steps, on average.
 
     Attributes:
         share: of the batch's valid steps. Weights and shares are of all learners together.
@@ -128,15 +135,14 @@ def split_steps(
         def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
             return values.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
 
-        part = _select(targets, select)
         yield Minibatch(
             _rows(observations, chosen).unsqueeze(0),
             first[:, : len(chosen)],
             (),
             actions.index_select(0, chosen).unsqueeze(0),
             select(params),
-            part,
-            torch.full_like(part.values, 1.0 / steps),
+            _select(targets, select),
+            select(weights) * (total / steps),
             steps / total,
         )
 

@@ -167,6 +167,24 @@ class DppoConfig(SurrogateConfig):
     algorithm: Literal["dppo"] = "dppo"
 
 
+class PtrPpoConfig(SurrogateConfig):
+    """PTR-PPO: PPO on new batches and on old trajectories, drawn by priority."""
+
+    system: ClassVar[Mapping[str, object]] = {
+        **SurrogateConfig.learns_untuned,
+        "store": "trajectories",
+        "schedule": "asynchronous",
+        "passes": 4,
+    }
+    stores: ClassVar[tuple[str, ...]] = ("trajectories",)
+    many_learners: ClassVar[bool] = False
+
+    algorithm: Literal["ptr-ppo"] = "ptr-ppo"
+    trajectory_priority: Literal["max", "mean", "return"] = Field(
+        "max", description="of a trajectory: the greatest or the mean size of its steps' advantages, or its return"
+    )
+
+
 class ImpactConfig(ActorCriticConfig):
     """IMPACT: a clipped surrogate around a slowly refreshed target network, batches used several times."""
 
@@ -342,6 +360,7 @@ AnyAlgorithm = (
     | A2cConfig
     | PpoConfig
     | DppoConfig
+    | PtrPpoConfig
     | ImpactConfig
     | DqnConfig
     | ApexConfig
@@ -356,6 +375,7 @@ ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "a2c": A2cConfig,
     "ppo": PpoConfig,
     "dppo": DppoConfig,
+    "ptr-ppo": PtrPpoConfig,
     "impact": ImpactConfig,
     "dqn": DqnConfig,
     "apex": ApexConfig,

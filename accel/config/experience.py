@@ -41,6 +41,24 @@ class CircularConfig(Options):
         return self.batch_unrolls
 
 
+class TrajectoriesConfig(Options):
+    """New batches, each once, and between them old trajectories, drawn by priority."""
+
+    store: Literal["trajectories"] = "trajectories"
+    batch_unrolls: Count = Field(
+        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
+    )
+    replay_capacity: Count = Field(32_768, description="environment steps kept; a new one takes the oldest one's place")
+    replays: int = Field(1, ge=0, description="batches of old trajectories for each new batch")
+    priority_exponent: float = Field(0.6, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
+    weight_exponent: float = Field(0.4, ge=0, le=1, description="β, on the importance weights of the samples")
+
+    @property
+    def held_unrolls(self) -> int:
+        """Unrolls whose buffers the store keeps until an update is done."""
+        return self.batch_unrolls
+
+
 class ReplayingConfig(Options):
     """What every replay has."""
 
@@ -150,12 +168,13 @@ class SamplesPerInsertConfig(ScheduleConfig):
         return self.learning_starts
 
 
-AnyStore = FifoConfig | CircularConfig | ReplayConfig | PrioritisedConfig | SequencesConfig
+AnyStore = FifoConfig | CircularConfig | TrajectoriesConfig | ReplayConfig | PrioritisedConfig | SequencesConfig
 AnySchedule = AsynchronousConfig | SynchronousConfig | SamplesPerInsertConfig
 
 STORES: Mapping[str, type[AnyStore]] = {
     "fifo": FifoConfig,
     "circular": CircularConfig,
+    "trajectories": TrajectoriesConfig,
     "replay": ReplayConfig,
     "prioritised": PrioritisedConfig,
     "sequences": SequencesConfig,

@@ -27,6 +27,7 @@ from accel.config.experience import (
     ReplayingConfig,
     SamplesPerInsertConfig,
     SynchronousConfig,
+    TrajectoriesConfig,
 )
 from accel.config.options import Options
 from accel.config.parts import (
@@ -104,10 +105,12 @@ class TrainConfig(BaseModel):
             )
         if isinstance(self.schedule, SynchronousConfig):
             self._check_rounds()
-        if isinstance(self.store, FifoConfig) and isinstance(self.schedule, SamplesPerInsertConfig):
+        if isinstance(self.store, FifoConfig | TrajectoriesConfig) and isinstance(
+            self.schedule, SamplesPerInsertConfig
+        ):
             raise ConfigError(
-                "store 'fifo' takes in no more than one batch, so schedule 'samples-per-insert' would wait for ever: "
-                "use --schedule asynchronous, or --store replay"
+                f"store '{self.store.store}' takes in no more than one batch, so schedule 'samples-per-insert' would "
+                "wait for ever: use --schedule asynchronous, or --store replay"
             )
         if isinstance(self.store, ReplayingConfig) and isinstance(self.schedule, AsynchronousConfig):
             raise ConfigError(

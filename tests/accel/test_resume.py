@@ -71,6 +71,7 @@ RUNS = {
     },
     "a2c": {"algorithm": "a2c"},
     "dppo": {"algorithm": "dppo", "unroll_length": 16},
+    "ptr-ppo": {"algorithm": "ptr-ppo", "unroll_length": 16, "trajectory_priority": "return"},
     "impact": {
         "algorithm": "impact", "buffer_batches": 2, "batch_uses": 2, "target_interval_updates": 3,
         "normalise_observations": True,

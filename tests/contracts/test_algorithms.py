@@ -15,6 +15,7 @@ from torch import Tensor
 from accel.acting import priorities
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import Seat, make_rule
+from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.d4pg import project
@@ -40,6 +41,10 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "ppo": {"algorithm": "ppo", "passes": 2, "minibatches": 2, "normalise_rewards": False},
     "a2c": {"algorithm": "a2c"},
     "dppo": {"algorithm": "dppo", "passes": 4, "minibatches": 4, "normalise_rewards": False},
+    "ptr-ppo": {"algorithm": "ptr-ppo", "passes": 2, "minibatches": 2, "normalise_rewards": False},
+    "ptr-ppo, lstm": {
+        "algorithm": "ptr-ppo", "network": "mlp:8x1+lstm:6", "passes": 2, "minibatches": 2, "normalise_rewards": False,
+    },
     "impact": {"algorithm": "impact", "target_interval_updates": 3},
     "dqn": {**DQN, "target_interval_updates": 3},
     "apex": {"algorithm": "apex", "batch_size": 16, "target_interval_updates": 3, "base_epsilon": 0.1},
@@ -64,7 +69,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     },
     "dqn, plain": {**DQN, "double": False, "duelling": False, "n_step": 1},
     "the page's": {"algorithm": "tests.contracts.page_algorithm:factory"},
-}
+}  # fmt: skip
 SLOW_TO_LEARN = {"d4pg", "sac", "sac, n-step"}
 each = pytest.mark.parametrize("name", ALGORITHMS)
 
@@ -154,8 +159,9 @@ class Chain:
         return sample
 
     def update(self) -> dict[str, float]:
-        """Collect once and update once."""
-        self.collect()
+        """Collect once, where the store takes it, and update once."""
+        if self.store.accepts:
+            self.collect()
         sample = self.sample()
         update = self.algorithm.update(sample, 0.0, ignore)
         self.store.feedback(sample, update.priorities)
@@ -326,6 +332,71 @@ def test_the_target_is_the_trained_network_of_every_so_many_updates(name: str, i
         chain.update()
         assert equal(targets_of(algorithm), expected), k
         assert not equal(targets_of(algorithm), algorithm.network.state_dict())
+
+
+# --- PTR-PPO ---
+
+
+@pytest.mark.parametrize("priority", ["max", "mean", "return"])
+def test_a_trajectorys_priority_is_that_of_its_definition(priority: str) -> None:
+    """Of rows that count alone; returns in the range of all that were seen, which is saved."""
+    algorithm: Any = make_algorithm(config("ptr-ppo", trajectory_priority=priority), SPEC, CPU)
+    batch: Any = replace(chains_batch(ROWS, 0), rewards=None).batch
+    valid = torch.rand(ROWS, 2, generator=torch.Generator().manual_seed(3)) < 0.5
+    batch = replace(batch, valid=valid)
+    values, predictions = torch.randn(2, ROWS, 2, generator=torch.Generator().manual_seed(4))
+    targets = Targets(values, values, values, values, predictions)
+    expected = []
+    for env in range(2):
+        rows = [t for t in range(ROWS) if valid[t, env]]
+        errors = [abs(float(values[t, env] - predictions[t, env])) for t in rows]
+        total = sum(float(batch.rewards[t, env]) for t in rows)
+        expected.append({"max": max(errors), "mean": sum(errors) / len(rows), "return": total}[priority])
+    if priority == "return":
+        least, greatest = min(expected), max(expected)
+        expected = [(total - least) / (greatest - least) for total in expected]
+    assert algorithm.priorities(batch, targets).tolist() == pytest.approx(expected, abs=1e-6)
+    if priority == "return":
+        resumed: Any = make_algorithm(config("ptr-ppo", trajectory_priority=priority), SPEC, CPU)
+        resumed.load(algorithm.save())
+        half = torch.where(valid, batch.rewards / 2, 0.0).sum(0)
+        least, greatest = min(least, float(half.min())), max(greatest, float(half.max()))
+        found = resumed.priorities(replace(batch, rewards=batch.rewards / 2), targets)
+        assert found.tolist() == pytest.approx(((half - least) / (greatest - least)).tolist(), abs=1e-6)
+
+
+def test_a_trajectory_that_the_policy_itself_made_has_the_priority_of_its_generalised_advantages() -> None:
+    """Â_t = Σ (γλ)^l δ_{t+l}, as there is nothing to truncate."""
+    algorithm, chain = make("ptr-ppo", replays=0)
+    sample = chain.sample()
+    batch: Any = sample.batch
+    with torch.no_grad():
+        values = algorithm.network(batch.observations, batch.first, ()).values
+    expected = []
+    for env in range(ENVS):
+        advantage, found = 0.0, []
+        for t in reversed(range(ROWS)):
+            delta = float(batch.rewards[t, env] + 0.99 * values[t + 1, env] - values[t, env])
+            advantage = delta + 0.99 * 0.95 * advantage
+            found.append(abs(advantage))
+        expected.append(max(found))
+    priorities = algorithm.update(sample, 0.0, ignore).priorities
+    assert priorities is not None and priorities.tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_of_replayed_trajectories_scale_their_losses() -> None:
+    """A trajectory of weight zero changes nothing, whatever is in it."""
+    results = []
+    for pay in (1.0, -50.0):
+        algorithm, chain = make("ptr-ppo", minibatches=1)
+        sample = chain.sample()
+        assert sample.batch is not None and sample.rewards is not None
+        sample.rewards[:, 1] *= pay
+        weights = torch.ones(ENVS)
+        weights[1] = 0.0
+        algorithm.update(replace(sample, weights=weights), 0.0, ignore)
+        results.append(parameters(algorithm))
+    assert equal(*results)
 
 
 # --- continuous actions ---

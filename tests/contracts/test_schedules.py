@@ -156,6 +156,8 @@ def test_a_ratio_is_refused_for_a_queue() -> None:
     assert simulation.turn(waiting) and not simulation.turn(waiting)
     with pytest.raises(ConfigError, match="asynchronous"):
         TrainConfig.create(algorithm="impala", schedule="samples-per-insert")
+    with pytest.raises(ConfigError, match=r"trajectories.*asynchronous"):
+        TrainConfig.create(algorithm="ptr-ppo", schedule="samples-per-insert")
 
 
 def test_asynchronous_updates_for_every_sample_and_takes_in_what_arrives() -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel.config.experience import PrioritisedConfig, SequencesConfig
+from accel.config.experience import PrioritisedConfig, SequencesConfig, TrajectoriesConfig
 from accel.config.parts import RewardConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
@@ -25,6 +25,7 @@ from accel.experience.stores.fifo import Fifo, Rounds
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.replay import Replay
 from accel.experience.stores.sequences import Sequences
+from accel.experience.stores.trajectories import Trajectories
 from accel.experience.unroll import Unroll, UnrollLayout
 from tests.contracts.episodes import LAYOUTS, VECTOR, Actor, Row, Where
 
@@ -44,6 +45,18 @@ def rounds(spec: EnvSpec = VECTOR, actors: Callable[[], int] = lambda: 2) -> Rou
 def circular(spec: EnvSpec = VECTOR, batches: int = 3, uses: int = 2, batch_unrolls: int = 2) -> Circular:
     rewards = RewardTransform(RewardConfig(), DISCOUNT)
     return Circular(batch_unrolls, batches, uses, Batcher(spec, CPU), rewards)
+
+
+def trajectories(
+    spec: EnvSpec = VECTOR, slots: int = 8, replays: int = 1, batch_unrolls: int = 2, exponent: float = 1.0
+) -> Trajectories:
+    options = TrajectoriesConfig(
+        batch_unrolls=batch_unrolls, replay_capacity=slots * ROWS, replays=replays, priority_exponent=exponent,
+        weight_exponent=0.5,
+    )  # fmt: skip
+    rewards = RewardTransform(RewardConfig(reward_scale=2.0), DISCOUNT)
+    layout = UnrollLayout(spec, ROWS, ENVS)
+    return Trajectories(options, layout, Batcher(spec, CPU), rewards, np.random.default_rng(5))
 
 
 def replay(
@@ -67,6 +80,7 @@ STORES: dict[str, Callable[..., Store]] = {
     "fifo": fifo,
     "rounds": rounds,
     "circular": circular,
+    "trajectories": trajectories,
     "replay": replay,
     "prioritised": prioritised,
 }
@@ -141,13 +155,14 @@ def test_a_store_that_accepts_nothing_has_a_sample(store: str) -> None:
             source.insert(made)
             continue
         refused += 1
-        sample = made.sample()
-        assert made.available == 0 and sample is not None and made.accepts
-        made.feedback(sample, None)
-    assert (refused > 0) == (store in {"fifo", "rounds"})
+        while not made.accepts:
+            available, sample = made.available, made.sample()
+            assert sample is not None and made.available == available - 1
+            made.feedback(sample, None)
+    assert (refused > 0) == (store in {"fifo", "rounds", "trajectories"})
 
 
-@pytest.mark.parametrize("store", ["fifo", "rounds", "circular"])
+@pytest.mark.parametrize("store", ["fifo", "rounds", "circular", "trajectories"])
 def test_batches_count_their_valid_steps(store: str) -> None:
     made, source = STORES[store](), Source(Actor(VECTOR, ROWS, ENVS, longest=3))
     source.insert(made), source.insert(made)
@@ -265,6 +280,90 @@ def test_circular_has_memory_of_its_own(layout: str, batch_unrolls: int) -> None
         assert torch.equal(value, expected[name]), name
     kept.feedback(of_fifo, None)  # Here the buffers are overwritten: what shares them changes.
     assert torch.equal(of_fifo.tensors()["rewards"], expected["rewards"]) == (batch_unrolls > 1)
+
+
+# --- trajectories ---
+
+
+def columns(sample: Sample, spec: EnvSpec) -> dict[Any, dict[str, Any]]:
+    """A batch's trajectories by their observations."""
+    assert sample.batch is not None and sample.rewards is not None
+    found = {}
+    for i in range(sample.batch.valid.shape[1]):
+        fields = {
+            name: value[:, i].numpy().copy() if not name.startswith("state_") else value[i].numpy().copy()
+            for name, value in sample.tensors().items()
+        }
+        found[key(fields["observations"])] = fields
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_replayed_trajectories_are_the_newest_that_were_learned_from(layout: str) -> None:
+    """Field by field; every one is drawn, and as many batches as there may be for each new one."""
+    spec = LAYOUTS[layout]
+    made, source = trajectories(spec, slots=8, replays=3), Source(Actor(spec, ROWS, ENVS))
+    new: list[dict[Any, dict[str, Any]]] = []
+    seen: set[Any] = set()
+    for k in range(12):
+        for _ in range(2):
+            source.insert(made)
+        assert made.available == 1
+        sample = made.sample()
+        assert sample is not None and sample.weights is None
+        new.append(columns(sample, spec))
+        made.feedback(sample, None)
+        assert source.releases == Counter(dict.fromkeys(range(2 * (k + 1)), 1))
+        assert made.available == 3 and made.accepts
+        kept = {name: fields for batch in new[-2:] for name, fields in batch.items()}
+        for _ in range(3):
+            again = made.sample()
+            assert again is not None and again.batch is not None and again.weights is not None
+            assert again.valid_steps == int(again.batch.valid.sum())
+            for name, fields in columns(again, spec).items():
+                assert fields.keys() == kept[name].keys()
+                assert all(np.array_equal(value, kept[name][field]) for field, value in fields.items())
+                seen.add(name)
+            made.feedback(again, None)
+        assert made.available == 0
+    assert len(seen) > 0.8 * sum(len(batch) for batch in new) and made.nbytes > 0
+
+
+def test_trajectories_are_drawn_in_proportion_to_their_priorities() -> None:
+    made, source = trajectories(slots=4, replays=1000), Source(Actor(VECTOR, ROWS, ENVS, longest=50))
+    source.insert(made), source.insert(made)
+    sample = made.sample()
+    assert sample is not None
+    names = list(columns(sample, VECTOR))
+    made.feedback(sample, torch.tensor([1.0, 2.0, 3.0, 6.0]))
+    counts: Counter[Any] = Counter()
+    for _ in range(1000):
+        again = made.sample()
+        assert again is not None and again.batch is not None and again.weights is not None
+        drawn = [key(again.batch.observations[:, i].numpy()) for i in range(4)]
+        counts.update(drawn)
+        sizes = {name: size + 1e-3 for name, size in zip(names, (1, 2, 3, 6), strict=True)}
+        expected = np.array([sizes[name] for name in drawn]) ** -0.5
+        np.testing.assert_allclose(again.weights.numpy(), expected / expected.max(), rtol=1e-5)
+    shares = np.array([counts[name] for name in names]) / 4000
+    np.testing.assert_allclose(shares, np.array([1, 2, 3, 6]) / 12, atol=0.03)
+    drawn_slots = again.key.slots  # type: ignore[attr-defined]
+    made.feedback(again, torch.full((4,), 0.0))
+    np.testing.assert_allclose(made._tree.get(drawn_slots), 1e-3)
+
+
+def test_a_trajectory_without_a_step_is_never_drawn() -> None:
+    made, source = trajectories(slots=4, replays=50), Source(Actor(VECTOR, ROWS, ENVS, longest=50))
+    unroll, _ = source.actors[0].unroll()
+    unroll["valid"][:, 0] = False
+    made.insert(Experience(0, unroll, lambda: None))
+    source.insert(made)
+    sample = made.sample()
+    assert sample is not None
+    made.feedback(sample, torch.ones(4))
+    for _ in range(50):
+        again = made.sample()
+        assert again is not None and again.batch is not None and bool(again.batch.valid.any(0).all())
 
 
 # --- replay ---

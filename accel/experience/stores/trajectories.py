@@ -1,0 +1,161 @@
+"""Prioritised replay of trajectories beside new ones: an unroll of one environment is a trajectory.
+
+Each batch of new unrolls is learned from once, and kept; then ``replays`` batches of as many trajectories are drawn,
+
+    P(i) = p_i^α / Σ p^α,   w_i = (N P(i))^−β, over the batch's greatest,   p_i as the algorithm's last update on i said
+
+Source: Liang et al. 2021, PTR-PPO, arXiv:2112.03798; its priorities are the algorithm's matter. Deviations: α and β are
+options; new trajectories, and with them the draws from memory, keep a fixed share of updates: actors wait for these.
+
+Memory (``nbytes``): capacity × a step's part of an unroll, final observations and recurrent states included; taken with
+the first batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from accel.config.experience import TrajectoriesConfig
+from accel.experience.batch import Batcher
+from accel.experience.rewards import RewardTransform
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.fifo import make_sample
+from accel.experience.sum_tree import SumTree
+from accel.experience.unroll import Unroll, UnrollLayout
+
+Array = npt.NDArray[np.generic]
+Indices = npt.NDArray[np.int64]
+_LEAST_PRIORITY = 1e-3
+_LEFT_OUT = ("header", "timings_s", "policy_version", "scheme_id", "episode_return", "episode_length")
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """The key of a replayed sample: where its trajectories are kept."""
+
+    slots: Indices
+
+
+class Trajectories:
+    """Gives each new batch, then replayed ones.
+
+    Args:
+        options: the store's.
+        layout: of the unrolls. batcher: joins them. rewards: transforms rewards.
+        generator: the only source of randomness.
+    """
+
+    def __init__(
+        self,
+        options: TrajectoriesConfig,
+        layout: UnrollLayout,
+        batcher: Batcher,
+        rewards: RewardTransform,
+        generator: np.random.Generator,
+    ) -> None:
+        self._options, self._layout = options, layout
+        self._batcher, self._rewards, self._generator = batcher, rewards, generator
+        self._batch_size = options.batch_unrolls * layout.envs
+        self._slots = max(options.replay_capacity // layout.unroll_length, self._batch_size)
+        self._waiting: deque[Experience] = deque()
+        self._replays = 0
+        self._written = 0
+        self._greatest = 0.0
+        self._arrays: dict[str, Array] = {}
+        self._tree = SumTree(self._slots)
+
+    @property
+    def nbytes(self) -> int:
+        """What a full memory takes."""
+        kept = sum(field.nbytes for field in self._layout.fields if field.name not in _LEFT_OUT)
+        return self._slots * (kept // self._layout.envs + 9)
+
+    def insert(self, experience: Experience) -> None:
+        """See ``Store.insert``; buffers are released when the update on them is done."""
+        self._waiting.append(experience)
+
+    @property
+    def accepts(self) -> bool:
+        """Until the next batch is whole."""
+        return len(self._waiting) < self._options.batch_unrolls
+
+    @property
+    def available(self) -> int:
+        """Replays that are left of this turn, and the next new batch if it is whole."""
+        return self._replays + int(not self.accepts)
+
+    def sample(self) -> Sample | None:
+        """The next replay of this turn, or else a new batch."""
+        if self._replays:
+            self._replays -= 1
+            return self._replay()
+        if self.accepts:
+            return None
+        taken = [self._waiting.popleft() for _ in range(self._options.batch_unrolls)]
+        return make_sample(taken, self._batcher, self._rewards)
+
+    def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
+        """Keep a new batch's trajectories, or weigh replayed ones anew, by priorities [B] where there are some."""
+        found = None if priorities is None else priorities.detach().double().cpu().numpy()
+        if isinstance(sample.key, _Drawn):
+            if found is not None:
+                self._tree.set(sample.key.slots, self._weigh(found))
+            return
+        taken = cast(list[Experience], sample.key)
+        for number, experience in enumerate(taken):
+            envs = self._layout.envs
+            mine = None if found is None else found[number * envs : (number + 1) * envs]
+            self._keep(experience.unroll, mine)
+            experience.release()
+        self._replays = self._options.replays if self._tree.total > 0.0 else 0
+
+    def _keep(self, unroll: Unroll, priorities: npt.NDArray[np.float64] | None) -> None:
+        """Copy an unroll's trajectories into the places of the oldest."""
+        envs = self._layout.envs
+        places = np.arange(self._written, self._written + envs) % self._slots
+        for field in self._layout.fields:
+            if field.name in _LEFT_OUT:
+                continue
+            rows = unroll[field.name]
+            if not field.name.startswith("state_"):
+                rows = np.swapaxes(rows, 0, 1)
+            array = self._arrays.get(field.name)
+            if array is None:
+                array = self._arrays[field.name] = np.zeros((self._slots, *rows.shape[1:]), rows.dtype)
+            array[places] = rows
+        if priorities is None:
+            priorities = np.full(envs, self._greatest)
+        steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
+        self._tree.set(places, np.where(steps, self._weigh(priorities), 0.0))
+        self._written += envs
+
+    def _replay(self) -> Sample:
+        count, total = self._batch_size, self._tree.total
+        slots = self._tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
+        weights = (self._tree.get(slots) * (min(self._written, self._slots) / total)) ** -self._options.weight_exponent
+        weights /= weights.max()
+        arrays = {
+            name: array[slots] if name.startswith("state_") else np.ascontiguousarray(np.swapaxes(array[slots], 0, 1))
+            for name, array in self._arrays.items()
+        }
+        unroll = Unroll(arrays, len(self._layout.state_shapes))
+        return Sample(
+            valid_steps=int(np.count_nonzero(arrays["valid"][:-1])),
+            batch=self._batcher.build([unroll]),
+            rewards=self._batcher.tensor([self._rewards.transform(unroll)]),
+            weights=self._batcher.tensor([weights.astype(np.float32)], axis=0),
+            key=_Drawn(slots),
+        )
+
+    def _weigh(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """p^α; the greatest priority is kept for trajectories that come without one."""
+        finite = np.nan_to_num(np.abs(priorities), nan=0.0, posinf=self._greatest)
+        self._greatest = max(self._greatest, float(finite.max(initial=0.0)))
+        weights: npt.NDArray[np.float64] = (finite + _LEAST_PRIORITY) ** self._options.priority_exponent
+        return weights
