@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 EXIT_ABORTED = 3
 EXIT_INTERRUPTED = 130
+_ANSWER_S = 30.0
 SILENCE_S = 10.0
 """How long an actor's rank, which tells that it lives every two seconds, may be silent."""
 _OF_USERS = (AccelError, CompressorError, MonitorError)
@@ -304,6 +305,8 @@ def _start_mpirun(job: Job) -> Summary:
 
     config = job.config
     hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
+    if job.resume is not None and len(hosts) > 1:
+        hosts = _hosts_that_answer(hosts, min(config.run.peer_timeout_s, _ANSWER_S))
     ranks = config.acting.actors + config.learner.learners
     command = mpirun_command(
         ranks,
@@ -334,6 +337,19 @@ def _start_mpirun(job: Job) -> Summary:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
     kept = f". {_what_is_kept(job, ended)}" if began else ""
     raise JobError(f"{_what_happened(ended)}{kept}{_registered_here(config.environment.env)}", _exit_code(ended))
+
+
+def _hosts_that_answer(hosts: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
+    """A resumed run starts on the nodes that are there, with all its actors; a lost node may have ended it."""
+    from accel.cli import mpirun
+
+    found = mpirun.answering(hosts, timeout_s)
+    if not found:
+        return hosts  # mpirun says what is wrong with them.
+    for host in hosts:
+        if host not in found:
+            logger.warning("%s does not answer; its ranks start on the other hosts", host)
+    return found
 
 
 def _what_happened(ended: Ended) -> str:

@@ -22,6 +22,7 @@ from types import FrameType
 
 from accel.cli.signs import Sign, SignReader
 from accel.system.signals import FORWARDED, handle, parent_death
+from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
 _LEAVE_S = 10.0
@@ -72,6 +73,26 @@ def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], p
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
+    """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order."""
+    quiet = subprocess.DEVNULL
+    tries = [
+        subprocess.Popen(
+            [*mpirun_command(1, hosts=(host,)), "true"], start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
+        )
+        for host in hosts
+    ]
+    until_s = time.monotonic() + timeout_s
+    for process in tries:
+        try:
+            process.wait(max(until_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _end_session(process.pid)
+    return tuple(host for host, process in zip(hosts, tries, strict=True) if process.returncode == 0)
 
 
 class _Job:

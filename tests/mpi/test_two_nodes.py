@@ -12,64 +12,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.ranks import ROOT, need_mpirun
-from tests.mpi.training_runs import TrainingRun, rank_of
+from tests.contracts.ranks import need_mpirun
+from tests.mpi.training_runs import TrainingRun, is_running, rank_of
+from tests.mpi.two_nodes import ADDRESSES, SCRIPT, Nodes, NoNodesError
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which has network namespaces"),
 ]
-SCRIPT = str(ROOT / "scripts/two_nodes")
-SILENCE_S = 25.0  # After which a rank counts as dead.
+SILENCE = "25"  # Seconds after which a rank counts as dead.
 
 
-class Nodes:
-    """Node a, where the learner and one actor run, and node b with two actors."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.do("up")
-
-    def do(self, action: str, *words: str) -> str:
-        """One action of the script; skips the test where the machine does not allow it."""
-        done = subprocess.run([SCRIPT, action, str(self.directory), *words], capture_output=True, text=True)
-        if done.returncode != 0:
-            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            pytest.skip(f"needs root, network namespaces and an sshd: {lines[-1]}")
-        return done.stdout
-
-    def processes(self, node: str, word: str = "accel") -> list[int]:
-        """Processes of a node with ``word`` in their command line."""
-        found = []
-        for pid in map(int, self.do("pids", node).split()):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if word.encode() in command:
-                found.append(pid)
-        return found
-
-    def train(self, results_dir: Path, *more: str) -> TrainingRun:
-        """A run over both nodes that ends when it is told to."""
-        words = ("--hosts", "10.77.0.1:2,10.77.0.2:2", "--actors", "3", "--total-env-steps", "1000000000")
-        words = (*words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", f"{SILENCE_S:g}", *more)
-        return TrainingRun(results_dir, *words, prefix=[SCRIPT, "run", str(self.directory), "a"])
-
-    def is_quiet(self, node: str) -> bool:
-        """Whether every rank and launcher of a node ends within ten seconds, and a little more on a busy machine."""
-        deadline = time.monotonic() + 30.0
-        while (left := self.processes(node) + self.processes(node, "prte")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return not left
+def train(nodes: Nodes, results_dir: Path, *more: str) -> TrainingRun:
+    """A run over both nodes that ends when it is told to: a learner and an actor on node a, two actors on node b."""
+    words = ("--hosts", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:2", "--actors", "3", "--total-env-steps", "1000000000")
+    return nodes.train(results_dir, *words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", SILENCE, *more)
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     need_mpirun()
-    made = Nodes(tmp_path / "nodes")
+    try:
+        made = Nodes(tmp_path / "nodes")
+    except NoNodesError as reason:
+        pytest.skip(str(reason))
     yield made
-    made.do("down")
+    made.down()
 
 
 def alive(job: TrainingRun) -> int:
@@ -78,7 +46,7 @@ def alive(job: TrainingRun) -> int:
 
 def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: Nodes, tmp_path: Path) -> None:
     """The run goes on without the first, and with all others; one that was silent for too long starts anew."""
-    with nodes.train(tmp_path) as job:
+    with train(nodes, tmp_path) as job:
         job.wait_for_records(2)
         os.kill(nodes.processes("b", "accel.cli.rank")[0], signal.SIGKILL)
         job.wait_for(lambda: alive(job) == 2, "noticing the dead actor")
@@ -96,7 +64,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
 
 def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path: Path) -> None:
     """They are ignored while they are silent: what they sent meanwhile is from another time."""
-    with nodes.train(tmp_path) as job:
+    with train(nodes, tmp_path) as job:
         job.wait_for_records(2)
         nodes.do("unplug")
         job.wait_for(lambda: "actor 2 gives no sign of life" in job.output, "noticing the silence")
@@ -113,7 +81,7 @@ def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path:
 
 def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
     """The run goes on with the actors on this side, and the others end by themselves."""
-    with nodes.train(tmp_path) as job:
+    with train(nodes, tmp_path) as job:
         job.wait_for_records(2)
         nodes.do("unplug")
         job.wait_for(lambda: alive(job) == 1, "noticing that both actors are silent")
@@ -125,8 +93,11 @@ def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    """Open MPI's launcher ends the job, with an exit status of its choice; the command says how to go on."""
-    with nodes.train(tmp_path) as job:
+    """Open MPI's launcher ends the job, with an exit status of its choice; the command says how to go on.
+
+    The run goes on on the node that is left, with all actors, and then on both again.
+    """
+    with train(nodes, tmp_path) as job:
         job.wait_for_records(2)
         job.wait_for(job.checkpoints, "a checkpoint")
         nodes.do("kill", "b")
@@ -134,11 +105,26 @@ def test_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
         assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
         assert not (job.path / "summary.json").exists() and job.checkpoints()
         assert nodes.is_quiet("a")
+        kept = job.checkpoints()[-1]
+    with nodes.train(tmp_path, "--resume", str(job.path)) as job:
+        job.wait_for_records(2)
+        assert "10.77.0.2:2 does not answer; its ranks start on the other hosts" in job.output
+        assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        kept = job.summary().env_steps
+    nodes.do("boot", "b")
+    with nodes.train(tmp_path, "--resume", str(job.path)) as job:
+        job.wait_for_records(2)
+        assert f"going on at {kept} environment steps" in job.output and alive(job) == 3
+        assert len(nodes.processes("b", "accel.cli.actor")) == 2
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
 
 
 @pytest.mark.parametrize("victim", ["starter", "mpirun", "prted"])
 def test_whatever_dies_nothing_is_left_on_either_node(victim: str, nodes: Nodes, tmp_path: Path) -> None:
-    with nodes.train(tmp_path) as job:
+    with train(nodes, tmp_path) as job:
         job.wait_for_records(1)
         launchers = {"mpirun": nodes.processes("a", "prterun"), "prted": nodes.processes("b", "bin/prted")}
         for pid in launchers.get(victim, [job.process.pid]):
@@ -149,7 +135,7 @@ def test_whatever_dies_nothing_is_left_on_either_node(victim: str, nodes: Nodes,
 
 def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes, tmp_path: Path) -> None:
     """Learners find each other over the cable; the job ends with a checkpoint, soon after the one on node b."""
-    with nodes.train(tmp_path, "--learners", "2", "--actors", "2") as job:
+    with train(nodes, tmp_path, "--learners", "2", "--actors", "2") as job:
         job.wait_for_records(3)
         job.wait_for(job.checkpoints, "a checkpoint")
         ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.cli.rank")} for node in "ab"}
@@ -159,3 +145,16 @@ def test_each_node_has_a_learner_and_its_actor_and_one_learner_dies(nodes: Nodes
         assert job.finish() != 0, job.output
         assert f"accel train --resume {job.path}" in job.output and "Traceback" not in job.output
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
+
+
+def test_nodes_whose_owner_is_gone_are_removed(nodes: Nodes, tmp_path: Path) -> None:
+    """A killed test cannot remove its own; those of a living one stay."""
+    with subprocess.Popen(["sleep", "3600"]) as owner:
+        stale = tmp_path / "stale"
+        subprocess.run([SCRIPT, "up", str(stale), str(owner.pid)], check=True)
+        (of_stale,) = map(int, subprocess.run([SCRIPT, "pids", str(stale), "b"], stdout=subprocess.PIPE).stdout.split())
+        owner.kill()
+    before = nodes.do("pids", "b").split()
+    Nodes(tmp_path / "next").down()
+    assert subprocess.run([SCRIPT, "pids", str(stale), "b"], capture_output=True).returncode != 0
+    assert not is_running(of_stale) and nodes.do("pids", "b").split() == before != []
