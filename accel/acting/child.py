@@ -9,6 +9,9 @@ The two share a socket for messages and memory for unrolls and the newest policy
 and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
 the rank sends it from: a message passes between the two for each unroll, none for a step.
 
+A child leads a process group, in which whatever its environments start ends with it. A shell in that group waits for
+the rank's end and then kills the group: what the system tells a process of its parent's death does not reach further.
+
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
 take as long as ranks wait for each other. The rank itself tells the learner that it lives, with every unroll and every
@@ -50,6 +53,7 @@ BEAT_S = 2.0
 STOPPED_S = 10.0
 STEADY_S = 10.0
 EXIT_ABORTED = 3
+_END_WITH_RANK = ("sh", "-c", "read -r _; kill -KILL 0")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S = 5.0
@@ -373,7 +377,8 @@ class Host:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
         self._link, theirs = Link.make()
-        self._child = self._start(theirs)
+        self._lifeline: tuple[int, ...] = os.pipe()
+        self._child, self._keeper = self._start(theirs)
         self._clock_s = self._beat_s = self._look_s = 0.0
         self._last_s = time.monotonic()
         self._sleep_s = _SHORT_SLEEP_S
@@ -411,6 +416,9 @@ class Host:
         """End the child."""
         self._kill()
         self._link.close()
+        for file in self._lifeline:
+            os.close(file)
+        self._lifeline = ()
 
     def _turn(self, transport: RemoteActor) -> None:
         """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core."""
@@ -605,22 +613,24 @@ class Host:
         self._handed_on = 0
         self._down_until_s = self._cut_off_s = None
         self._progress_s = self._running_s = self._clock_s
-        self._child = self._start(self._link.renew())
+        self._child, self._keeper = self._start(self._link.renew())
 
-    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _start(self, theirs: socket.socket) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
         files = self._link.files(theirs)
         words = (*self._command, ",".join(map(str, files)))
-        # A process group of its own: what an environment has started is ended with it.
         child = subprocess.Popen(words, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0, env=_environment())
         theirs.close()
-        return child
+        return child, subprocess.Popen(_END_WITH_RANK, stdin=self._lifeline[0], process_group=child.pid)
 
     def _kill(self, wait: bool = True) -> None:
-        if self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGKILL)
+        """End the child and what it has started. While the keeper is there, no other group has this number."""
+        if self._keeper.poll() is not None and self._child.poll() is not None:
+            return
+        os.killpg(self._child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(_GRACE_S)
             if wait:
-                with suppress(subprocess.TimeoutExpired):  # One that cannot be interrupted ends when it returns.
-                    self._child.wait(_GRACE_S)
+                self._child.wait(_GRACE_S)  # One that cannot be interrupted ends when it returns.
 
     def _leave(self, transport: RemoteActor) -> None:
         """Let the child close its environments; a learner that gave up, or an actor that did, waits for nothing."""

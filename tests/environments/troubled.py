@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -164,6 +165,14 @@ def order_failure(diary: Path, actor_rank: int, how: str) -> None:
     path = diary / f"fail-{actor_rank}"
     path.with_suffix(".new").write_text(how)
     path.with_suffix(".new").rename(path)
+
+
+class Simulator(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Has a process of its own, which nobody ends."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.simulator = subprocess.Popen(["sleep", "86400"])
 
 
 class Leaves(_Counting):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -170,25 +169,6 @@ def test_a_dead_actor_and_one_that_answers_no_more_keep_nobody(tmp_path: Path) -
         assert summary.dead_actors == 1 and summary.reason == "stopped on request"
         assert "1 actors died" in job.output and "actors [1] did not stop within 30 s" in job.output
         assert job.leaves_no_rank(list(ranks.values()))
-
-
-@pytest.mark.parametrize("victim", ["mpirun", "starter"])
-def test_a_killed_launcher_takes_every_rank_with_it(victim: str, tmp_path: Path) -> None:
-    words = ("--actors", "19", "--envs-per-actor", "2", *ENDLESS, "--checkpoint-interval-s", "0.2")
-    with TrainingRun(tmp_path, *words) as job:
-        ranks = job.wait_for_records(2)
-        assert len(ranks) == 20
-        job.wait_for(job.checkpoints, "a checkpoint")
-        if victim == "starter":
-            job.process.kill()
-        else:
-            (mpirun,) = subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(job.process.pid)], capture_output=True, text=True, check=True
-            ).stdout.split()
-            os.kill(int(mpirun), signal.SIGKILL)
-        assert job.finish() != 0
-        assert job.leaves_no_rank(list(ranks.values()))
-        assert job.checkpoints() and checkpoint(job.path).env_steps > 0
 
 
 def test_broken_environments_in_one_actor_are_told_and_made_anew(tmp_path: Path) -> None:

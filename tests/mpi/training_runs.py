@@ -19,6 +19,7 @@ from accel.runs.summary import Summary
 from accel.transport.launcher import mpirun_command
 from tests.contracts.ranks import ROOT, need_mpirun
 
+ORPHAN_S = 10.0  # After which no process of a job that ended may be left.
 LIMIT_S = 300.0  # Far beyond what anything takes, on any machine: only a hang gets there.
 SMALL = (
     "--envs-per-actor", "8", "--unroll-length", "16", "--network", "mlp:16x1",
@@ -139,9 +140,16 @@ class TrainingRun:
         """Environment steps of the checkpoints on disk."""
         return sorted(int(p.stem.partition("-")[2]) for p in (self.path / "checkpoints").glob("step-*.safetensors"))
 
+    def processes(self) -> list[int]:
+        """Everything that this job has started and that runs."""
+        self.ranks()
+        found = [self.process.pid, *descendants(self.process.pid)]
+        self.known.update(found)
+        return found
+
     def leaves_no_rank(self, pids: Sequence[int]) -> bool:
-        """Whether every one of these processes ends."""
-        deadline = time.monotonic() + LIMIT_S
+        """Whether every one of these processes ends within ten seconds."""
+        deadline = time.monotonic() + ORPHAN_S
         while any(map(is_running, pids)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return not any(map(is_running, pids))

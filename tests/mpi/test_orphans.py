@@ -1,0 +1,99 @@
+"""Whatever dies, no process of a job is left after ten seconds: no rank, no actor, nothing that environments started.
+
+What happens on other nodes is in ``test_two_nodes.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel.runs.directory import RunDirectory
+from tests.mpi.training_runs import TrainingRun, descendants, is_running
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
+]
+
+WORDS = ("--total-env-steps", "1000000000", "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
+SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "2")
+# Ends when it is killed, and with it a terminal in which the rest of its arguments run.
+TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
+
+
+def command_of(pid: int) -> str:
+    """A process's command line; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def simulators(pid: int) -> list[int]:
+    """Processes that environments below a process have started."""
+    return [found for found in descendants(pid) if command_of(found).startswith("sleep 86400")]
+
+
+def launcher(job: TrainingRun) -> int:
+    """The pid of mpirun."""
+    (found,) = (
+        pid
+        for pid in descendants(job.process.pid)
+        if "-m accel.cli.rank" in command_of(pid) and "prterun" in command_of(pid)
+    )
+    return found
+
+
+@pytest.mark.parametrize("victim", ["command", "mpirun", "learner", "terminal"])
+def test_whatever_dies_nothing_is_left(victim: str, tmp_path: Path) -> None:
+    prefix = TERMINAL if victim == "terminal" else ()
+    with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR, prefix=prefix) as job:
+        ranks = job.wait_for_records(1)
+        job.wait_for(job.checkpoints, "a checkpoint")
+        assert len(ranks) == 3 and len(job.children()) == 2 and len(simulators(job.process.pid)) == 4
+        everything = job.processes()
+        pid = {"mpirun": launcher(job), "learner": ranks[0]}.get(victim, job.process.pid)
+        os.kill(pid, signal.SIGKILL)
+        assert job.leaves_no_rank(everything)
+        assert job.finish() != 0
+        with RunDirectory.open(job.path, read_only=True) as run:
+            assert run.load_checkpoint().env_steps > 0
+
+
+def test_what_environments_have_started_ends_with_their_actor(tmp_path: Path) -> None:
+    """Whether its process ends, and is replaced, or its rank is killed."""
+    with TrainingRun(tmp_path, "--actors", "2", *WORDS, *SIMULATOR) as job:
+        ranks = job.wait_for_records(1)
+        child = job.children()[1]
+        replaced, lost = simulators(child), simulators(ranks[2])
+        assert len(replaced) == len(lost) == 2
+        job.processes()
+        os.kill(child, signal.SIGKILL)
+        os.kill(ranks[2], signal.SIGKILL)
+        assert job.leaves_no_rank([*replaced, *lost])
+        job.wait_for(lambda: job.records()[-1]["actor_restarts"] == 1, "replacing the actor")
+        everything = job.processes()
+        assert len(simulators(ranks[1])) == 2
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.leaves_no_rank(everything)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("victim", ["command", "mpirun", "learner"])
+def test_hundreds_of_ranks(victim: str, tmp_path: Path) -> None:
+    """Far more than there are cores: they are killed while most of them are starting."""
+    words = ("--actors", "199", "--envs-per-actor", "1", "--peer-timeout-s", "1200")
+    with TrainingRun(tmp_path, *WORDS, *words) as job:
+        job.wait_for_ranks(200)
+        everything = job.processes()
+        pid = {"mpirun": launcher(job), "learner": job.ranks()[0]}.get(victim, job.process.pid)
+        os.kill(pid, signal.SIGKILL)
+        assert job.leaves_no_rank(everything), [command_of(p) for p in everything if is_running(p)]
+        assert job.finish() != 0
