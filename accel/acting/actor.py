@@ -19,7 +19,7 @@ from accel.envs import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
-from accel.system.pulse import STEPPING
+from accel.system.pulse import PREPARING, STEPPING
 from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
@@ -145,6 +145,7 @@ class Actor:
 
     def close(self) -> None:
         """Close the environments."""
+        self._transport.pulse.enter(PREPARING)  # It may take longer than a step.
         self._environment.close()
 
     def generator_state(self) -> Mapping[str, object]:

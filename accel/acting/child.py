@@ -56,7 +56,7 @@ EXIT_ABORTED = 3
 _END_WITH_RANK = ("sh", "-c", "read -r _; kill -KILL 0")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
-_GRACE_S = 5.0
+_GRACE_S, _STEP_GRACE_S = 5.0, 1.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
 _POLICY_LOOK_S = 0.005
 
@@ -636,8 +636,11 @@ class Host:
         """Let the child close its environments; a learner that gave up, or an actor that did, waits for nothing."""
         if transport.stopping and not transport.aborted:
             self._send("stop", {})
-            until_s = time.monotonic() + _GRACE_S
-            while self._child.poll() is None and time.monotonic() < until_s:
+            pulse = self._link.pulse.words
+            progress, until_s, step_until_s = pulse[0], time.monotonic() + _GRACE_S, time.monotonic() + _STEP_GRACE_S
+            while self._child.poll() is None and (now_s := time.monotonic()) < until_s:
+                if now_s > step_until_s and pulse[1] == STEPPING and pulse[0] == progress:
+                    break  # It is in a step, from which it may never come back.
                 transport.pump()
                 time.sleep(_LONG_SLEEP_S)
         self._kill()

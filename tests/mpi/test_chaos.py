@@ -1,4 +1,4 @@
-"""Training goes on, and learns, while its actors are killed, stopped and made to hang: ``scripts/chaos``."""
+"""Training goes on, and learns, while actors are killed, stopped and hang, and nodes are lost: ``scripts/chaos``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def chaos(*words: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_minute_of_chaos(tmp_path: Path) -> None:
-    """What is learned in a minute depends on the machine: a random policy has a mean return of 22."""
-    chaos("--minutes", "1", "--faults", "10", "--actors", "2", "--reach", "40", "--out", str(tmp_path))
+    """With start and end, and less of it where the machine is idle. A random policy has a mean return of 22."""
+    chaos("--minutes", "0.4", "--faults", "6", "--reach", "40", "--out", str(tmp_path))
     assert "- yes: every fault was told, and nothing else" in (tmp_path / "README.md").read_text()
 
 
