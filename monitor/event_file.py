@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 _FOLDERS = (
+    (re.compile(r"return_(mean/.+)"), r"returns/\1"),
     (re.compile(r"return_(mean)|(length_mean|episodes)"), r"returns/\1\2"),
     (re.compile(r"(evaluation_\w+)"), r"returns/\1"),
     (re.compile(r"(\w+)_loss"), r"losses/\1"),

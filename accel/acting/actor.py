@@ -49,7 +49,7 @@ class Actor:
         number = config.number(transport.actor)
         seeds = np.random.SeedSequence([config.seed, number, config.restart, *incarnation]).spawn(2)
         self._environment = make_vector_env(
-            config.env,
+            config.task(number),
             config.envs_per_actor,
             backend=config.backend,
             env_args=config.env_args,

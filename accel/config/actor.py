@@ -42,7 +42,8 @@ class ActorConfig(_Message):
     """What every actor is told first; it makes its environments from it.
 
     Attributes:
-        env, env_args, wrappers, backend, squash_actions: as ``accel.envs.make_vector_env`` takes them.
+        tasks: the environments to learn, by turns of the actors' numbers.
+        env_args, wrappers, backend, squash_actions: as ``accel.envs.make_vector_env`` takes them.
         actors: how many actors there are. envs_per_actor: B. unroll_length: T.
         unrolls_in_flight: how many unrolls may be on their way. pin_cores: whether to bind this process to a core.
         peer_timeout_s: how long to wait for the learner, and how long construction and resets may take.
@@ -55,7 +56,7 @@ class ActorConfig(_Message):
         torch_options: the run's options where actors run torch eager, which builds the learner's network.
     """
 
-    env: str
+    tasks: tuple[str, ...]
     env_args: Mapping[str, EnvValue]
     wrappers: tuple[str, ...]
     backend: Literal["gymnasium", "envpool", "pettingzoo"]
@@ -79,8 +80,12 @@ class ActorConfig(_Message):
     torch_options: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("wrappers", "schemes"):  # JSON has lists only
+        for name in ("tasks", "wrappers", "schemes"):  # JSON has lists only
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def task(self, actor: int) -> str:
+        """The environment of the actor of this number among the run's."""
+        return self.tasks[actor % len(self.tasks)]
 
     def number(self, actor: int) -> int:
         """Among the run's actors, of the learner's actor of this number."""
@@ -99,7 +104,7 @@ class ActorConfig(_Message):
         """What the actors of a run are told."""
         environment, acting = config.environment, config.acting
         return cls(
-            env=environment.env,
+            tasks=environment.tasks,
             env_args=environment.kwargs,
             wrappers=environment.wrapper,
             backend=environment.backend,

@@ -14,6 +14,11 @@ class EnvironmentConfig(Options):
     """The environments."""
 
     env: str = Field("CartPole-v1", min_length=1, description="gymnasium id, or module:id to import the module first")
+    task: tuple[str, ...] = Field(
+        (),
+        description="another environment of the same spaces, which one policy learns too; actors share out env and "
+        "tasks in turn; may be repeated",
+    )
     env_arg: tuple[str, ...] = Field((), description="k=v passed to the environment's constructor; may be repeated")
     wrapper: tuple[str, ...] = Field((), description="module:function applied to each environment; may be repeated")
     backend: Literal["gymnasium", "envpool", "pettingzoo"] = Field(
@@ -25,6 +30,11 @@ class EnvironmentConfig(Options):
     def _arguments_parse(self) -> Self:
         self.kwargs  # noqa: B018  (parses, so that a bad k=v is refused here)
         return self
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every environment that the policy learns."""
+        return (self.env, *self.task)
 
     @property
     def kwargs(self) -> dict[str, EnvValue]:

@@ -91,6 +91,7 @@ class TrainConfig(BaseModel):
                 "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )
         self._check_learners()
+        self._check_tasks()
         steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls
         if steps > MAX_BATCH_ENV_STEPS:
             raise ConfigError(
@@ -151,6 +152,18 @@ class TrainConfig(BaseModel):
             raise ConfigError(
                 f"{name}: compressor '{scheme}' works with one learner; choose a fixed scheme, such as fp32 or int8"
             )
+
+    def _check_tasks(self) -> None:
+        tasks, actors = self.environment.tasks, self.acting.actors
+        if len(tasks) > 1 and actors < len(tasks):
+            raise ConfigError(
+                f"{len(tasks)} environments ({', '.join(tasks)}) with actors = {actors}: an actor steps one of them; "
+                f"give --actors {len(tasks)} or more"
+            )
+        if len(tasks) > 1 and self.learner.learners > 1:
+            raise ConfigError(f"task = {self.environment.task} works with one learner, not {self.learner.learners}")
+        if len(set(tasks)) < len(tasks):
+            raise ConfigError(f"env and task name an environment twice: {', '.join(tasks)}")
 
     def share(self, learner: int) -> Self:
         """The part of one of several learners: its actors, its unrolls of a batch, itself alone."""

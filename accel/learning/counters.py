@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,33 @@ class ActorRates:
             self._steps[:] = 0
             self._since_s = now_s
         return self._found
+
+
+class TaskReturns:
+    """Returns of each of several environments that one policy learns; shows nothing where there is one.
+
+    Args:
+        tasks: the environments, which actors take in turn.
+        window: how many episodes of each are averaged.
+    """
+
+    def __init__(self, tasks: Sequence[str], window: int) -> None:
+        self._returns = {task: deque[float](maxlen=window) for task in tasks}
+        self._of_actor = list(self._returns.values())
+
+    def add(self, actor: int, unroll: Unroll) -> None:
+        """Count the episodes that ended in an actor's unroll."""
+        if len(self._of_actor) > 1:
+            ended = unroll["episode_return"][np.nonzero(unroll["episode_length"])]
+            self._of_actor[actor % len(self._of_actor)].extend(ended[np.isfinite(ended)].tolist())
+
+    def read(self) -> dict[str, float | None]:
+        """``return_mean/TASK``, None before a task's first episode has ended."""
+        if len(self._returns) == 1:
+            return {}
+        return {
+            f"return_mean/{task}": float(np.mean(found)) if found else None for task, found in self._returns.items()
+        }
 
 
 class Counters:

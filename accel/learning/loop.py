@@ -19,7 +19,7 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.learning.actors import Actors
-from accel.learning.counters import ActorRates, Counters, LagStatistics, record_interval_s
+from accel.learning.counters import ActorRates, Counters, LagStatistics, TaskReturns, record_interval_s
 from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
@@ -84,6 +84,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.turns: Turns = OwnTurns()
         self.counters = Counters(self.config.run.stop_window)
+        self._task_returns = TaskReturns(self.config.environment.tasks, self.config.run.stop_window)
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
         self.actors_alive = self._actors_here = self.transport.actors
@@ -245,6 +246,7 @@ class Loop:
         counters.unrolls += 1
         self.unrolls += 1
         counters.add_episodes(unroll)
+        self._task_returns.add(actor, unroll)
         self._actor_s += unroll["timings_s"].view(np.float64)
         lag = counters.updates - unroll.oldest_version
         self.lag.add(lag)
@@ -343,7 +345,7 @@ class Loop:
             "environment_restarts": counters.environment_restarts,
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
-        record |= {**lag, **self._rates.read(now), **self.publisher.metrics()}
+        record |= {**self._task_returns.read(), **lag, **self._rates.read(now), **self.publisher.metrics()}
         record |= {**self.sampler.metrics(), **self.steering.metrics()}
         if self._update is not None:
             record |= self._update.read()

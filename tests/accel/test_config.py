@@ -253,3 +253,16 @@ def test_learners_share_out_actors_and_batches() -> None:
 def test_what_several_learners_cannot_do_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TrainConfig.create(learners=2, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"actors": 2}, r"3 environments \(CartPole-v1, a:A-v0, b:B-v0\) with actors = 2.*--actors 3"),
+        ({"actors": 4, "learners": 2}, "works with one learner, not 2"),
+        ({"actors": 4, "env": "a:A-v0"}, "name an environment twice: a:A-v0, a:A-v0, b:B-v0"),
+    ],
+)
+def test_tasks_need_actors_of_their_own(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig.create(**{"task": ("a:A-v0", "b:B-v0"), "algorithm": "impala", **changes})

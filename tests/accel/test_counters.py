@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import accel
 import accel.learning.loop
 from accel.config import TrainConfig
-from accel.learning.counters import ActorRates, record_interval_s
+from accel.learning.counters import ActorRates, TaskReturns, record_interval_s
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,22 @@ def test_rates_of_actors_are_those_of_whole_windows() -> None:
     alone = ActorRates(1, 0.0)
     alone.add(0, 5)
     assert alone.read(50.0) == {}
+
+
+def test_returns_of_tasks_are_those_of_their_actors() -> None:
+    def unroll(*returns: float) -> Any:
+        row = np.array([[*returns, 0.0]])
+        return {"episode_return": row, "episode_length": (row != 0).astype(int)}
+
+    several = TaskReturns(("a", "b"), 2)
+    for actor, returns in ((0, (1.0, 2.0, 3.0)), (2, (4.0,)), (1, ())):
+        several.add(actor, unroll(*returns))
+    assert several.read() == {"return_mean/a": 3.5, "return_mean/b": None}
+    several.add(3, unroll(7.0, math.inf))
+    assert several.read()["return_mean/b"] == 7.0
+    one = TaskReturns(("a",), 2)
+    one.add(0, unroll(1.0))
+    assert one.read() == {}
 
 
 def test_the_records_that_this_adds_are_few() -> None:

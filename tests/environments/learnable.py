@@ -9,6 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 gymnasium.register("Targets-v0", entry_point="tests.environments.learnable:TargetEnv", kwargs={"box": False})
+gymnasium.register(
+    "RichTargets-v0", entry_point="tests.environments.learnable:TargetEnv", kwargs={"box": False, "pays": 2.0}
+)
 gymnasium.register("BoxTarget-v0", entry_point="tests.environments.learnable:TargetEnv", kwargs={"box": True})
 gymnasium.register("Memory-v0", entry_point="tests.environments.learnable:MemoryEnv")
 
@@ -20,11 +23,11 @@ class TargetEnv(gymnasium.Env[Any, Any]):
     """Ten steps, each of which shows a target and pays for hitting it: the best return is 10.
 
     Discrete: two components of three choices each, half a point for each that is right; 10/3 at random.
-    Box: 1 − |a − target|² of two; doing nothing gives 10/3.
+    Box: 1 − |a − target|² of two; doing nothing gives 10/3. ``pays`` is a factor on all of it.
     """
 
-    def __init__(self, box: bool) -> None:
-        self.box = box
+    def __init__(self, box: bool, pays: float = 1.0) -> None:
+        self.box, self.pays = box, pays
         self.observation_space = spaces.Box(-1, 1, (2 if box else 6,), np.float32)
         self.action_space = spaces.Box(-2, 2, (2,), np.float32) if box else spaces.MultiDiscrete([3, 3])
         self.t = 0
@@ -37,7 +40,7 @@ class TargetEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         miss = np.square(action - self.target).sum() if self.box else (action != self.target).mean()
         self.t += 1
-        return self._draw(), float(1 - miss), self.t == STEPS, False, {}
+        return self._draw(), self.pays * float(1 - miss), self.t == STEPS, False, {}
 
     def _draw(self) -> Any:
         if self.box:

@@ -51,7 +51,14 @@ def strict_lines(path: Path) -> Iterator[dict[str, object]]:
 def test_records_reach_both_files(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         recorder.record(
-            100, {"return_mean": 1.5, "scheme": "int8", "refresh_ms/int8": np.float32(0.25), "episodes": np.int64(3)}
+            100,
+            {
+                "return_mean": 1.5,
+                "return_mean/a:A-v0": 2.0,
+                "scheme": "int8",
+                "refresh_ms/int8": np.float32(0.25),
+                "episodes": np.int64(3),
+            },
         )
         recorder.record(200, {"return_mean": 2.5, "scheme": "int8", "missing": None, "done": True})
     first, second = read_metrics(tmp_path / "metrics.jsonl")
@@ -67,6 +74,7 @@ def test_records_reach_both_files(tmp_path: Path) -> None:
     assert second["done"] is True
     events = read_events(tmp_path)
     assert events["returns/mean"] == [(100, 1.5), (200, 2.5)]
+    assert events["returns/mean/a:A-v0"] == [(100, 2.0)]
     assert events["compression/refresh_ms/int8"] == [(100, 0.25)]
     assert "scheme" not in events
 
