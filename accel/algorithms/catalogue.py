@@ -112,6 +112,7 @@ def make_store(
         rewards,
         generator,
         least_rows,
+        config.algorithm.wants_steps,
     )
     if isinstance(options, PrioritisedConfig):
         return _bounded(PrioritisedReplay(options, *arguments), options)

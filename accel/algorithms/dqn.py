@@ -2,7 +2,12 @@
 
     y = h(R_t + γ^m h⁻¹(Q_target(o_{t+m}, argmax_a Q(o_{t+m}, a)))),   loss: Huber(Q(o_t, a_t) − y)
 
-with h the rescaling of values, which keeps the greatest the greatest, or the identity.
+with h the rescaling of values, which keeps the greatest the greatest, or the identity. With ``--corrector retrace``,
+
+    y = h(q_t),   q_i = r_i + γ [Q_i+1(a*) + c_i+1 (q_i+1 − Q_i+1(a_i+1))],   c_i = λ [a_i = a*] min(1, 1/μ(a_i|o_i))
+
+over n steps, Q_i the target network's h⁻¹(Q_target(o_i, ·)) and a* the bootstrap's action above: π is greedy, so that a
+return ends before an action that π would not take. μ ≤ 1, so the recorded probability leaves c = λ where a_i = a*.
 
 The duelling head gives n advantages and the state's value, Q = V + A − mean A, the mean over allowed actions. Actors
 run it as it is: the greatest advantage is the greatest Q-value, so a compressed policy has no arithmetic behind it.
@@ -11,8 +16,9 @@ Ape-X is the same from prioritised replay, with actors that differ in their ε a
 
 Source: Mnih et al. 2015 (DQN); van Hasselt et al. 2016, arXiv:1509.06461 (double); Wang et al. 2016, arXiv:1511.06581,
 eq. 9 (duelling); Hessel et al. 2018, arXiv:1710.02298 (n-step); Pohlen et al. 2018, arXiv:1805.11593, proposition A.2
-(h); Horgan et al. 2018, arXiv:1803.00933 (Ape-X). Deviations: both streams of the duelling head are one
-linear layer on the shared torso; n-step returns are not corrected for the policy that acted.
+(h); Horgan et al. 2018, arXiv:1803.00933 (Ape-X); Munos et al. 2016, arXiv:1606.02647 (Retrace). Deviations: both
+streams of the duelling head are one linear layer on the shared torso; n-step returns are not corrected for the policy
+that acted unless that is asked for.
 """
 
 from __future__ import annotations
@@ -32,9 +38,10 @@ from accel.config import TrainConfig
 from accel.config.algorithms import DqnConfig, LadderConfig, QLearningConfig
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import CheckpointError, ConfigError
-from accel.experience.stores.base import Sample, Transitions
+from accel.experience.stores.base import Sample, Steps, Transitions
 from accel.networks import PolicyNetwork, build_from_config
 from accel.runs.state_tree import Tree
+from correctors import retrace
 
 COMPARED_EPSILON = 0.05
 """At which policies are compared where no ε is anybody's final one."""
@@ -73,6 +80,7 @@ class Dqn(GradientAlgorithm):
         networks = nn.ModuleDict({"online": network, "target": self.target})
         super().__init__(config, spec, device, network, networks)
         self.options: QLearningConfig = options
+        self._lambda = options.trace.lambda_
         self.output_size = outputs
         explores: dict[str, object]
         if isinstance(options, LadderConfig):
@@ -122,7 +130,7 @@ class Dqn(GradientAlgorithm):
         steps = sample.transitions
         rate = self.set_learning_rate(progress)
         self.refresh_target()
-        targets = self._targets(steps)
+        targets = self._targets(steps) if sample.steps is None else self._retrace_targets(sample.steps)
         mark("correct")
         with self.autocast():
             q = self._q(self.network, steps.observations)
@@ -158,14 +166,34 @@ class Dqn(GradientAlgorithm):
     @torch.no_grad()
     def _targets(self, steps: Transitions) -> Tensor:
         """[N] y."""
-        with self.autocast():
-            following = self._q(self.target, steps.next_observations)
-            chooser = self._q(self.network, steps.next_observations) if self.options.double else following
-        best = chooser.argmax(-1, keepdim=True)
+        following, best = self._rated(steps.next_observations)
         values = following.gather(-1, best).squeeze(-1)
         if not self.options.value_rescaling:
             return steps.returns + steps.discounts * values
         return rescale(steps.returns + steps.discounts * unscale(values))
+
+    @torch.no_grad()
+    def _retrace_targets(self, steps: Steps) -> Tensor:
+        """[N] y by Retrace; the first row's own values cancel."""
+        following, best = self._rated(steps.observations[1:].flatten(0, 1))
+        shape = steps.rewards.shape
+        values = following.gather(-1, best).squeeze(-1).view(shape)
+        taken = following.gather(-1, steps.actions.roll(-1, 0).reshape(-1, 1)).squeeze(-1).view(shape)
+        if self.options.value_rescaling:
+            values, taken = unscale(values), unscale(taken)
+        greedy = best.view(shape).roll(1, 0) == steps.actions
+        found = retrace(
+            torch.where(greedy, 0.0, -torch.inf) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
+            taken.roll(1, 0), values.roll(1, 0), values[-1], lambda_=self._lambda, valid=steps.valid,
+        ).q_targets[0]  # fmt: skip
+        return rescale(found) if self.options.value_rescaling else found
+
+    def _rated(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """The target network's Q [N, n] and the actions [N, 1] to bootstrap from."""
+        with self.autocast():
+            following = self._q(self.target, observations)
+            chooser = self._q(self.network, observations) if self.options.double else following
+        return following, chooser.argmax(-1, keepdim=True)
 
     def _q(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
         """[N, *obs] to Q [N, n]."""

@@ -3,12 +3,17 @@
     y = R_t + γ^m (min_i Q̄_i(o', a') − α log π(a'|o')),   a' ~ π(·|o'),   m ≤ n steps
     critics ½ Σ_i E[(Q_i(o, a) − y)²],   policy E[α log π(ã|o) − min_i Q_i(o, ã)],   α: −log α E[log π(ã|o) + H̄]
 
+With ``--corrector retrace`` and n > 1 the targets are Retrace's, V the bracket above and Q̄ the least target critic:
+
+    y = q_t,   q_i = r_i + γ [V(o_i+1) + c_i+1 (q_i+1 − Q̄(o_i+1, a_i+1))],   c_i = λ min(1, π(a_i|o_i)/μ(a_i|o_i))
+
 Actions are tanh of a Gaussian sample u, log π(tanh u) = log N(u) − Σ log(1 − tanh² u). What actors record is log N(u):
 the Jacobian is the same for any policy and leaves every ratio alone.
 
 Source: Haarnoja et al. 2018, arXiv:1812.05905, eq. 5 to 7, 17 and 18, algorithm 1; H̄ = −k. Deviations: policy, critics
 and temperature step at once, with one optimiser, each at the parameters before the step; with n > 1 the entropy of the
-steps between is left out, and returns are not corrected for the policy that acted; no steps of random actions.
+steps between is left out, and returns are not corrected for the policy that acted, but by Retrace (Munos et al. 2016,
+arXiv:1606.02647), which has both; no steps of random actions.
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.config.algorithms import SacConfig
 from accel.envs.spaces import EnvSpec
-from accel.experience.stores.base import Sample, Transitions
+from accel.experience.stores.base import Sample, Steps, Transitions
+from correctors import retrace
 
 
 class Sac(ContinuousControl):
@@ -55,7 +61,10 @@ class Sac(ContinuousControl):
         steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
         log_temperature = self._log_temperature
         temperature = log_temperature.detach().exp()
-        targets = self._soft_targets(steps, temperature)
+        if sample.steps is None:
+            targets = self._soft_targets(steps, temperature)
+        else:
+            targets = self._retrace_targets(sample.steps, temperature)
         mark("correct")
         observations = self.normalised(steps.observations)
         with self.autocast():
@@ -99,6 +108,25 @@ class Sac(ContinuousControl):
             rated = self.target_critics(self.normalised(steps.next_observations), actions).float().squeeze(-1)
         values: Tensor = rated.amin(0) - temperature * log_prob
         return steps.returns + steps.discounts * values
+
+    @torch.no_grad()
+    def _retrace_targets(self, steps: Steps, temperature: Tensor) -> Tensor:
+        """[N] y by Retrace; the first row's own values cancel."""
+        shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
+        acted = steps.actions.roll(-1, 0).flatten(0, 1)
+        actions, log_prob = self._sample(following)
+        with self.autocast():
+            observations = self.normalised(following)
+            rated = self.target_critics(observations, actions).float().squeeze(-1).amin(0)
+            taken = self.target_critics(observations, torch.tanh(acted)).float().squeeze(-1).amin(0)
+            outputs = self.outputs(self.network, following)
+        values = (rated - temperature * log_prob).view(shape)
+        log_policy = self.distribution(outputs, None).log_prob(acted).view(shape)
+        return retrace(
+            log_policy.roll(1, 0) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
+            taken.view(shape).roll(1, 0), values.roll(1, 0), values[-1], lambda_=self.options.lambda_,
+            valid=steps.valid,
+        ).q_targets[0]  # fmt: skip
 
     def _sample(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy."""

@@ -59,6 +59,11 @@ class AlgorithmConfig(Clips):
         return 1
 
     @property
+    def wants_steps(self) -> bool:
+        """Whether a replay gives the steps of every n-step transition too."""
+        return False
+
+    @property
     def optimiser_steps(self) -> int:
         """Steps of the optimiser in one update."""
         return 1
@@ -228,7 +233,28 @@ class QLearningConfig(AlgorithmConfig):
         return self.n_step
 
 
-class DqnConfig(QLearningConfig):
+class RetraceableConfig(AlgorithmConfig):
+    """Options of algorithms whose n-step targets from replay can be corrected for the policy that acted."""
+
+    corrector: Literal["retrace", "none"] = Field(
+        "none",
+        description="correction of n-step targets: retrace cuts a return where the action is not the policy's own; its "
+        "n forward passes for each transition take time",
+    )
+    lambda_: float = Field(1.0, ge=0, le=1, description="λ of Retrace's trace")
+
+    @property
+    def trace(self) -> Trace:
+        """Retrace's, or one step."""
+        return Trace(self.lambda_) if self.corrector == "retrace" else Trace()
+
+    @property
+    def wants_steps(self) -> bool:
+        """With a correction."""
+        return self.corrector != "none"
+
+
+class DqnConfig(RetraceableConfig, QLearningConfig):
     """DQN: double, duelling, n-step Q-learning from replay, with ε-greedy actors."""
 
     system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "replay"}
@@ -251,7 +277,7 @@ class LadderConfig(QLearningConfig):
     )
 
 
-class ApexConfig(LadderConfig):
+class ApexConfig(RetraceableConfig, LadderConfig):
     """Ape-X: DQN from prioritised replay, an ε for each environment, priorities computed by the actors."""
 
     system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "prioritised"}
@@ -316,7 +342,7 @@ class D4pgConfig(AlgorithmConfig):
         return self
 
 
-class SacConfig(AlgorithmConfig):
+class SacConfig(RetraceableConfig):
     """SAC: twin critics, a squashed Gaussian policy, a learnt temperature, from replay."""
 
     system: ClassVar[Mapping[str, object]] = {**CONTINUOUS_SYSTEM, "learning_rate": 5e-4}

@@ -26,7 +26,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError, ConfigError, DivergenceError
 from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample, Store, Transitions
+from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
 
 CPU = torch.device("cpu")
@@ -56,7 +56,10 @@ ALGORITHMS: dict[str, dict[str, object]] = {
         "base_epsilon": 0.1,
     },
     "dqn, prioritised": {**DQN, "store": "prioritised", "value_rescaling": False, "normalise_rewards": True},
+    "dqn, retrace": {**DQN, "corrector": "retrace"},
+    "apex, retrace": {"algorithm": "apex", "batch_size": 16, "base_epsilon": 0.1, "corrector": "retrace"},
     "sac": {"algorithm": "sac", "batch_size": 16},
+    "sac, retrace": {"algorithm": "sac", "batch_size": 16, "n_step": 3, "corrector": "retrace"},
     "sac, n-step": {"algorithm": "sac", "batch_size": 16, "n_step": 3},
     "d4pg": {
         "algorithm": "d4pg",
@@ -70,7 +73,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "dqn, plain": {**DQN, "double": False, "duelling": False, "n_step": 1},
     "the page's": {"algorithm": "tests.contracts.page_algorithm:factory"},
 }  # fmt: skip
-SLOW_TO_LEARN = {"d4pg", "sac", "sac, n-step"}
+SLOW_TO_LEARN = {"d4pg", "sac", "sac, n-step", "sac, retrace"}
 each = pytest.mark.parametrize("name", ALGORITHMS)
 
 
@@ -283,7 +286,13 @@ def test_a_parameter_that_is_no_number_is_noticed(name: str) -> None:
 def test_a_reward_that_is_no_number_changes_no_trained_parameter(name: str) -> None:
     algorithm, chain = make(name)
     sample = chain.sample()
-    (sample.rewards if sample.transitions is None else sample.transitions.returns)[...] = float("nan")  # type: ignore[index]
+    for rewards in (
+        sample.rewards,
+        getattr(sample.transitions, "returns", None),
+        getattr(sample.steps, "rewards", None),
+    ):
+        if rewards is not None:
+            rewards[...] = float("nan")
     before = copy.deepcopy(algorithm.network.state_dict())
     with pytest.raises(DivergenceError):
         algorithm.update(sample, 0.0, ignore)
@@ -544,6 +553,94 @@ def test_dqns_loss_is_that_of_its_definition(double: bool, duelling: bool, resca
     assert update.read()["loss"] == pytest.approx(losses[mine], rel=1e-5)
     assert update.read()["loss"] != pytest.approx(losses[other], rel=1e-3)
     assert update.priorities.shape == (64,) and bool((update.priorities >= 0).all())
+
+
+# --- Retrace on critics of actions ---
+
+
+def steps_of(n: int, rows: int, actions: Tensor, generator: torch.Generator) -> Steps:
+    """Random ones; an episode that is over terminated or was truncated."""
+    over = torch.rand(n, rows, generator=generator) < 0.2
+    terminated = over & (torch.rand(n, rows, generator=generator) < 0.5)
+    valid = torch.cat((torch.ones(1, rows, dtype=torch.bool), ~over[:-1])).cumprod(0).bool()
+    return Steps(
+        observations=3 * torch.randn(n + 1, rows, 2, generator=generator),
+        actions=actions,
+        rewards=torch.randn(n, rows, generator=generator),
+        discounts=torch.where(terminated, 0.0, 0.9),
+        behaviour_log_prob=-2 * torch.rand(n, rows, generator=generator),
+        valid=valid,
+    )
+
+
+def retrace_by_definition(
+    steps: Steps, values: Tensor, taken: Tensor, traces: Tensor, row: int, inverse: Callable[[float], float] = float
+) -> float:
+    """Σ_k (Π_{0<i≤k} γ_{i−1} c_i) (r_k + γ_k V(o_{k+1}) − [k > 0] Q(o_k, a_k)), over the episode's steps."""
+    total, product = 0.0, 1.0
+    for k in range(len(steps.rewards)):
+        if k:
+            product *= float(steps.discounts[k - 1, row] * traces[k, row])
+        if not steps.valid[k, row]:
+            break
+        error = float(steps.rewards[k, row]) + float(steps.discounts[k, row]) * inverse(float(values[k + 1, row]))
+        total += product * (error - (inverse(float(taken[k, row])) if k else 0.0))
+    return total
+
+
+@pytest.mark.parametrize("rescaling", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("n", [1, 4])
+def test_dqns_retrace_targets_are_those_of_the_definition(n: int, double: bool, rescaling: bool) -> None:
+    """With the greedy policy of the network that chooses: c = λ where the action is its own, else 0."""
+    options = config("dqn, retrace", n_step=n, double=double, value_rescaling=rescaling, lambda_=0.8, duelling=False)
+    learner: Any = make_algorithm(options, SPEC, CPU)
+    other: Any = make_algorithm(options.replace(seed=1), SPEC, CPU)
+    learner.target.load_state_dict(other.network.state_dict())
+    generator = torch.Generator().manual_seed(n)
+    steps = steps_of(n, 64, torch.randint(2, (n, 64), generator=generator), generator)
+    target, online = (torch.stack([of(network, o) for o in steps.observations])
+                      for network in (learner.target, learner.network))  # fmt: skip
+    best = (online if double else target).argmax(-1)
+    values = target.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    taken = target[:-1].gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
+    traces = 0.8 * (best[:-1] == steps.actions)
+    found = learner._retrace_targets(steps)
+
+    def inverse(q: float) -> float:
+        return float(h_inverse(torch.tensor([q]))[0]) if rescaling else q
+
+    for row in range(64):
+        expected = retrace_by_definition(steps, values, taken, traces, row, inverse)
+        expected = float(h(torch.tensor(expected))) if rescaling else expected
+        assert float(found[row]) == pytest.approx(expected, rel=2e-3, abs=2e-3), row
+    if n > 1:
+        whole = [retrace_by_definition(steps, values, taken, torch.full_like(traces, 0.8), row) for row in range(64)]
+        assert sum(abs(a - b) > 0.1 for a, b in zip(whole, found.tolist(), strict=True)) > 10
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_sacs_retrace_targets_are_those_of_the_definition(n: int) -> None:
+    """c = λ min(1, π/μ), on the soft values of sampled actions and the least of the target critics."""
+    algorithm: Any = make_algorithm(config("sac, retrace", n_step=n, lambda_=0.9), BOX, CPU)
+    generator = torch.Generator().manual_seed(n)
+    steps = steps_of(n, 64, torch.randn(n, 64, 1, generator=generator), generator)
+    state = algorithm.generator.get_state()
+    found = algorithm._retrace_targets(steps, torch.tensor(0.3))
+    algorithm.generator.set_state(state)
+    with torch.no_grad():
+        following = steps.observations[1:].flatten(0, 1)
+        actions, log_prob = algorithm._sample(following)
+        soft = algorithm.target_critics(following, actions).squeeze(-1).amin(0) - 0.3 * log_prob
+        values = torch.cat((torch.zeros(1, 64), soft.view(n, 64)))
+        flat = steps.observations[:-1].flatten(0, 1)
+        acted = steps.actions.flatten(0, 1)
+        taken = algorithm.target_critics(flat, torch.tanh(acted)).squeeze(-1).amin(0).view(n, 64)
+        policy = algorithm.distribution(algorithm.outputs(algorithm.network, flat), None).log_prob(acted).view(n, 64)
+    traces = 0.9 * (policy - steps.behaviour_log_prob).exp().clamp(max=1.0)
+    expected = [retrace_by_definition(steps, values, taken, traces, row) for row in range(64)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert 0.1 < float((traces < 0.89).float().mean()) < 0.9
 
 
 # --- R2D2 ---

@@ -60,19 +60,32 @@ def trajectories(
 
 
 def replay(
-    spec: EnvSpec = VECTOR, capacity: int = 400, n: int = 3, batch: int = 64, streams: int = 1, scale: float = 1.0
+    spec: EnvSpec = VECTOR,
+    capacity: int = 400,
+    n: int = 3,
+    batch: int = 64,
+    streams: int = 1,
+    scale: float = 1.0,
+    gives_steps: bool = False,
 ) -> Replay:
     rewards = RewardTransform(RewardConfig(reward_scale=scale), DISCOUNT)
-    return Replay(capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5))
+    generator = np.random.default_rng(5)
+    return Replay(capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, generator, gives_steps=gives_steps)
 
 
 def prioritised(
-    spec: EnvSpec = VECTOR, capacity: int = 400, n: int = 3, batch: int = 64, streams: int = 1, exponent: float = 1.0
+    spec: EnvSpec = VECTOR,
+    capacity: int = 400,
+    n: int = 3,
+    batch: int = 64,
+    streams: int = 1,
+    exponent: float = 1.0,
+    gives_steps: bool = False,
 ) -> PrioritisedReplay:
     options = PrioritisedConfig(priority_exponent=exponent, weight_exponent=0.5)
     rewards = RewardTransform(RewardConfig(), DISCOUNT)
     return PrioritisedReplay(
-        options, capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5)
+        options, capacity, batch, n, DISCOUNT, streams, spec, CPU, rewards, np.random.default_rng(5), 0, gives_steps
     )
 
 
@@ -445,6 +458,50 @@ def test_transitions_are_those_of_the_definition(replay: Callable[..., Replay], 
     samples = draw(made)
     assert not [text for steps in samples for text in mistakes(steps, source, n)]
     assert starts(samples) == eligible(source, 0, n)
+
+
+@pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_steps_of_a_transition_are_those_of_the_definition(replay: Callable[..., Replay], layout: str) -> None:
+    """Each is a transition of one step; the next begins where it ends, as long as the episode goes on."""
+    spec, n = LAYOUTS[layout], 4
+    made, source = replay(spec, n=n, capacity=60, batch=16, gives_steps=True), Source(Actor(spec, ROWS, ENVS))
+    recorded: dict[Any, float] = {}
+    for k in range(14):
+        unroll, rows = source.actors[0].unroll()
+        unroll["behaviour_log_prob"][...] = -np.arange(ROWS * ENVS).reshape(ROWS, ENVS) - 1000.0 * k
+        for env in range(ENVS):
+            for t, row in enumerate(rows[env]):
+                if row.valid:
+                    recorded[observation_key(source.actors[0], row.where)] = float(unroll["behaviour_log_prob"][t, env])
+            source.rows[0][env].extend(rows[env])
+        made.insert(Experience(0, unroll, lambda: None))
+    lengths, known = set(), index(source)
+    for _ in range(5):
+        sample = made.sample()
+        assert sample is not None and sample.steps is not None and sample.transitions is not None
+        steps = sample.steps
+        assert torch.equal(steps.observations[0], sample.transitions.observations)
+        assert bool(steps.valid[0].all()) and len(steps.observations) == n + 1
+        for i in range(steps.valid.shape[1]):
+            count = int(steps.valid[:, i].sum())
+            assert bool(steps.valid[:count, i].all())
+            for k in range(count):
+                mine = slice(i, i + 1)
+                one = Transitions(
+                    steps.observations[k, mine], steps.actions[k, mine], steps.rewards[k, mine],
+                    steps.discounts[k, mine], steps.observations[k + 1, mine],
+                )  # fmt: skip
+                assert not mistakes(one, source, 1)
+                assert float(steps.behaviour_log_prob[k, i]) == recorded[key(steps.observations[k, i].numpy())]
+            actor, where = known[key(steps.observations[0, i].numpy())]
+            _, _, _, discount, following = actor.transition(where, n, DISCOUNT)
+            if discount:
+                assert discount == pytest.approx(DISCOUNT**count)
+                assert np.array_equal(steps.observations[count, i].numpy(), following)
+            assert bool((steps.discounts[:count, i] == 0).any()) == (discount == 0)
+            lengths.add(count)
+    assert lengths >= {1, n}
 
 
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)

@@ -48,12 +48,31 @@ class Transitions:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """The n steps of each n-step transition one by one, for corrections; time-major, on the learner's device.
+
+    Attributes:
+        observations: [n+1, N, *obs]; the row behind an episode's last holds its final observation.
+        actions: [n, N, *action]. rewards: [n, N] transformed. discounts: [n, N] γ, zero where the episode terminated.
+        behaviour_log_prob: [n, N] nats.
+        valid: [n, N] bool; False behind the end of the episode.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    behaviour_log_prob: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
 class Sample:
     """What one update learns from: ``batch`` or ``transitions``, whichever the store keeps.
 
     Attributes:
         batch: whole unrolls, time-major. rewards: [T, B] of it after the run's transform.
-        transitions: single steps.
+        transitions: single steps. steps: what lies between their ends, where the algorithm corrects for it.
         valid_steps: rows that count.
         weights: [N] importance weights of prioritised samples; None: all alike.
         uses: how often this very batch was handed out before.
@@ -64,6 +83,7 @@ class Sample:
     batch: Batch | None = None
     rewards: Tensor | None = None
     transitions: Transitions | None = None
+    steps: Steps | None = None
     weights: Tensor | None = None
     uses: int = 0
     key: object = field(default=None, repr=False)
@@ -71,7 +91,8 @@ class Sample:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, for saving."""
         if self.transitions is not None:
-            return {k: v for k, v in vars(self.transitions).items() if isinstance(v, torch.Tensor)}
+            between = {} if self.steps is None else {f"steps_{name}": v for name, v in vars(self.steps).items()}
+            return {k: v for k, v in vars(self.transitions).items() if isinstance(v, torch.Tensor)} | between
         found = {} if self.batch is None else self.batch.tensors()
         return found if self.rewards is None else found | {"transformed_rewards": self.rewards}
 

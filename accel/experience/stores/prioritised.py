@@ -11,6 +11,7 @@ Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 and 3.4; Horgan et al.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -74,20 +75,19 @@ class PrioritisedReplay(Replay):
         strata = (np.arange(count) + self._generator.random(count)) * (total / count)
         leaves = tree.find(strata)  # In order, so that an actor's lie side by side.
         envs = next(iter(self._streams.values())).valid.shape[1]
-        parts, rows = [], np.empty(count, np.int64)
+        chosen, rows = [], np.empty(count, np.int64)
         actors = leaves // self._leaves
         for actor in np.unique(actors):
             mine, stream = actors == actor, self._streams[int(actor)]
             place, env = np.divmod(leaves[mine] % self._leaves, envs)
             oldest, _ = self._range(stream)
             rows[mine] = oldest + (place - oldest) % stream.length
-            parts.append(self._gather(stream, rows[mine], env))
+            chosen.append((stream, rows[mine], env))
         eligible = sum(stream.eligible for stream in self._streams.values())
         weights = (tree.get(leaves) * (eligible / total)) ** -self._weight_exponent
         weights /= weights.max()
-        return Sample(
-            valid_steps=count,
-            transitions=self._join(parts),
+        return replace(
+            self._make_sample(chosen),
             weights=torch.from_numpy(weights.astype(np.float32)).to(self._device),
             key=(leaves, rows),
         )

@@ -6,14 +6,15 @@ with m = n, or less where the episode ends sooner. In gymnasium's NEXT_STEP layo
 its final observation, so that o_{t+m} is always the row m further on. Rewards are kept raw and transformed when they
 are sampled. A stacked frame is kept once and stacked again at sampling.
 
-Memory (``nbytes``): capacity × (one frame + action + reward + 4 bytes), and an observation more where environments
-reset within a step; taken at the first insertion.
+Memory (``nbytes``): capacity × (one frame + action + reward + 4 bytes), an observation more where environments reset
+within a step, and 4 bytes where the steps of a transition are wanted; taken at the first insertion.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from accel.envs.spaces import EnvSpec
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample, Transitions
+from accel.experience.stores.base import Experience, Sample, Steps, Transitions
 from accel.experience.unroll import Unroll
 
 Array = npt.NDArray[np.generic]
@@ -41,6 +42,7 @@ class Stream:
 
     frames: Array
     finals: Array | None
+    log_probs: npt.NDArray[np.float32] | None
     actions: Array
     rewards: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
@@ -67,7 +69,8 @@ class Replay:
         streams: how many actors there are; each has its share of the capacity.
         spec: the environment's layout. device: where samples go.
         rewards: transforms rewards. generator: the only source of randomness.
-        least_rows: rows of this process's part of a run before the first sample; a resumed run starts empty.
+        least_rows: rows of this process's part of a run before the first sample.
+        gives_steps: whether samples have the steps of every transition, for corrections.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Replay:
         rewards: RewardTransform,
         generator: np.random.Generator,
         least_rows: int = 0,
+        gives_steps: bool = False,
     ) -> None:
         self._capacity = capacity
         self._batch_size = batch_size
@@ -93,6 +97,7 @@ class Replay:
         self._rewards = rewards
         self._generator = generator
         self._least_rows = min(least_rows, capacity)
+        self._gives_steps = gives_steps
         self._rows = 0
         self._streams: dict[int, Stream] = {}
 
@@ -103,13 +108,15 @@ class Replay:
         if stream is None:
             stream = self._streams[experience.actor] = self._make_stream(unroll)
         follows = unroll.sequence == stream.sequence + 1
+        prefix = 0 if follows else self._spec.frame_stack - 1
         self._cut(stream, unroll, follows)
-        self._write(stream, unroll, 0 if follows else self._spec.frame_stack - 1)
+        oldest, newest = self._range(stream)
+        then_oldest, then_newest = self._range(stream, prefix + len(unroll["rewards"]))
+        stream.eligible -= _count_valid(stream, oldest, min(then_oldest, newest))
+        self._write(stream, unroll, prefix)
+        stream.eligible += _count_valid(stream, max(newest, then_oldest), then_newest)
         stream.sequence = unroll.sequence
         self._rows += unroll.valid_steps
-        oldest, newest = self._range(stream)
-        others = np.arange(newest, oldest + stream.length) % stream.length
-        stream.eligible = int(np.count_nonzero(stream.valid) - np.count_nonzero(stream.valid[others]))
         experience.release()
 
     @property
@@ -130,8 +137,7 @@ class Replay:
         sizes = np.array([stream.eligible for stream in streams], np.float64)
         counts = self._generator.multinomial(self._batch_size, sizes / sizes.sum())
         pairs = [(stream, int(count)) for stream, count in zip(streams, counts, strict=True) if count]
-        parts = [self._gather(stream, *self._choose(stream, count)) for stream, count in pairs]
-        return Sample(valid_steps=self._batch_size, transitions=self._join(parts))
+        return self._make_sample([(stream, *self._choose(stream, count)) for stream, count in pairs])
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Nothing: all transitions are alike."""
@@ -143,19 +149,29 @@ class Replay:
         observation = math.prod(spec.observation_shape) * np.dtype(spec.observation_dtype).itemsize
         final = observation if spec.autoreset == "same_step" else 0
         action = math.prod(spec.action.shape) * spec.action.dtype.itemsize
-        return self._capacity * (observation // spec.frame_stack + final + action + 8)
+        return self._capacity * (observation // spec.frame_stack + final + action + 8 + 4 * self._gives_steps)
 
-    def _join(self, parts: list[tuple[Array, ...]]) -> Transitions:
-        joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
-        return Transitions(*(torch.from_numpy(array).to(self._device) for array in joined))
+    def _make_sample(self, chosen: list[tuple[Stream, Indices, Indices]]) -> Sample:
+        """Of rows, counted since the start, and environments of some streams."""
+        transitions = Transitions(*self._tensors([self._gather(*place) for place in chosen], 0))
+        steps = (
+            Steps(*self._tensors([self._gather_steps(*place) for place in chosen], 1)) if self._gives_steps else None
+        )
+        return Sample(valid_steps=self._batch_size, transitions=transitions, steps=steps)
 
-    def _range(self, stream: Stream) -> tuple[int, int]:
-        """First and last + 1, counted since the start, of rows whose n following ones and older frames are there."""
-        newest = stream.written - self._n
-        if stream.written < stream.length:
+    def _tensors(self, parts: list[tuple[Array, ...]], axis: int) -> list[Tensor]:
+        joined = [np.concatenate(arrays, axis) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
+        return [torch.from_numpy(array).to(self._device) for array in joined]
+
+    def _range(self, stream: Stream, more: int = 0) -> tuple[int, int]:
+        """First and last + 1, counted since the start, of rows whose n following ones and older frames are there; also
+        once ``more`` rows are written."""
+        written = stream.written + more
+        newest = written - self._n
+        if written < stream.length:
             return 0, max(newest, 0)
         # The bootstrap's row has taken the place of one more.
-        oldest = stream.written - stream.length + 1 + self._spec.frame_stack - 1
+        oldest = written - stream.length + 1 + self._spec.frame_stack - 1
         return oldest, max(newest, oldest)
 
     def _make_stream(self, unroll: Unroll) -> Stream:
@@ -173,6 +189,7 @@ class Replay:
         return Stream(
             zeros(source),
             None if finals is None else zeros(finals),
+            np.zeros((length, envs), np.float32) if self._gives_steps else None,
             zeros(unroll["actions"]),
             np.zeros((length, envs), np.float32),
             flags(),
@@ -211,6 +228,8 @@ class Replay:
         stream.valid[places] = unroll["valid"][:-1]
         if stream.finals is not None:
             stream.finals[places] = unroll["final_observations"]
+        if stream.log_probs is not None:
+            stream.log_probs[places] = unroll["behaviour_log_prob"]
         stream.written += prefix + rows
 
     def _gather(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
@@ -235,6 +254,28 @@ class Replay:
             following[done] = stream.finals[last[done], envs[done]]
         observations = self._observations(stream, rows, envs)
         return observations, stream.actions[rows % stream.length, envs], returns, discounts, following
+
+    def _gather_steps(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
+        """The fields of ``Steps`` that start at the same rows."""
+        recorded = cast(npt.NDArray[np.float32], stream.log_probs)
+        observations, valid = [self._observations(stream, rows, envs)], [np.ones(len(rows), np.bool_)]
+        places = (rows + np.arange(self._n)[:, None]) % stream.length
+        terminated = stream.terminated[places, envs]
+        over = terminated | stream.truncated[places, envs]
+        for k in range(self._n):
+            following = self._observations(stream, rows + k + 1, envs)
+            if stream.finals is not None:
+                following[over[k]] = stream.finals[places[k, over[k]], envs[over[k]]]
+            observations.append(following)
+            valid.append(valid[-1] & ~over[k])
+        return (
+            np.stack(observations),
+            stream.actions[places, envs],
+            self._rewards.of(stream.rewards[places, envs]),
+            np.where(terminated, np.float32(0), self._powers[1]),
+            recorded[places, envs],
+            np.stack(valid[:-1]),
+        )
 
     def _choose(self, stream: Stream, count: int) -> tuple[Indices, Indices]:
         """Rows, counted since the start, and environments, of ``count`` eligible transitions."""
@@ -270,3 +311,8 @@ class Replay:
             oldest_known = np.where(alive.reshape(-1, *[1] * (frame.ndim - 1)), frame, oldest_known)
             frames.append(frame)
         return np.concatenate(frames[::-1], axis=1)
+
+
+def _count_valid(stream: Stream, start: int, end: int) -> int:
+    """Valid ones among rows from ``start`` to before ``end``, counted since the start."""
+    return int(np.count_nonzero(stream.valid[np.arange(start, end) % stream.length]))
