@@ -41,7 +41,17 @@ class CircularConfig(Options):
         return self.batch_unrolls
 
 
-class TrajectoriesConfig(Options):
+class KeptConfig(Options):
+    """What every store has that a resumed run can go on with."""
+
+    save_replay: bool = Field(
+        False,
+        description="write the replay beside every checkpoint, as far as it is new, so that --resume goes on with it; "
+        "takes as much of the disk as of the memory",
+    )
+
+
+class TrajectoriesConfig(KeptConfig):
     """New batches, each once, and between them old trajectories, drawn by priority."""
 
     store: Literal["trajectories"] = "trajectories"
@@ -59,7 +69,7 @@ class TrajectoriesConfig(Options):
         return self.batch_unrolls
 
 
-class ReplayingConfig(Options):
+class ReplayingConfig(KeptConfig):
     """What every replay has."""
 
     replay_capacity: int = Field(
@@ -164,7 +174,7 @@ class SamplesPerInsertConfig(ScheduleConfig):
 
     @property
     def least_env_steps(self) -> int:
-        """As many as before the first update: a resumed run fills its replay anew before it learns on."""
+        """As many as before the first update: a resumed run whose replay is not restored fills it anew first."""
         return self.learning_starts
 
 

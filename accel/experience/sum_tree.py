@@ -37,6 +37,11 @@ class SumTree:
         """The sum of all weights."""
         return float(self._flat[-1].sum())
 
+    @property
+    def weights(self) -> Floats:
+        """Of all leaves, and zeros behind them."""
+        return self._flat[0]
+
     def get(self, leaves: Indices) -> Floats:
         """[N] weights of some leaves."""
         return self._flat[0][leaves]

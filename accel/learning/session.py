@@ -17,13 +17,14 @@ from safetensors.torch import save as save_tensors
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.config import TrainConfig
+from accel.config.experience import KeptConfig
 from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
 from accel.display.status import EvaluationStatus, TrainingStatus
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, RunDirectoryError
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Sample
+from accel.experience.stores.base import KeptStore, Sample
 from accel.learning.actors import Actors
 from accel.learning.collapse import CollapseDetector
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
@@ -40,6 +41,7 @@ from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.job import Job
 from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, NoEvaluation, ProcessEvaluation
 from accel.runs.loading import PREFIX
+from accel.runs.replay_files import ReplayFiles, fingerprint
 from accel.runs.state_tree import Tree
 from accel.runs.summary import SchemeComparison, Summary
 from accel.runs.wandb_upload import FINISH_TIMEOUT_S, Metrics, NoUpload, Upload, WandbUpload
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 _OPTIMISER_COPIES = 2  # Adam's moments
 _RECORDS_BYTES = 2**20
+_REPLAY_ON_DISK = 1.25  # of its memory: pieces of which a part is still needed
 _PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it
 
 logger = logging.getLogger("accel")
@@ -168,6 +171,7 @@ class Session:
             levels=choice.levels,
         )
         self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learning.batcher)
+        self._replay = self._replay_files()
         self._lost_actors = 0
         self._lacks_space = False
         self._progress: Progress = SilentProgress()
@@ -242,6 +246,12 @@ class Session:
             actor = cast(Tree, self.actor.generator_state())
             state = replace(state, counters={**state.counters, "actor_generator": actor})
         self.run.save_checkpoint(state, keep=self.config.run.keep_checkpoints)
+        if self._replay is not None:
+            files, store = self._replay
+            try:
+                files.save(store)
+            except OSError as error:
+                logger.warning("the replay could not be saved, the one before is kept: %s", error)
 
     def check_space(self) -> None:
         """Before training: whether the run's checkpoints and policies will fit. Raises RunDirectoryError."""
@@ -249,7 +259,8 @@ class Session:
         state = sum(value.nbytes for value in self.algorithm.networks.parameters()) * _OPTIMISER_COPIES
         keep, existing = self.config.run.keep_checkpoints, len(list(self.run.checkpoints.glob("step-*")))
         missing = max(keep + 1 - existing, 1)  # the new one is whole before the oldest is removed
-        self.run.check_space(missing * (weights + state) + 2 * weights + _RECORDS_BYTES)
+        replay = 0 if self._replay is None else round(_REPLAY_ON_DISK * self._replay[1].nbytes)
+        self.run.check_space(missing * (weights + state) + 2 * weights + _RECORDS_BYTES + replay)
 
     def restore(self) -> None:
         """Go on from the run's newest checkpoint.
@@ -277,6 +288,25 @@ class Session:
                 "resume with its own --network and --algorithm"
             ) from None
         loop.steering = self._steer(loop.counters.env_steps)
+        if self._replay is not None:
+            files, store = self._replay
+            try:
+                if not files.load(store):
+                    logger.info("%s holds no replay: it is filled anew", self.run.path)
+            except CheckpointError as error:
+                logger.warning("%s: the replay is filled anew", error)
+
+    def _replay_files(self) -> tuple[ReplayFiles, KeptStore] | None:
+        """Where the replay is saved, and the store that keeps it; None: it is not."""
+        options = self.config.store
+        if not (isinstance(options, KeptConfig) and options.save_replay):
+            return None
+        shape = fingerprint(
+            layout=self.layout.digest, store=options.model_dump(exclude={"save_replay", "batch_size"}),
+            actors=self.config.acting.actors, n_step=self.config.algorithm.bootstrap_steps,
+            steps=self.config.algorithm.wants_steps,
+        )  # fmt: skip
+        return ReplayFiles(self.run.path / "replay", shape), cast(KeptStore, self.learning.store)
 
     def _steer(self, env_steps: int) -> Steering:
         """What steers the run from these environment steps on."""

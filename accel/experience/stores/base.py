@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from accel.experience.batch import Batch
 from accel.experience.unroll import Unroll
 
 Tensors = Mapping[str, Tensor]
+Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,4 +123,44 @@ class Store(Protocol):
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """The update on a sample is done; ``priorities`` [N] where the algorithm gives some. Ends the sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A store's rows as they lie in memory, for saving.
+
+    Attributes:
+        arrays: [length, ...] each; row k, counted since the start, is at k modulo ``length``.
+        length: rows that there is space for. end: rows there were since the start.
+        unsettled: how many of the newest rows may still change.
+    """
+
+    arrays: Arrays
+    length: int
+    end: int
+    unsettled: int = 0
+
+
+class KeptStore(Store, Protocol):
+    """A store that a resumed run goes on with: what it keeps can be saved and restored."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes when it is full."""
+        ...
+
+    def rings(self) -> Mapping[str, Ring]:
+        """Its rows; the arrays are its own."""
+        ...
+
+    def state(self) -> tuple[dict[str, object], Arrays]:
+        """Everything else: JSON values, and arrays."""
+        ...
+
+    def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
+        """Inverse of ``rings`` and ``state``; what arrives next does not follow what was there.
+
+        Raises: KeyError, TypeError, ValueError: they are of something else; the store is then as it was.
+        """
         ...

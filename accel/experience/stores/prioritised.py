@@ -11,6 +11,7 @@ Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 and 3.4; Horgan et al.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from accel.config.experience import PrioritisedConfig
-from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.replay import Indices, Replay, Stream
 from accel.experience.sum_tree import SumTree
 
@@ -64,6 +65,23 @@ class PrioritisedReplay(Replay):
         else:
             found = np.where(places[:, None] >= 0, priorities[np.maximum(places, 0)], 0.0)
         self._set(experience.actor, stream, new, np.where(stream.valid[new % stream.length], self._weigh(found), 0.0))
+
+    def state(self) -> tuple[dict[str, object], Arrays]:
+        """With the priorities. See ``KeptStore``."""
+        values, arrays = super().state()
+        weights = {} if self._tree is None else {"weights": self._tree.weights}
+        return values | {"greatest": self._greatest}, {**arrays, **weights}
+
+    def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
+        """See ``KeptStore``."""
+        greatest = float(str(values["greatest"]))
+        tree = None
+        if rings:
+            envs = next(iter(rings.values())).arrays["valid"].shape[1]
+            tree = SumTree(self._actors * next(iter(rings.values())).length * envs)
+            tree.set(np.arange(len(tree.weights)), cast(Floats, arrays["weights"]))
+        super().restore(rings, values, arrays)
+        self._greatest, self._tree = greatest, tree
 
     def sample(self) -> Sample | None:
         """``batch_size`` transitions by priority, with repetition."""

@@ -13,6 +13,7 @@ within a step, and 4 bytes where the steps of a transition are wanted; taken at 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from accel.envs.spaces import EnvSpec
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample, Steps, Transitions
+from accel.experience.stores.base import Arrays, Experience, Ring, Sample, Steps, Transitions
 from accel.experience.unroll import Unroll
 
 Array = npt.NDArray[np.generic]
@@ -31,6 +32,8 @@ Indices = npt.NDArray[np.int64]
 
 # Below one eligible row in so many, rows are listed instead of drawn until they are eligible.
 _SPARSE = 8
+_NOTHING_FOLLOWS = -2
+"""The number of an unroll that no other one follows."""
 
 
 @dataclass
@@ -141,6 +144,38 @@ class Replay:
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Nothing: all transitions are alike."""
+
+    def rings(self) -> dict[str, Ring]:
+        """One for each actor; the bootstrap's row is the last. See ``KeptStore``."""
+        return {
+            str(actor): Ring(
+                {name: value for name, value in vars(stream).items() if isinstance(value, np.ndarray)},
+                stream.length,
+                stream.written + 1,
+                self._n + 1,
+            )
+            for actor, stream in self._streams.items()
+        }
+
+    def state(self) -> tuple[dict[str, object], Arrays]:
+        """See ``KeptStore``."""
+        eligible = {str(actor): stream.eligible for actor, stream in self._streams.items()}
+        return {"rows": self._rows, "eligible": eligible, "generator": self._generator.bit_generator.state}, {}
+
+    def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
+        """See ``KeptStore``."""
+        eligible = cast(Mapping[str, int], values["eligible"])
+        streams = {
+            int(actor): Stream(
+                **{"finals": None, "log_probs": None, **ring.arrays},  # type: ignore[arg-type]
+                written=ring.end - 1,
+                sequence=_NOTHING_FOLLOWS,
+                eligible=eligible[actor],
+            )
+            for actor, ring in rings.items()
+        }
+        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        self._rows, self._streams = int(str(values["rows"])), streams
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ the first insertion.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from accel.config.experience import SequencesConfig
 from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.sum_tree import SumTree
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 
@@ -81,6 +82,35 @@ class Sequences:
         self._greatest = 1.0
         self._rings: dict[int, _Ring] = {}
         self._tree = SumTree(self._actors * self._slots * layout.envs)
+
+    def rings(self) -> dict[str, Ring]:
+        """One of unrolls for each actor. See ``KeptStore``."""
+        return {
+            str(actor): Ring(
+                {**ring.arrays, "sequences": ring.sequences, "stamps": ring.stamps}, self._slots, ring.written
+            )
+            for actor, ring in self._rings.items()
+        }
+
+    def state(self) -> tuple[dict[str, object], Arrays]:
+        """See ``KeptStore``."""
+        values = {"rows": self._rows, "greatest": self._greatest, "generator": self._generator.bit_generator.state}
+        return values, {"weights": self._tree.weights}
+
+    def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
+        """See ``KeptStore``."""
+        found = {}
+        for actor, ring in rings.items():
+            kept = dict(ring.arrays)
+            sequences, stamps = (cast(Indices, kept.pop(name)) for name in ("sequences", "stamps"))
+            # What comes next counts its unrolls from zero.
+            sequences -= sequences.max() + self._parts + 1
+            found[int(actor)] = _Ring(kept, sequences, ring.end, stamps)
+        rows, greatest = int(str(values["rows"])), float(str(values["greatest"]))
+        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        self._tree.set(np.arange(len(self._tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
+        self._rows, self._greatest, self._rings = rows, greatest, found
+        self._available = int(self._tree.total > 0.0)
 
     @property
     def nbytes(self) -> int:

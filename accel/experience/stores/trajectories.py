@@ -14,6 +14,7 @@ the first batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from accel.config.experience import TrajectoriesConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample
+from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.fifo import make_sample
 from accel.experience.sum_tree import SumTree
 from accel.experience.unroll import Unroll, UnrollLayout
@@ -69,6 +70,24 @@ class Trajectories:
         self._greatest = 0.0
         self._arrays: dict[str, Array] = {}
         self._tree = SumTree(self._slots)
+
+    def rings(self) -> dict[str, Ring]:
+        """One, of trajectories. See ``KeptStore``."""
+        return {"all": Ring(self._arrays, self._slots, self._written)} if self._written else {}
+
+    def state(self) -> tuple[dict[str, object], Arrays]:
+        """See ``KeptStore``; a batch that waits is not kept."""
+        values = {"greatest": self._greatest, "generator": self._generator.bit_generator.state}
+        return values, {"weights": self._tree.weights}
+
+    def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
+        """See ``KeptStore``."""
+        greatest = float(str(values["greatest"]))
+        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        self._tree.set(np.arange(len(self._tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
+        for ring in rings.values():
+            self._arrays, self._written = dict(ring.arrays), ring.end
+        self._greatest = greatest
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,235 @@
+"""Replays on disk: restored as they were, written once, whole or refused whatever happens to their files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel
+from accel.config import TrainConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import CheckpointError
+from accel.experience.stores.base import Experience, KeptStore
+from accel.runs import replay_files
+from accel.runs.replay_files import INDEX, ReplayFiles
+from tests.contracts.episodes import LAYOUTS, VECTOR, Actor
+from tests.contracts.test_stores import ENVS, ROWS, Source, mistakes, prioritised, replay, sequences, trajectories
+
+STORES: dict[str, Callable[..., Any]] = {
+    "replay": lambda spec: replay(spec, capacity=80, gives_steps=True),
+    "prioritised": lambda spec: prioritised(spec, capacity=80),
+    "sequences": sequences,
+    "trajectories": lambda spec: trajectories(spec, slots=12, batch_unrolls=1, replays=2),
+}
+each = pytest.mark.parametrize("name", STORES)
+
+
+def take(store: Any, count: int) -> list[dict[str, torch.Tensor]]:
+    """Samples, which are given back with priorities of their own."""
+    found = []
+    for k in range(count):
+        sample = store.sample()
+        if sample is None:
+            continue
+        tensors = {name: value.clone() for name, value in sample.tensors().items()}
+        if sample.weights is not None:
+            tensors["weights"] = sample.weights.clone()
+        found.append(tensors)
+        size = (next(iter(tensors.values())) if sample.transitions else sample.batch.valid[0]).shape[0]
+        store.feedback(sample, torch.arange(size) % 5 + 0.5 * k)
+    return found
+
+
+def grow(store: KeptStore, source: Source, unrolls: int) -> None:
+    for _ in range(unrolls):
+        source.insert(store)
+        take(store, 3)
+
+
+def alike(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:
+    return len(one) == len(two) > 0 and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(one, two, strict=True)
+    )
+
+
+def draw(store: Any, spec: EnvSpec = VECTOR) -> list[dict[str, torch.Tensor]]:
+    """What is drawn once an unroll of another process has arrived."""
+    store.insert(Experience(0, Actor(spec, ROWS, ENVS, 1).unroll()[0], lambda: None))
+    return take(store, 4)
+
+
+@each
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_restored_replay_gives_what_the_saved_one_gives(name: str, layout: str, tmp_path: Path) -> None:
+    """Before and after the ring is full, whatever had been saved before."""
+    spec = LAYOUTS[layout]
+    if name == "sequences" and spec.autoreset == "same_step":
+        return
+    store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS))
+    files = ReplayFiles(tmp_path / "replay", "x")
+    files.save(store)
+    for unrolls in (3, 6, 30):
+        grow(store, source, unrolls)
+        files.save(store)
+        restored, other = STORES[name](spec), STORES[name](spec)
+        assert ReplayFiles(tmp_path / "replay", "x").load(restored)
+        expected = draw(store, spec)
+        assert alike(draw(restored, spec), expected) and not alike(draw(other, spec), expected)
+        files.save(store)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["replay", "prioritised"])
+def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, layout: str, tmp_path: Path) -> None:
+    spec = LAYOUTS[layout]
+    store, source = STORES[name](spec), Source(Actor(spec, ROWS, ENVS), Actor(spec, ROWS, ENVS, 1))
+    grow(store, source, 3)
+    ReplayFiles(tmp_path / "replay", "x").save(store)
+    restored, files = STORES[name](spec), ReplayFiles(tmp_path / "replay", "x")
+    assert files.load(restored) and restored.available
+    for _ in range(14):
+        unroll, rows = source.actors[1].unroll()
+        for kept, new in zip(source.rows[1], rows, strict=True):
+            kept.extend(new)
+        restored.insert(Experience(0, unroll, lambda: None))
+        for _ in range(5):
+            assert not mistakes(restored.sample().transitions, source, 3)
+        files.save(restored)
+    again = STORES[name](spec)
+    assert ReplayFiles(tmp_path / "replay", "x").load(again) and alike(draw(again, spec), draw(restored, spec))
+
+
+@each
+def test_rows_are_written_once_and_removed_when_they_are_gone(name: str, tmp_path: Path) -> None:
+    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    files, directory = ReplayFiles(tmp_path / "replay", "x"), tmp_path / "replay"
+    grow(store, source, 30)
+    files.save(store)
+    whole = sum(path.stat().st_size for path in directory.glob("piece-*"))
+    seen: set[str] = {path.name for path in directory.iterdir()}
+    for _ in range(25):
+        grow(store, source, 1)
+        before = {path: path.stat().st_mtime_ns for path in directory.glob("piece-*")}
+        files.save(store)
+        after = {path: path.stat().st_mtime_ns for path in directory.glob("piece-*")}
+        new = [path for path in after if path not in before]
+        assert len(new) == 1 and all(after[path] == before[path] for path in after if path in before)
+        if name in {"replay", "prioritised"}:
+            assert new[0].stat().st_size < 0.7 * whole
+        assert len(list(directory.glob("state-*"))) == 1
+    assert not seen & {path.name for path in directory.glob("piece-*")}
+    assert len(list(directory.glob("piece-*"))) <= 14
+
+
+def test_large_rings_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_files, "PIECE_BYTES", 500)
+    store, source = STORES["replay"](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    grow(store, source, 30)
+    ReplayFiles(tmp_path / "replay", "x").save(store)
+    pieces = list((tmp_path / "replay").glob("piece-*"))
+    assert len(pieces) >= 5 and max(path.stat().st_size for path in pieces) < 2500
+    restored = STORES["replay"](VECTOR)
+    assert ReplayFiles(tmp_path / "replay", "x").load(restored) and alike(draw(restored), draw(store))
+
+
+@each
+def test_a_kill_while_writing_leaves_what_was_saved_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every file that is written, and in the middle of it."""
+    write = replay_files.write_atomically
+    reached = 0
+    for stop in range(8):
+        directory = tmp_path / str(stop)
+        store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+        files = ReplayFiles(directory, "x")
+        grow(store, source, 25)
+        files.save(store)
+        kept = STORES[name](VECTOR)
+        assert ReplayFiles(directory, "x").load(kept)
+        expected = draw(kept)
+        written = 0
+
+        def killed(path: Path, content: bytes, stop: int = stop) -> None:
+            nonlocal written
+            if written * 2 == stop or written * 2 + 1 == stop:
+                if stop % 2:
+                    path.with_name(f".{path.name}.1.partial").write_bytes(content[: len(content) // 2])
+                raise KeyboardInterrupt
+            written += 1
+            write(path, content)
+
+        grow(store, source, 2)
+        monkeypatch.setattr(replay_files, "write_atomically", killed)
+        try:
+            files.save(store)
+        except KeyboardInterrupt:
+            reached += 1
+        else:
+            continue
+        finally:
+            monkeypatch.setattr(replay_files, "write_atomically", write)
+        restored, resumed = STORES[name](VECTOR), ReplayFiles(directory, "x")
+        assert resumed.load(restored) and alike(draw(restored), expected)
+        resumed.save(restored)
+        assert not list(directory.glob(".*.partial"))
+        assert ReplayFiles(directory, "x").load(STORES[name](VECTOR))
+    assert reached >= 6
+
+
+@each
+def test_damaged_files_are_refused_and_leave_the_store_as_it_was(name: str, tmp_path: Path) -> None:
+    store, source = STORES[name](VECTOR), Source(Actor(VECTOR, ROWS, ENVS))
+    files = ReplayFiles(tmp_path / "whole", "x")
+    for _ in range(2):
+        grow(store, source, 4)
+        files.save(store)
+    for path in sorted((tmp_path / "whole").iterdir()):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        for k, damaged in enumerate((content[:-5], flipped, b"", None)):
+            copy = tmp_path / f"{path.name}-{k}"
+            shutil.copytree(tmp_path / "whole", copy)
+            if damaged is None:
+                if path.name == INDEX:
+                    continue
+                (copy / path.name).unlink()
+            else:
+                (copy / path.name).write_bytes(damaged)
+            restored = STORES[name](VECTOR)
+            with pytest.raises(CheckpointError, match="damaged"):
+                ReplayFiles(copy, "x").load(restored)
+            assert restored.available == 0 and not restored.rings()
+    with pytest.raises(CheckpointError, match="another size"):
+        ReplayFiles(tmp_path / "whole", "y").load(STORES[name](VECTOR))
+    assert not ReplayFiles(tmp_path / "nothing", "x").load(STORES[name](VECTOR))
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_a_resumed_run_learns_on_from_its_replay(
+    algorithm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without filling it anew; a damaged one is filled anew, and said to be."""
+    config = TrainConfig.create(
+        env="CartPole-v1", algorithm=algorithm, actors=0, envs_per_actor=4, learning_starts=800, batch_size=8,
+        samples_per_insert=1.0, total_env_steps=1000, save_replay=True, results_dir=tmp_path, name="run",
+        learner_threads=1, compressor="fp32", network="mlp:8x1" + "+lstm:4" * (algorithm == "r2d2"),
+    )  # fmt: skip
+    first = accel.train(config)
+    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    more = config.replace(total_env_steps=1400)
+    second = accel.train(more, resume=tmp_path / "run")
+    rows = config.store.sampled_steps(config.acting.unroll_length)  # type: ignore[union-attr]
+    assert second.updates - first.updates > 0.6 * 400 / rows
+    assert "anew" not in caplog.text
+    piece = next((tmp_path / "damaged" / "replay").glob("piece-*"))
+    piece.write_bytes(piece.read_bytes()[:-9])
+    third = accel.train(more.replace(name="damaged"), resume=tmp_path / "damaged")
+    assert third.updates == first.updates
+    assert "damaged" in caplog.text and "filled anew" in caplog.text
