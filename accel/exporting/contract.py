@@ -13,6 +13,7 @@ import onnx
 from gymnasium import spaces
 from onnx import ModelProto
 
+from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
 from accel.envs.base import VectorEnvironment
 from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
@@ -68,7 +69,7 @@ def make_contract(
         "inputs": [_tensor(spec) for spec in artifact.inputs],
         "outputs": [_tensor(spec) for spec in artifact.outputs],
         "observation": _observation(run, environment.layout) | element_labels("observation", environment, run.spec),
-        "action": action_json(run.spec.action, environment.action_space)
+        "action": action_json(run.spec.action, environment.action_space, run.rule_spec)
         | element_labels("action", environment, run.spec),
         "recurrent_state": _states(artifact),
         "environment": environment_json(run, is_atari=environment.implementation == "atari"),
@@ -105,8 +106,8 @@ def vector_bound(artifact: CompressedPolicy) -> float:
     return INTEGER_BOUND if runs_integers(operators(onnx.load_from_string(artifact.model))) else FLOAT_BOUND
 
 
-def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
-    """The action space and what turns distribution parameters into an action of the environment."""
+def action_json(action: ActionSpec, space: spaces.Space[object], rule: RuleSpec) -> Json:
+    """The action space and what turns the policy's outputs into an action of the environment."""
     start: object = 0
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = np.asarray(space.start).tolist()
@@ -115,7 +116,8 @@ def action_json(action: ActionSpec, space: spaces.Space[object]) -> Json:
         "shape": list(space.shape or ()),
         "start": start,
         "dtype": "float32" if action.kind == "gaussian" else "int64",
-        "post_processing": _post_processing(action),
+        "sampling": _sampling(rule),
+        "post_processing": _post_processing(action, rule),
     }
 
 
@@ -261,13 +263,30 @@ def _states(artifact: CompressedPolicy) -> list[Json]:
     return [{"input": before.name, "output": after.name, "initial": 0.0, "rule": rule} for before, after in pairs]
 
 
-def _post_processing(action: ActionSpec) -> str:
-    rule = _POST_PROCESSING[action.kind]
+def _sampling(rule: RuleSpec) -> Json:
+    """How outputs become a distribution of actions, as ``run_policy.py`` does it; a rule of the user's own samples what
+    the outputs parametrise."""
+    if rule.name == "gaussian-noise":
+        return {"rule": rule.name, "noise": rule.options["noise"]}
+    if rule.name == "epsilon-greedy":
+        return {"rule": rule.name, "epsilon": rule.options["final_epsilon"]}
+    if rule.name == "squashed-gaussian":
+        return {"rule": "distribution", "log_std": list(LOG_STD_BOUNDS)}
+    return {"rule": "distribution"}
+
+
+def _post_processing(action: ActionSpec, rule: RuleSpec) -> str:
+    if rule.name == "epsilon-greedy":
+        return "action = start + index of the greatest of the first values; or, with probability epsilon, any"
+    if rule.name == "gaussian-noise":
+        value = "value = tanh(output); or that plus noise * standard normal, clipped to [-1, 1]"
+        return f"{value}; action = (low + high) / 2 + value * (high - low) / 2"
+    text = _POST_PROCESSING[action.kind]
     if action.kind != "gaussian":
-        return rule
+        return text
     if action.squash:
-        return f"{rule}; action = (low + high) / 2 + tanh(value) * (high - low) / 2"
-    return f"{rule}; action = value clipped to [low, high]"
+        return f"{text}; action = (low + high) / 2 + tanh(value) * (high - low) / 2"
+    return f"{text}; action = value clipped to [low, high]"
 
 
 def _tensor(spec: TensorSpec) -> Json:

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.generic]
     Contract = dict[str, Any]
 
-FORMAT, FORMAT_VERSION = "accel-bundle", 2
+FORMAT, FORMAT_VERSION = "accel-bundle", 3
+_ALLOWED_ABOVE = -5e8  # what tells values of allowed actions from those of others
 CONTRACT, SUMS = "contract.json", "SHA256SUMS"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SUM_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_FILE_NAME})\n")
@@ -221,19 +222,25 @@ def as_observation(observation: object, dtype: str) -> Array:
 
 
 def choose_action(params: Array, action: Mapping[str, Any], rng: np.random.Generator | None) -> Array:
-    """The environment's action from distribution parameters [P]; the most likely one without ``rng``."""
-    kind, sizes = action["kind"], action["sizes"]
+    """The environment's action from the policy's outputs [P]; the most likely one without ``rng``."""
+    kind, sizes, sampling = action["kind"], action["sizes"], action["sampling"]
     if kind == "gaussian":
         size = sizes[0]
         value = np.array(params[:size], np.float64)
-        if rng is not None:
-            value += np.exp(params[size:]) * rng.standard_normal(size)
         low, high = (np.array([float(bound) for bound in action[side]]) for side in ("low", "high"))
-        value = (low + high) / 2 + np.tanh(value) * (high - low) / 2 if action["squash"] else value
+        if rng is not None and sampling["rule"] == "distribution":
+            log_std = params[size:].clip(*sampling.get("log_std", (-np.inf, np.inf)))
+            value += np.exp(log_std) * rng.standard_normal(size)
+        value = np.tanh(value) if action["squash"] else value
+        if rng is not None and sampling["rule"] == "gaussian-noise":
+            value = (value + sampling["noise"] * rng.standard_normal(size)).clip(-1.0, 1.0)
+        value = (low + high) / 2 + value * (high - low) / 2 if action["squash"] else value
         return value.clip(low, high).astype(np.float32).reshape(action["shape"])
-    logits = params.astype(np.float64)
-    if rng is not None:
-        logits += rng.gumbel(size=params.shape)
+    logits = params[: sum(sizes)].astype(np.float64)
+    if rng is not None and sampling["rule"] == "distribution":
+        logits += rng.gumbel(size=logits.shape)
+    elif rng is not None and rng.random() < sampling["epsilon"]:
+        logits = np.where(logits > _ALLOWED_ABOVE, rng.random(logits.shape), _ALLOWED_ABOVE)
     parts = np.split(logits, np.cumsum(sizes)[:-1])
     indices = np.array([int(part.argmax()) for part in parts])
     return np.asarray(indices.reshape(action["shape"]) + np.asarray(action["start"]))
@@ -410,7 +417,7 @@ def _check_action(action: Contract, params: int) -> None:
     _require(bool(sizes) and len(shape) <= _MAX_RANK, "the action has no sizes, or too many dimensions")
     count = {"categorical": 1, "multi_categorical": len(sizes), "gaussian": sizes[0]}.get(kind)
     _require(count == math.prod(shape), f"an action of kind {kind!r} with sizes {sizes} has not the shape {shape}")
-    _require(params == (2 * sizes[0] if kind == "gaussian" else sum(sizes)), "the first output does not fit the action")
+    _check_sampling(action["sampling"], kind, sizes, params)
     _require(kind == "multi_categorical" or len(sizes) == 1, f"an action of kind {kind!r} has one size")
     if kind == "gaussian":
         low, high = ([float(bound) for bound in action[side]] for side in ("low", "high"))
@@ -421,6 +428,26 @@ def _check_action(action: Contract, params: int) -> None:
         start = np.asarray(action["start"])
         is_start = start.dtype == np.int64 and start.shape in ((), tuple(shape)) and (np.abs(start) < 2**31).all()
         _require(bool(is_start), "the start of the action is no integer, or not one for each part")
+
+
+def _check_sampling(sampling: Contract, kind: str, sizes: list[int], params: int) -> None:
+    """How outputs [params] become a distribution of actions."""
+    rule = sampling["rule"]
+    if rule == "gaussian-noise":
+        fits, noise = kind == "gaussian" and params == sizes[0], sampling["noise"]
+        _require(_is_number(noise) and 0 <= noise <= 2, "the noise of the actions is no number up to 2")
+    elif rule == "epsilon-greedy":
+        fits, epsilon = kind == "categorical" and params in (sizes[0], sizes[0] + 1), sampling["epsilon"]
+        _require(_is_number(epsilon) and 0 <= epsilon <= 1, "the share of random actions is no number up to 1")
+    else:
+        _require(rule == "distribution", "actions are chosen by a rule that this program does not know")
+        fits = params == (2 * sizes[0] if kind == "gaussian" else sum(sizes))
+        bounds = sampling.get("log_std", [0, 0])
+        _require(
+            isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] <= bounds[1],
+            "the bounds of log_std are none",
+        )
+    _require(fits, "the first output does not fit the action")
 
 
 def _check_states(contract: Contract) -> None:

@@ -308,6 +308,7 @@ def test_a_program_of_ones_own_can_import_it(original: Path) -> None:
 @pytest.mark.parametrize("squash", [False, True])
 def test_gaussian_actions_end_as_environments_take_them(squash: bool) -> None:
     action = {"kind": "gaussian", "sizes": [2], "shape": [1, 2], "low": [-1.0, "-inf"], "high": [3.0, "inf"]}
+    action |= {"sampling": {"rule": "distribution"}}
     if squash:
         action |= {"low": [-1.0, 0.0], "high": [3.0, 2.0]}
     params = np.array([5.0, 0.5, -20.0, -20.0], np.float32)
@@ -330,6 +331,7 @@ def test_actions_at_a_bound_stay_inside_a_space_of_doubles() -> None:
 
 def test_multi_discrete_actions_take_the_best_of_every_part() -> None:
     action = {"kind": "multi_categorical", "sizes": [2, 3], "shape": [2], "start": [0, 10]}
+    action["sampling"] = {"rule": "distribution"}
     found = run_policy.choose_action(np.array([0.0, 1.0, 5.0, 2.0, 3.0]), action, None)
     assert found.tolist() == [1, 10]
 

@@ -1,0 +1,64 @@
+"""Bundles of every rule of acting: what they do is what the trained policy does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from accel.exporting import run_policy
+
+CASES: dict[str, dict[str, object]] = {
+    "dqn": {"algorithm": "dqn", "env": "CartPole-v1"},
+    "dqn, plain": {"algorithm": "dqn", "env": "CartPole-v1", "duelling": False},
+    "apex": {"algorithm": "apex", "env": "CartPole-v1"},
+    "r2d2": {"algorithm": "r2d2", "env": "CartPole-v1", "network": "mlp:8x1+lstm:4"},
+    "d4pg": {"algorithm": "d4pg", "env": "Pendulum-v1"},
+    "sac": {"algorithm": "sac", "env": "Pendulum-v1"},
+}
+
+
+def train(name: str, directory: Path) -> Path:
+    """A run of a few steps, in which nothing is learned."""
+    options = {"network": "mlp:8x1", **CASES[name]}
+    config = TrainConfig.create(
+        **options, actors=0, envs_per_actor=4, total_env_steps=128, learning_starts=64, replay_capacity=1000,
+        samples_per_insert=4.0, results_dir=directory, name="run", learner_threads=1, compressor="fp32",
+        calibration_size=32,
+    )  # fmt: skip
+    return Path(accel.train(config).path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bundle_acts_as_the_trained_policy(name: str, tmp_path: Path) -> None:
+    run = train(name, tmp_path)
+    bundle = accel.export(run, tmp_path / "bundle", scheme="fp32", episodes=2)
+    run_policy.verify(bundle.path)
+    action, outputs = bundle.contract["action"], bundle.contract["outputs"][0]["shape"][1]
+    greedy, noisy = run_policy.Policy(bundle.path), run_policy.Policy(bundle.path, sample=True, seed=1)
+    observation = {
+        spec["name"]: np.full(spec["shape"][1:], 0.3, spec["dtype"]) for spec in bundle.contract["inputs"][:1]
+    }
+    chosen, params = greedy.act(observation, first=True)
+    sampled = np.array([noisy.act(observation, first=True)[0] for _ in range(400)])
+    if name in {"d4pg", "sac"}:
+        assert outputs == (1 if name == "d4pg" else 2)
+        np.testing.assert_allclose(chosen, 2.0 * np.tanh(params[:1]), rtol=1e-5)
+        assert np.abs(sampled).max() <= 2.0
+        if name == "d4pg":
+            assert np.std(sampled) == pytest.approx(0.3 * 2.0, rel=0.15)
+            assert np.mean(sampled) == pytest.approx(float(chosen[0]), abs=0.15)
+        else:
+            inside = np.arctanh(sampled[:, 0] / 2.0 * 0.999999)
+            assert np.std(inside) == pytest.approx(float(np.exp(params[1])), rel=0.15)
+    else:
+        assert outputs == 2 + (name != "dqn, plain") and int(chosen) == int(params[:2].argmax())
+        epsilon = action["sampling"]["epsilon"]
+        assert np.mean(sampled != chosen) == pytest.approx(epsilon / 2, abs=0.04) and 0 < epsilon < 0.1
+    noise = {"rule": "gaussian-noise", "noise": 0.1}
+    for wrong in (noise | {"noise": 5.0} if name == "d4pg" else noise, {"rule": "none"}):
+        with pytest.raises(ValueError, match=r"output|rule|noise"):
+            run_policy.check_contract({**bundle.contract, "action": {**action, "sampling": wrong}})
