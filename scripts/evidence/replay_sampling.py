@@ -1,10 +1,11 @@
 """How long does a sample take from a replay of a million environment steps?
 
-    python scripts/evidence/replay_sampling.py > results/replay_sampling/rows.json      (about two minutes)
+    python scripts/evidence/replay_sampling.py > results/replay-sampling/rows.json      (about ten seconds)
 
-256 transitions of 17 numbers, n = 3, from a full replay of a million, uniform and by priority, on one thread; 32
-sequences of two unrolls of 20. ``sample_us`` includes gathering and the tensors, ``feedback_us`` is the new priorities,
-``insert_us`` one unroll of 8 environments and 20 steps (8 for transitions). Raw samples, and their medians with the
+256 transitions of 17 numbers, n = 3, from a full replay of a million, uniform and by priority, on one thread, and with
+all of their steps, as Retrace wants them; 32 sequences of two unrolls of 20. ``sample_us`` includes gathering and the
+tensors, ``feedback_us`` is the new priorities, ``insert_us`` one unroll of 8 environments and 20 steps (8 for
+transitions). Raw samples, and their medians with the
 10th and 90th percentile.
 """
 
@@ -33,6 +34,7 @@ SPEC = EnvSpec((17,), "float32", ActionSpec("categorical", (6,)))
 CASES = {
     "replay": {"algorithm": "dqn", "batch_size": 256},
     "prioritised": {"algorithm": "apex", "batch_size": 256},
+    "replay, with steps": {"algorithm": "dqn", "batch_size": 256, "corrector": "retrace"},
     "sequences": {"algorithm": "r2d2", "batch_size": 32},
 }
 
@@ -48,7 +50,7 @@ def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
     config = TrainConfig.create(**options, replay_capacity=CAPACITY, envs_per_actor=ENVS, learning_starts=0)
     states = ((128,), (128,)) if name == "sequences" else ()
     rows = config.acting.unroll_length
-    layout = UnrollLayout(SPEC, rows, ENVS, states, 7, True, name != "replay")
+    layout = UnrollLayout(SPEC, rows, ENVS, states, 7, True, name in {"prioritised", "sequences"})
     cpu = torch.device("cpu")
     store = make_store(config, layout, cpu, Batcher(SPEC, cpu), RewardTransform(config.rewards, 0.99))
     batch_size = int(str(config.options()["batch_size"]))

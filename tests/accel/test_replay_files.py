@@ -17,6 +17,7 @@ from accel.errors import CheckpointError
 from accel.experience.stores.base import Experience, KeptStore
 from accel.runs import replay_files
 from accel.runs.replay_files import INDEX, ReplayFiles
+from accel.system.atomic import write_atomically
 from tests.contracts.episodes import LAYOUTS, VECTOR, Actor
 from tests.contracts.test_stores import ENVS, ROWS, Source, mistakes, prioritised, replay, sequences, trajectories
 
@@ -142,7 +143,7 @@ def test_a_kill_while_writing_leaves_what_was_saved_before(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every file that is written, and in the middle of it."""
-    write = replay_files.write_atomically
+    write = write_atomically
     reached = 0
     for stop in range(8):
         directory = tmp_path / str(stop)
