@@ -124,13 +124,13 @@ class TrainingRun:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def finish(self) -> int:
-        """The job's status; a job that hangs fails the test with what it printed."""
+    def finish(self, limit_s: float = LIMIT_S) -> int:
+        """The job's status; a job that is still running after ``limit_s`` fails the test with what it printed."""
         self.ranks()
         try:
-            return self.process.wait(LIMIT_S)
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the job was still running after {LIMIT_S:g} s; it printed\n{self.output}")
+            pytest.fail(f"the job was still running after {limit_s:g} s; it printed\n{self.output}")
 
     def summary(self) -> Summary:
         """The run's summary, from its file."""
