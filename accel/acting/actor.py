@@ -19,7 +19,7 @@ from accel.envs import make_vector_env
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
-from accel.system.pulse import PREPARING, STEPPING
+from accel.system.pulse import PREPARING, STEPPING, WAITING
 from accel.transport.base import ActorTransport, PolicyUpdate
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
@@ -104,7 +104,6 @@ class Actor:
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
         self._collector = UnrollCollector(self._environment, self._policy, sampler, self.layout, priorities)
-        self._transport.pulse.enter(STEPPING)
 
     def step(self) -> None:
         """Collect one unroll: acquire a buffer, pull the newest policy, take T vector steps, push. Raises Stopped.
@@ -135,6 +134,12 @@ class Actor:
         before = perf_counter()
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
+
+    def turn(self) -> None:
+        """``step`` for a caller that does other things in between, in which nobody's environment hangs."""
+        self._transport.pulse.enter(STEPPING)
+        self.step()
+        self._transport.pulse.enter(WAITING)
 
     def _report_failures(self) -> None:
         for failure in self._environment.failures:
@@ -221,6 +226,7 @@ class InlineActor:
     def join(self) -> None:
         """Take the welcome, make the environments, answer. Raises EnvError, MissingExtraError."""
         self.actor = join(self._transport, 0.0)
+        self._transport.pulse.enter(WAITING)
 
 
 def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], object] = lambda learners: None) -> Actor:

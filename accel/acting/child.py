@@ -44,7 +44,7 @@ from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.processes import process_started, process_state
-from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
+from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse, hang_text
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.wire import decode_message, encode_message
@@ -576,9 +576,7 @@ class Host:
         if self._clock_s > self._running_s + STOPPED_S:
             self._fail(transport, f"its process was stopped for {STOPPED_S:g} s")
         elif self._clock_s > self._progress_s + limit_s:
-            what = "construction or a reset" if pulse[1] == PREPARING else "a step"
-            option = "--peer-timeout-s" if pulse[1] == PREPARING else "--actor-timeout-s"
-            self._fail(transport, f"its environments hang: {what} took longer than {limit_s:g} s ({option})")
+            self._fail(transport, hang_text(pulse[1], limit_s))
 
     def _fail(self, transport: RemoteActor, why: str) -> None:
         """Report a failure, end what is left of the child, and say when another one starts."""

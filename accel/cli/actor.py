@@ -16,6 +16,7 @@ from pathlib import Path
 from accel.acting.child import ChildActor, LinkLostError, adopt_link
 from accel.errors import AccelError
 from accel.system.module_path import add_working_directory
+from accel.system.pulse import STEPPING
 from accel.system.signals import end_with_parent, ignore_stop_signals
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.launcher import LaunchInfo
@@ -80,6 +81,7 @@ def run_actor(
         return EXIT_ABORTED
     try:
         actor.start()
+        transport.pulse.enter(STEPPING)
         while True:
             actor.step()
     except (Stopped, LinkLostError):

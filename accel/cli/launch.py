@@ -9,18 +9,20 @@ import shlex
 import signal
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.acting.child import Host
 from accel.cli.actor import command as actor_command
-from accel.errors import AccelError, DivergenceError, JobError, LaunchError, TransportError
+from accel.errors import AccelError, DivergenceError, EnvError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
-from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals
+from accel.system.pulse import WAITING, Watch
+from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals, interruptible
 from accel.transport import (
     LaunchInfo,
     Role,
@@ -88,10 +90,14 @@ def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     return start(job)
 
 
-def start(job: Job) -> Summary:
-    """Run a job from outside any launcher: in this process, or under an mpirun of its own."""
+def start(job: Job, *, may_exit: bool = False) -> Summary:
+    """Run a job from outside any launcher: in this process, or under an mpirun of its own.
+
+    Args:
+        may_exit: whether this process may be ended where environments in it hang for good.
+    """
     if job.config.acting.actors == 0:
-        return _learn_alone(job)
+        return _learn_alone(job, may_exit)
     return _start_mpirun(job)
 
 
@@ -277,7 +283,7 @@ def start_timeout_s(arguments: Sequence[str]) -> float:
         return START_TIMEOUT_S  # The learner reports what is wrong with it.
 
 
-def _learn_alone(job: Job) -> Summary:
+def _learn_alone(job: Job, may_exit: bool) -> Summary:
     """Learner and actor in one process and one thread, in turns: deterministic."""
     from accel.acting.actor import InlineActor
     from accel.learning.run import run_session
@@ -289,12 +295,25 @@ def _learn_alone(job: Job) -> Summary:
             in_flight=job.config.acting.unrolls_in_flight, max_held=job.config.store.held_unrolls + 1
         )
         transport = LocalTransport(1, options=options)
-        inline = InlineActor(transport.actor(0))
+        end = transport.actor(0)
+        inline = InlineActor(end)
+        limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
         try:
-            return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
+            with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
+                with Watch(end.pulse, *limits_s, partial(_end_hang, job, interrupt, may_exit)):
+                    return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
         finally:
             if inline.actor is not None:
                 inline.actor.close()
+
+
+def _end_hang(job: Job, interrupt: Callable[[Exception], None], may_exit: bool, why: str, times: int) -> None:
+    """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
+    if times == 1 or not may_exit:
+        interrupt(EnvError(why))
+    else:
+        logger.error("accel: %s, and cannot be interrupted. %s", why, _what_is_kept(job))
+        os._exit(EXIT_ABORTED)
 
 
 def _start_mpirun(job: Job) -> Summary:
@@ -380,11 +399,11 @@ def _registered_here(env: str) -> str:
     )
 
 
-def _what_is_kept(job: Job, ended: Ended) -> str:
+def _what_is_kept(job: Job, ended: Ended | None = None) -> str:
     """The newest checkpoint, and how to go on from it."""
     command = f"  accel train --resume {shlex.quote(str(job.path))}"
     if not job.path.exists():
-        where = "" if ended.learner is None else f" on {ended.learner.host}"
+        where = "" if ended is None or ended.learner is None else f" on {ended.learner.host}"
         return f"Look for checkpoints in {job.path}{where}, and continue there from the newest:\n{command}"
     checkpoints = sorted(job.path.glob("checkpoints/step-*"))
     if not checkpoints:

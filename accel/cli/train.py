@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
     alone = job.config.acting.actors == 0 and info.size == 1
-    summary = learn(job, info) if info.is_launched and not alone else start(job)
+    summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
     if info.is_launched or job.config.acting.actors == 0:
         print(summary.text(), flush=True)
     return 0

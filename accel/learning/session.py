@@ -196,7 +196,7 @@ class Session:
             save_sample=self._save_sample,
             actors=Actors(transport, crew.processes),
             published=self._published,
-            collect=None if actor is None else actor.step,
+            collect=None if actor is None else actor.turn,
             stop_requested=stop,
         )
 
@@ -392,6 +392,7 @@ class Session:
             env_steps=self.loop.counters.env_steps,
             waits=self.actor is not None,
             cores=self._allowed_cores,
+            limits_s=(self.config.acting.actor_timeout_s, self.config.run.peer_timeout_s),
             stopped=self._stop,
             meanwhile=self.transport.pump,
         )

@@ -31,6 +31,7 @@ from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
 from accel.system.module_path import add_working_directory
 from accel.system.pinning import shared_cores
+from accel.system.pulse import PREPARING, WAITING, Pulse, Watch
 from accel.system.signals import end_with_parent
 
 FIRST_SEED = 1 << 32
@@ -112,6 +113,7 @@ class ProcessEvaluation:
         spec: the environment's layout, JSON. every: environment steps between two evaluations. env_steps: done so far.
         waits: whether ``offer`` waits for the evaluation before.
         cores: how many cores this process might use before it was pinned; None: it was not.
+        limits_s: how long a step of the environments may take, and their construction or a reset.
         stopped: polled while waiting, with ``meanwhile``, which keeps the actors' connection alive.
     """
 
@@ -124,6 +126,7 @@ class ProcessEvaluation:
         env_steps: int,
         waits: bool,
         cores: int | None,
+        limits_s: tuple[float, float],
         stopped: Callable[[], object],
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
@@ -137,7 +140,9 @@ class ProcessEvaluation:
         self._failure = ""
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
-        first = json.dumps({"spec": spec, "cores": cores, "nice": 0 if waits else NICE}).encode() + b"\n"
+        step_s, preparation_s = limits_s
+        told = {"spec": spec, "cores": cores, "nice": 0 if waits else NICE}
+        first = json.dumps(told | {"step_s": step_s, "preparation_s": preparation_s}).encode() + b"\n"
         self._thread = threading.Thread(target=self._serve, args=(run, first), daemon=True)
         self._thread.start()
 
@@ -259,7 +264,7 @@ def _write(stream: IO[bytes], request: _Request) -> None:
 class _Evaluator:
     """The process's side: the run's environment and networks, and the best result so far."""
 
-    def __init__(self, path: Path, spec: Json) -> None:
+    def __init__(self, path: Path, spec: Json, pulse: Pulse) -> None:
         import torch
 
         from accel.algorithms.catalogue import make_algorithm
@@ -276,6 +281,7 @@ class _Evaluator:
         self._algorithm = make_algorithm(self._config, self._spec, torch.device("cpu"))
         self._store = CheckpointStore(run.best, 1)
         self._best: dict[str, object] = {}
+        self._pulse = pulse
         if self._store.latest() is not None:
             self._best = dict(self._store.load_latest().counters["evaluation"])  # type: ignore[arg-type]
 
@@ -291,7 +297,8 @@ class _Evaluator:
         run = TrainedRun(self._path, self._config, self._spec, request.env_steps, request.version, self._algorithm)
         episodes, seed = self._config.run.evaluation_episodes, FIRST_SEED + self._config.run.seed
         policy = CompressedPolicy.from_bytes(request.artifact) if request.artifact else run.policy
-        played = play(policy, run, episodes=episodes, seed=seed)
+        self._pulse.enter(PREPARING)
+        played = play(policy, run, episodes=episodes, seed=seed, pulse=self._pulse)
         mean = float(played.returns.mean())
         if not self._best or mean > float(str(self._best["best_mean"])):
             self._best = {"best_mean": mean, "best_env_steps": request.env_steps}
@@ -329,16 +336,27 @@ def main() -> int:
     os.nice(first["nice"])
     _leave_the_learners_cores(first["cores"])
     evaluator: _Evaluator | None = None
-    while line := requests.readline():
-        sizes = json.loads(line)
-        artifact, weights = (requests.read(sizes[name]) for name in ("artifact", "weights"))
-        try:
-            evaluator = evaluator or _Evaluator(Path(sys.argv[1]), first["spec"])
-            answer = evaluator.answer(_Request(sizes["env_steps"], sizes["version"], artifact, weights))
-        except Exception as error:  # noqa: BLE001 - the learner's process reports it
-            answer = {"error": f"{type(error).__name__}: {error}"}
+    pulse = Pulse()
+    pulse.enter(WAITING)
+
+    def say(answer: Json) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+    def end_hang(why: str, _times: int) -> None:
+        say({"error": why})
+        os._exit(1)
+
+    with Watch(pulse, first["step_s"], first["preparation_s"], end_hang):
+        while line := requests.readline():
+            sizes = json.loads(line)
+            artifact, weights = (requests.read(sizes[name]) for name in ("artifact", "weights"))
+            try:
+                evaluator = evaluator or _Evaluator(Path(sys.argv[1]), first["spec"], pulse)
+                answer = evaluator.answer(_Request(sizes["env_steps"], sizes["version"], artifact, weights))
+            except Exception as error:  # noqa: BLE001 - the learner's process reports it
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            say(answer)
     return 0
 
 

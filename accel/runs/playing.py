@@ -20,6 +20,7 @@ from accel.envs.base import Actions
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
+from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse
 from compressors.artifact import CompressedPolicy
 from compressors.runtime import PolicySession
 
@@ -75,6 +76,7 @@ def play(
     max_episode_steps: int = 200_000,
     frame: Callable[[Picture], None] | None = None,
     progress: Progress | None = None,
+    pulse: Pulse | None = None,
 ) -> Episodes:
     """Play n episodes, each from its own seed.
 
@@ -94,7 +96,7 @@ def play(
         envs: how many environments play at once; part of what a seed means.
         max_episode_steps: a longer episode is an error.
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
-        progress: advanced after every step.
+        progress: advanced after every step. pulse: where steps and resets are shown to whoever watches them.
     Raises:
         ConfigError: ``episodes`` or ``envs`` is not positive, or too many.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
@@ -110,6 +112,8 @@ def play(
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
+    if pulse is not None:
+        environment.pulse = pulse
     player = make_player(policy, run, environment.num_envs)
     progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
@@ -126,6 +130,7 @@ def play(
             games |= game.endings
     finally:
         environment.close()
+        environment.pulse.enter(WAITING)
     return Episodes(returns, lengths, time.perf_counter() - start, env_steps, len(games))
 
 
@@ -157,7 +162,10 @@ class _Round:
         seat = Seat(environment.num_envs, _NOISE_ROWS)
         sampler = self._rule.bind(seat, np.random.default_rng(self._seed))
         actions = np.zeros((environment.num_envs, *action.shape), action.dtype)
+        pulse = environment.pulse
+        pulse.enter(PREPARING)
         observations = environment.reset(self._seed)
+        pulse.enter(STEPPING)
         first: Bools | None = np.ones(environment.num_envs, np.bool_)
         for step in range(max_episode_steps):
             if self._frame is not None:
@@ -171,6 +179,7 @@ class _Round:
                     sampler.begin(TRAINED)
                 sampler.sample(params, step % _NOISE_ROWS, actions)
             env_actions = cast(Actions, sampler.to_env(actions))
+            pulse.words[0] = step
             observations, rewards, terminated, truncated = environment.step(env_actions)
             self.returns[running] += rewards[running]
             self.lengths[running] += 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from array import array
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
 WORDS = 2
+_LOOK_S = 0.25
 
 
 class Words(Protocol):
@@ -40,3 +44,47 @@ class Pulse:
         before = self.words[1]
         self.words[1] = phase
         return before
+
+
+class Watch:
+    """Watches a pulse from a thread, where no other process does: in a run of one process, and in evaluation.
+
+    Args:
+        pulse: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
+        hung: called in the thread with what took too long and 1; with 2, 3 … where it takes as long again.
+    """
+
+    def __init__(self, pulse: Pulse, step_s: float, preparation_s: float, hung: Callable[[str, int], None]) -> None:
+        self._words, self._hung = pulse.words, hung
+        self._limits_s = {STEPPING: step_s, PREPARING: max(step_s, preparation_s)}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        words, clock_s, last_s = self._words, 0.0, time.monotonic()
+        seen, since_s, times = (words[0], words[1]), 0.0, 0
+        while not self._over.wait(_LOOK_S):
+            # Time in which this process was stopped, or the machine slept, is nobody's.
+            now_s = time.monotonic()
+            clock_s += min(now_s - last_s, 2.0 * _LOOK_S)
+            last_s = now_s
+            now = (words[0], words[1])
+            if now != seen or now[1] == WAITING:
+                seen, since_s, times = now, clock_s, 0
+            elif clock_s > since_s + self._limits_s[now[1]]:
+                since_s, times = clock_s, times + 1
+                self._hung(hang_text(now[1], self._limits_s[now[1]]), times)
+
+
+def hang_text(phase: int, limit_s: float) -> str:
+    """What the user is told of environments that make no progress."""
+    what = "construction or a reset" if phase == PREPARING else "a step"
+    option = "--peer-timeout-s" if phase == PREPARING else "--actor-timeout-s"
+    return f"its environments hang: {what} took longer than {limit_s:g} s ({option})"

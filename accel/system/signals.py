@@ -61,6 +61,33 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int 
     return {number: signal.signal(number, handler) for number in heard}
 
 
+@contextmanager
+def interruptible(applies: Callable[[], bool]) -> Iterator[Callable[[Exception], None]]:
+    """Meanwhile other threads can raise an exception in the main thread, where that runs Python code and ``applies``.
+
+    In a thread other than the main one, which cannot be interrupted, what is yielded does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda error: None
+        return
+    main, errors = threading.get_ident(), list[Exception]()
+
+    def raise_newest(_number: int, _frame: FrameType | None) -> None:
+        newest = errors.pop() if errors else None
+        if newest is not None and applies():
+            raise newest
+
+    def interrupt(error: Exception) -> None:
+        errors.append(error)
+        signal.pthread_kill(main, signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, raise_newest)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def parent_death(number: int) -> Callable[[], object] | None:
     """A function that has ``number`` sent to the process which calls it when its parent dies, however that happens.
 

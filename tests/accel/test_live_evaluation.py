@@ -127,7 +127,7 @@ def test_torch_actors_policies_are_played_too(tmp_path: Path) -> None:
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     evaluation = ProcessEvaluation(
-        tmp_path, {}, every=10, env_steps=0, waits=True, cores=None, stopped=lambda: None
+        tmp_path, {}, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
     )  # there is no run there
     with caplog.at_level(logging.WARNING, "accel"):
         for step in (5, 10, 20, 30):

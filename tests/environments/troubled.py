@@ -193,6 +193,33 @@ class Hangs(_Counting):
         return super().step(action)
 
 
+class Deaf(Hangs):
+    """Hangs where nothing can interrupt it."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps == FIRST_TROUBLE:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        return super().step(action)
+
+
+class HangsInReset(_Counting):
+    """Never comes back from a reset, after some steps."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            time.sleep(3600)
+        return super().reset(**options)
+
+
+class HangsInEvaluation(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Never comes back from a step where a policy is played beside training."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if "live_evaluation" in sys.argv[0]:
+            time.sleep(3600)
+        return super().step(action)
+
+
 class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Is never made."""
 

@@ -1,0 +1,106 @@
+"""Environments that hang where no other process watches them: runs of one process, and evaluation beside training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import accel
+from accel.config import TrainConfig
+from accel.errors import EnvError
+from accel.runs.live_evaluation import TIMEOUT_S
+from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse, Watch
+from accel.system.signals import interruptible
+
+ROOT = Path(__file__).parents[2]
+TROUBLED = "tests.environments.troubled:"
+
+
+def configure(path: Path, wrapper: str, **options: object) -> TrainConfig:
+    small: dict[str, object] = {
+        "actors": 0, "algorithm": "impala", "envs_per_actor": 2, "unroll_length": 16, "network": "mlp:16x1",
+        "learner_threads": 1, "calibration_size": 64, "batch_unrolls": 1, "actor_timeout_s": 1.0, "peer_timeout_s": 2.0,
+        "wrapper": (f"{TROUBLED}{wrapper}",), "total_env_steps": 10**9,
+    }  # fmt: skip
+    return TrainConfig.create(**(small | {"results_dir": path, "name": "run"} | options))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "told"),
+    [
+        ("Hangs", "a step took longer than 1 s (--actor-timeout-s)"),
+        ("HangsInReset", "construction or a reset took longer than 2 s (--peer-timeout-s)"),
+    ],
+    ids=["step", "reset"],
+)
+def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
+    wrapper: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = accel.train(configure(tmp_path, wrapper, max_seconds=3.0))
+    assert summary.reason == "max_seconds = 3 reached" and summary.training_s < 8.0
+    assert summary.environment_restarts >= 1
+    assert f"raised EnvError: its environments hang: {told}" in capsys.readouterr().out
+
+
+def test_a_command_whose_environment_cannot_be_interrupted_ends(tmp_path: Path) -> None:
+    words = ["--algorithm", "impala", "--actors", "0", "--envs-per-actor", "2", "--unroll-length", "16"]
+    words += ["--wrapper", f"{TROUBLED}Deaf", "--actor-timeout-s", "1", "--checkpoint-interval-s", "0.01"]
+    words += ["--results-dir", str(tmp_path), "--name", "run", "--batch-unrolls", "1", "--network", "mlp:16x1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "accel", "train", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 3, output
+    assert "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted" in output
+    assert f"accel train --resume {tmp_path}/run" in output
+
+
+def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configure(tmp_path, "HangsInEvaluation", total_env_steps=1500, evaluate_every=500)
+    began = time.monotonic()
+    assert accel.train(config).evaluation is None
+    assert time.monotonic() < began + 0.5 * TIMEOUT_S
+    assert "no more evaluations: its environments hang: a step took longer than 1 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("phase", [STEPPING, PREPARING])
+def test_a_pulse_that_stands_still_is_told_until_it_goes_on(phase: int) -> None:
+    pulse, told = Pulse(), list[tuple[str, int]]()
+    pulse.enter(phase)
+    with Watch(pulse, 0.5, 1.0, lambda why, times: told.append((why, times))):
+        _wait(lambda: len(told) == 2)
+        pulse.words[0] += 1
+        _wait(lambda: len(told) == 3)
+        pulse.enter(WAITING)
+        time.sleep(0.6)
+        count = len(told)
+        time.sleep(1.2)
+    assert [times for _, times in told[:3]] == [1, 2, 1] and len(told) == count
+    assert all(("a step" if phase == STEPPING else "a reset") in why for why, _ in told)
+
+
+def _wait(condition: object) -> None:
+    until_s = time.monotonic() + 30.0
+    while not condition() and time.monotonic() < until_s:  # type: ignore[operator]
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_the_main_thread_is_interrupted_where_that_applies(applies: bool) -> None:
+    raised = ""
+    with interruptible(lambda: applies) as interrupt:
+        thread = threading.Timer(0.1, interrupt, [EnvError("enough")])
+        thread.start()
+        try:
+            time.sleep(0.5)
+        except EnvError as error:
+            raised = str(error)
+        thread.join()
+    assert raised == ("enough" if applies else "")
