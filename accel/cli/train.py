@@ -30,7 +30,7 @@ learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint, and --resume
 Examples:
   accel train --preset quickstart
   accel train --env HalfCheetah-v5 --network mlp:256x2 --normalise-observations --total-env-steps 5000000
-  mpirun -n 9 accel train --config run.toml --seed 1
+  mpirun -n 3 accel train --config run.toml --seed 1      (a core for each rank)
 """
 _SOURCES = {
     "preset": (str | None, f"named configuration: {', '.join(preset_names())}"),
