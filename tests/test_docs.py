@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import json
 import re
 import runpy
 import shlex
@@ -243,6 +244,13 @@ def test_the_page_of_an_algorithm_opens_with_a_command_and_lists_its_options(alg
     assert rest.startswith("```\naccel train ")
     table = options_table(algorithm)
     assert table in rest, f"the options of {algorithm} are\n{table}"
+
+
+def test_kept_curves_are_on_the_pages_of_their_algorithms() -> None:
+    kept = json.loads((PROJECT / "results" / "algorithm-curves" / "runs.json").read_text())["runs"]
+    assert kept.keys() <= ALGORITHMS.keys()
+    for name in kept:
+        assert f"]({name}.svg)" in (PROJECT / "docs" / "algorithms" / f"{name}.md").read_text(), name
 
 
 def test_the_options_beside_training_are_in_their_table() -> None:
