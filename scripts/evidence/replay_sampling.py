@@ -1,19 +1,23 @@
 """How long does a sample take from a replay of a million environment steps?
 
-    python scripts/evidence/replay_sampling.py > results/replay-sampling/rows.json      (about ten seconds)
+    python scripts/evidence/replay_sampling.py > results/replay-sampling/rows.json      (half a minute)
 
 256 transitions of 17 numbers, n = 3, from a full replay of a million, uniform and by priority, on one thread, and with
 all of their steps, as Retrace wants them; 32 sequences of two unrolls of 20. ``sample_us`` includes gathering and the
 tensors, ``feedback_us`` is the new priorities, ``insert_us`` one unroll of 8 environments and 20 steps (8 for
-transitions). Raw samples, and their medians with the
-10th and 90th percentile.
+transitions). ``save_all_s`` writes the whole replay, ``save_new_s`` what is new after 200 unrolls more, ``load_s``
+reads it. Raw samples, and their medians with the 10th and 90th percentile.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,12 +28,14 @@ from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Store
+from accel.experience.stores.base import Experience, KeptStore, Store
 from accel.experience.unroll import Unroll, UnrollLayout
+from accel.runs.replay_files import ReplayFiles
 
 CAPACITY = 1_000_000
 ENVS = 8
 SAMPLES = 300
+NEW_UNROLLS = 200
 SPEC = EnvSpec((17,), "float32", ActionSpec("categorical", (6,)))
 CASES = {
     "replay": {"algorithm": "dqn", "batch_size": 256},
@@ -52,10 +58,16 @@ def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
     rows = config.acting.unroll_length
     layout = UnrollLayout(SPEC, rows, ENVS, states, 7, True, name in {"prioritised", "sequences"})
     cpu = torch.device("cpu")
-    store = make_store(config, layout, cpu, Batcher(SPEC, cpu), RewardTransform(config.rewards, 0.99))
+    transform = RewardTransform(config.rewards, 0.99)
+    store = make_store(config, layout, cpu, Batcher(SPEC, cpu), transform)
     batch_size = int(str(config.options()["batch_size"]))
     rng, unroll = np.random.default_rng(0), layout.view(np.zeros(layout.nbytes, np.uint8))
-    inserts = [_insert(store, unroll, k, rng) for k in range(CAPACITY // (rows * ENVS) + 10)]
+    numbers = itertools.count()
+
+    def insert() -> float:
+        return _insert(store, unroll, next(numbers), rng)
+
+    inserts = [insert() for _ in range(CAPACITY // (rows * ENVS) + 10)]
     sampling, feedback = [], []
     for _ in range(SAMPLES):
         started = perf_counter()
@@ -66,11 +78,32 @@ def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
         store.feedback(sample, torch.rand(batch_size))
         sampling.append(1e6 * (sampled - started))
         feedback.append(1e6 * (perf_counter() - sampled))
+    saving = _save(store, lambda: make_store(config, layout, cpu, Batcher(SPEC, cpu), transform), insert)
     samples = {"sample_us": sampling, "feedback_us": feedback, "insert_us": inserts[-SAMPLES:]}
-    row: dict[str, object] = {"store": name, "capacity": CAPACITY, "batch_size": batch_size}
+    row: dict[str, object] = {"store": name, "capacity": CAPACITY, "batch_size": batch_size, **saving}
     for quantity, values in samples.items():
         row |= spread(quantity, values) | {f"{quantity}_samples": [round(value, 1) for value in values]}
     return row
+
+
+def _save(store: Store, make: Callable[[], Store], insert: Callable[[], object]) -> dict[str, object]:
+    """Seconds of writing a full replay, then what is new after ``NEW_UNROLLS``, and of reading it; bytes on disk."""
+    found: dict[str, object] = {}
+    with TemporaryDirectory() as directory:
+        files = ReplayFiles(Path(directory) / "replay", "")
+
+        def clock(name: str, work: Callable[[], object]) -> None:
+            started = perf_counter()
+            work()
+            found[name] = round(perf_counter() - started, 4)
+
+        clock("save_all_s", lambda: files.save(cast(KeptStore, store)))
+        found["disk_bytes"] = sum(path.stat().st_size for path in files.directory.iterdir())
+        for _ in range(NEW_UNROLLS):
+            insert()
+        clock("save_new_s", lambda: files.save(cast(KeptStore, store)))
+        clock("load_s", lambda: ReplayFiles(files.directory, "").load(cast(KeptStore, make())))
+    return found | {"memory_bytes": cast(KeptStore, store).nbytes}
 
 
 def _insert(store: Store, unroll: Unroll, number: int, rng: np.random.Generator) -> float:
