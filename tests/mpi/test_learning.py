@@ -16,7 +16,7 @@ from tests.mpi.training_runs import TrainingRun
 LIMIT_S = 1200.0
 """For learning, whose steps are bounded and whose time, on a machine that does other work too, is not."""
 
-pytestmark = [pytest.mark.mpi, pytest.mark.learning]
+pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LIMIT_S + 60.0)]
 
 IMPACT = {"algorithm": "impact", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
 DQN = {"algorithm": "dqn", "network": "mlp:128x2"}

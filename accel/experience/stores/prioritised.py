@@ -116,8 +116,10 @@ class PrioritisedReplay(Replay):
             return
         leaves, rows = cast(tuple[Indices, Indices], sample.key)
         actors = leaves // self._leaves
-        oldest = {actor: self._range(stream)[0] for actor, stream in self._streams.items()}
-        there = rows >= np.array([oldest[int(actor)] for actor in actors])
+        oldest = np.zeros(self._actors, np.int64)
+        for actor, stream in self._streams.items():
+            oldest[actor] = self._range(stream)[0]
+        there = rows >= oldest[actors]
         found = priorities.detach().double().cpu().numpy()
         self._tree.set(leaves[there], self._weigh(found[there]))
 

@@ -269,18 +269,14 @@ class Replay:
 
     def _gather(self, stream: Stream, rows: Indices, envs: Indices) -> tuple[Array, ...]:
         """The fields of ``Transitions`` that start at rows [N], counted since the start, of environments [N]."""
-        count = len(rows)
-        returns = np.zeros(count, np.float32)
-        steps = np.zeros(count, np.int64)
-        terminated = np.zeros(count, np.bool_)
-        going_on = np.ones(count, np.bool_)
-        for k in range(self._n):
-            places = (rows + k) % stream.length
-            rewards = self._rewards.of(stream.rewards[places, envs].copy())
-            returns += np.where(going_on, rewards * self._powers[k], np.float32(0))
-            steps += going_on
-            terminated |= going_on & stream.terminated[places, envs]
-            going_on &= ~(stream.terminated[places, envs] | stream.truncated[places, envs])
+        places = (rows + np.arange(self._n)[:, None]) % stream.length
+        ends = stream.terminated[places, envs]
+        going_on = np.ones(places.shape, np.bool_)
+        np.logical_and.accumulate(~(ends | stream.truncated[places, envs])[:-1], out=going_on[1:])
+        rewards = self._rewards.of(stream.rewards[places, envs]) * self._powers[: self._n, None]
+        returns = np.where(going_on, rewards, np.float32(0)).sum(0)
+        steps = going_on.sum(0)
+        terminated = (ends & going_on).any(0)
         discounts = np.where(terminated, np.float32(0), self._powers[steps])
         following = self._observations(stream, rows + steps, envs)
         if stream.finals is not None:
