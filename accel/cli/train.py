@@ -17,7 +17,7 @@ from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
-from accel.config.train import CHOICES, all_options, describe_choice, readable_options
+from accel.config.train import CHOICES, all_options, describe_choice, options_read
 from accel.errors import AccelError, ConfigError
 from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch
@@ -82,8 +82,7 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     if sources["preset"]:
         preset = load_preset(sources["preset"])
         # Another algorithm on top of a preset takes what it reads of it.
-        read = readable_options(preset | chosen_kinds) if "algorithm" in chosen_kinds else frozenset(preset)
-        values |= {name: value for name, value in preset.items() if name in read}
+        values |= options_read(preset, chosen_kinds) if "algorithm" in chosen_kinds else preset
     file = load_toml(Path(sources["config"])) if sources["config"] else {}
     values |= file
     if info.is_launched and _value(argv, "actors") is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Self
+from typing import Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -229,8 +229,7 @@ class TrainConfig(BaseModel):
         if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
             if "algorithm" in changed:
                 kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
-            read = readable_options({**kept, **changes})
-            kept = {name: value for name, value in kept.items() if name in read}
+            kept = options_read(kept, changes)
         return type(self)(**{**kept, **changes})
 
     def to_toml_values(self) -> dict[str, object]:
@@ -245,10 +244,19 @@ class TrainConfig(BaseModel):
         return values
 
 
-def readable_options(options: Mapping[str, object]) -> frozenset[str]:
-    """The names of all options that a run with these choices of algorithm, store and schedule reads."""
-    models = _choose_models({**_system_of(options), **options})
-    return frozenset(name for model in models.values() for name in model.model_fields)
+def options_read(options: Mapping[str, object], choices: Mapping[str, object]) -> dict[str, object]:
+    """Those options that a run with these choices of algorithm, store and schedule reads.
+
+    An option of the same name whose choices are others, as ``corrector`` has them, is another option.
+    """
+    values = {**options, **choices}
+    models = _choose_models({**_system_of(values), **values})
+    fields = {name: field for model in models.values() for name, field in model.model_fields.items()}
+    return {name: value for name, value in options.items() if name in fields and _offers(fields[name], value)}
+
+
+def _offers(field: FieldInfo, value: object) -> bool:
+    return get_origin(field.annotation) is not Literal or value in get_args(field.annotation)
 
 
 def all_options() -> dict[str, FieldInfo]:
