@@ -95,6 +95,7 @@ class GradientAlgorithm:
 
     Attributes:
         exchange: with the run's other learners. ``make_algorithm`` sets it.
+        updates: made so far, counted where a target network follows every so many.
         defers: whether loss and gradient are read only at the end of an update, which waits for a CUDA device.
 
     Args:
@@ -125,6 +126,7 @@ class GradientAlgorithm:
         self.exchange: GradientExchange = LocalGradients()
         self.parameters = [p for p in self.networks.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(config.optimiser, self.parameters)
+        self.updates = 0
         self.defers = device.type == "cuda"
         self._unread: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -157,15 +159,17 @@ class GradientAlgorithm:
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.networks.state_dict().values())
 
     def save(self) -> dict[str, Tree]:
-        """The optimiser and the generator."""
-        return {"optimizer": cast(Tree, pack_optimizer(self.optimizer)), "generator": self.generator.get_state()}
+        """The optimiser, the generator and the number of updates."""
+        optimizer = cast(Tree, pack_optimizer(self.optimizer))
+        return {"optimizer": optimizer, "generator": self.generator.get_state(), "updates": self.updates}
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Inverse of ``save``. Raises CheckpointError."""
         try:
             load_optimizer(self.optimizer, cast(Mapping[str, Tree], state["optimizer"]))
             self.generator.set_state(cast(Tensor, state["generator"]))
-        except (KeyError, TypeError, RuntimeError) as error:
+            self.updates = int(cast(int, state["updates"]))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint lacks what the algorithm goes on from: {error!r}") from error
 
     def set_learning_rate(self, progress: float) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -25,9 +24,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.config.algorithms import D4pgConfig
 from accel.envs.spaces import EnvSpec
-from accel.errors import CheckpointError
 from accel.experience.stores.base import Sample, Transitions
-from accel.runs.state_tree import Tree
 
 
 class D4pg(ContinuousControl):
@@ -40,7 +37,6 @@ class D4pg(ContinuousControl):
         self.options = options
         self.rule = RuleSpec("gaussian-noise", {"noise": options.noise})
         self._atoms = torch.linspace(options.least_value, options.greatest_value, options.atoms, device=device)
-        self._updates = 0
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """What actors sample: the policy's action in [-1, 1], with noise around it."""
@@ -51,10 +47,10 @@ class D4pg(ContinuousControl):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
-        if self._updates % self.options.target_interval_updates == 0:
+        if self.updates % self.options.target_interval_updates == 0:
             self.target.load_state_dict(self.network.state_dict())
             self.target_critics.load_state_dict(self.critics.state_dict())
-        self._updates += 1
+        self.updates += 1
         targets = self._target_distributions(steps)
         mark("correct")
         observations = self.normalised(steps.observations)
@@ -93,18 +89,6 @@ class D4pg(ContinuousControl):
             logits = self.target_critics(self.normalised(steps.next_observations), actions)[0]
         values = steps.returns.unsqueeze(-1) + steps.discounts.unsqueeze(-1) * self._atoms
         return project(torch.softmax(logits.float(), -1), values, self._atoms)
-
-    def save(self) -> dict[str, Tree]:
-        """The base's, and how many updates there were."""
-        return super().save() | {"updates": self._updates}
-
-    def load(self, state: Mapping[str, Tree]) -> None:
-        """Inverse of ``save``. Raises CheckpointError."""
-        super().load(state)
-        updates = state.get("updates")
-        if not isinstance(updates, int):
-            raise CheckpointError("the checkpoint lacks D4PG's number of updates: it is of another algorithm")
-        self._updates = updates
 
 
 def project(probabilities: Tensor, values: Tensor, atoms: Tensor) -> Tensor:

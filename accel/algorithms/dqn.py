@@ -24,7 +24,6 @@ that acted unless that is asked for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +36,9 @@ from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
 from accel.config.algorithms import DqnConfig, LadderConfig, QLearningConfig
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
-from accel.errors import CheckpointError, ConfigError
+from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Steps, Transitions
 from accel.networks import PolicyNetwork, build_from_config
-from accel.runs.state_tree import Tree
 from correctors import retrace
 
 COMPARED_EPSILON = 0.05
@@ -103,7 +101,6 @@ class Dqn(GradientAlgorithm):
             "reward_scale": config.rewards.reward_scale,
             "reward_clip": config.rewards.reward_clip,
         }
-        self._updates = 0
 
     def q_values(self, outputs: Tensor) -> Tensor:
         """[..., P] to Q [..., n]."""
@@ -133,7 +130,7 @@ class Dqn(GradientAlgorithm):
         targets = self._targets(steps) if sample.steps is None else self._retrace_targets(sample.steps)
         mark("correct")
         with self.autocast():
-            q = self._q(self.network, steps.observations)
+            q = self.q_of(self.network, steps.observations)
         taken = q.gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
         errors = taken - targets
         mark("forward")
@@ -159,9 +156,9 @@ class Dqn(GradientAlgorithm):
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""
-        if self._updates % self.options.target_interval_updates == 0:
+        if self.updates % self.options.target_interval_updates == 0:
             self.target.load_state_dict(self.network.state_dict())
-        self._updates += 1
+        self.updates += 1
 
     @torch.no_grad()
     def _targets(self, steps: Transitions) -> Tensor:
@@ -191,26 +188,14 @@ class Dqn(GradientAlgorithm):
     def _rated(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """The target network's Q [N, n] and the actions [N, 1] to bootstrap from."""
         with self.autocast():
-            following = self._q(self.target, observations)
-            chooser = self._q(self.network, observations) if self.options.double else following
+            following = self.q_of(self.target, observations)
+            chooser = self.q_of(self.network, observations) if self.options.double else following
         return following, chooser.argmax(-1, keepdim=True)
 
-    def _q(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
+    def q_of(self, network: PolicyNetwork, observations: Tensor) -> Tensor:
         """[N, *obs] to Q [N, n]."""
         first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
         return self.q_values(network(observations.unsqueeze(0), first).params[0].float())
-
-    def save(self) -> dict[str, Tree]:
-        """The base's, and how many updates there were."""
-        return super().save() | {"updates": self._updates}
-
-    def load(self, state: Mapping[str, Tree]) -> None:
-        """Inverse of ``save``. Raises CheckpointError."""
-        super().load(state)
-        updates = state.get("updates")
-        if not isinstance(updates, int):
-            raise CheckpointError("the checkpoint lacks DQN's number of updates: it is of another algorithm")
-        self._updates = updates
 
 
 def rescale(values: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ the correction's clips are options; a batch is used whole at each of its K uses;
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,7 @@ from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpactConfig
 from accel.envs.spaces import EnvSpec
-from accel.errors import CheckpointError
 from accel.experience.stores.base import Sample
-from accel.runs.state_tree import Tree
 
 
 class Impact(ActorCritic):
@@ -40,16 +37,15 @@ class Impact(ActorCritic):
         self.target = copy.deepcopy(network).requires_grad_(False)
         networks = nn.ModuleDict({"online": network, "target": self.target})
         super().__init__(config, spec, device, options, correction, network=network, networks=networks)
-        self._updates = 0
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
         options, rate = self.options, self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
-        if self._updates % options.target_interval_updates == 0:
+        if self.updates % options.target_interval_updates == 0:
             self.target.load_state_dict(self.network.state_dict())
-        self._updates += 1
+        self.updates += 1
         output = self.forward(batch)
         distribution = self.distribution(output.params[:-1].float(), None)
         log_prob = distribution.log_prob(batch.actions)
@@ -72,18 +68,6 @@ class Impact(ActorCritic):
         with torch.no_grad():
             kl = losses.masked_mean(target_distribution.kl(distribution), weights)
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
-
-    def save(self) -> dict[str, Tree]:
-        """The base's, and how many updates there were."""
-        return super().save() | {"updates": self._updates}
-
-    def load(self, state: Mapping[str, Tree]) -> None:
-        """Inverse of ``save``. Raises CheckpointError."""
-        super().load(state)
-        updates = state.get("updates")
-        if not isinstance(updates, int):
-            raise CheckpointError("the checkpoint lacks IMPACT's number of updates: it is of another algorithm")
-        self._updates = updates
 
 
 def surrogate_log_ratio(

@@ -52,13 +52,13 @@ class R2d2(Dqn):
         self.refresh_target()
         valid = batch.valid[-self._rows :].float()
         with torch.no_grad(), self.autocast():
-            following = self._sequence_q(self.target, batch)
+            following = self.sequence_q(self.target, batch)
         with self.autocast():
-            q = self._sequence_q(self.network, batch)
+            q = self.sequence_q(self.network, batch)
         mark("forward")
         chooser = q.detach() if self.options.double else following
         values = following.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-        targets = self._n_step(batch, rewards[-self._rows :], values)
+        targets = self.n_step_targets(batch, rewards[-self._rows :], values)
         mark("correct")
         taken = q[:-1].gather(-1, batch.actions[-self._rows :].unsqueeze(-1)).squeeze(-1)
         weights = valid if sample.weights is None else valid * sample.weights
@@ -82,7 +82,7 @@ class R2d2(Dqn):
 
         return Update(read, self._mix * errors.amax(0) + (1.0 - self._mix) * mean)
 
-    def _sequence_q(self, network: PolicyNetwork, batch: Batch) -> Tensor:
+    def sequence_q(self, network: PolicyNetwork, batch: Batch) -> Tensor:
         """[T+1, N, n] of the last unroll's rows and the bootstrap's, after the burn-in."""
         burn = len(batch.valid) - self._rows
         states = batch.states
@@ -93,7 +93,7 @@ class R2d2(Dqn):
         return self.q_values(output.params.float())
 
     @torch.no_grad()
-    def _n_step(self, batch: Batch, rewards: Tensor, values: Tensor) -> Tensor:
+    def n_step_targets(self, batch: Batch, rewards: Tensor, values: Tensor) -> Tensor:
         """[T, N] y of the rewards [T, N] and the values [T+1, N] to bootstrap from."""
         options, rows = self.options, self._rows
         terminated, truncated = batch.terminated[-rows:], batch.truncated[-rows:]

@@ -62,7 +62,7 @@ class Sac(ContinuousControl):
         log_temperature = self._log_temperature
         temperature = log_temperature.detach().exp()
         if sample.steps is None:
-            targets = self._soft_targets(steps, temperature)
+            targets = self.soft_targets(steps, temperature)
         else:
             targets = self._retrace_targets(sample.steps, temperature)
         mark("correct")
@@ -71,7 +71,7 @@ class Sac(ContinuousControl):
             values = self.critics(observations, torch.tanh(steps.actions)).float().squeeze(-1)
         errors = values - targets
         critic_loss = self.mean(0.5 * errors.square().sum(0), sample)
-        actions, log_prob = self._sample(steps.observations)
+        actions, log_prob = self.sample_actions(steps.observations)
         with self.autocast():
             rated = self.critics(observations, actions, frozen=True).float().squeeze(-1)
         policy_loss = (temperature * log_prob - rated.amin(0)).mean()
@@ -101,9 +101,9 @@ class Sac(ContinuousControl):
         return Update(read, errors.detach().abs().mean(0))
 
     @torch.no_grad()
-    def _soft_targets(self, steps: Transitions, temperature: Tensor) -> Tensor:
+    def soft_targets(self, steps: Transitions, temperature: Tensor) -> Tensor:
         """[N] y."""
-        actions, log_prob = self._sample(steps.next_observations)
+        actions, log_prob = self.sample_actions(steps.next_observations)
         with self.autocast():
             rated = self.target_critics(self.normalised(steps.next_observations), actions).float().squeeze(-1)
         values: Tensor = rated.amin(0) - temperature * log_prob
@@ -114,7 +114,7 @@ class Sac(ContinuousControl):
         """[N] y by Retrace; the first row's own values cancel."""
         shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
         acted = steps.actions.roll(-1, 0).flatten(0, 1)
-        actions, log_prob = self._sample(following)
+        actions, log_prob = self.sample_actions(following)
         with self.autocast():
             observations = self.normalised(following)
             rated = self.target_critics(observations, actions).float().squeeze(-1).amin(0)
@@ -128,7 +128,7 @@ class Sac(ContinuousControl):
             valid=steps.valid,
         ).q_targets[0]  # fmt: skip
 
-    def _sample(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy."""
         with self.autocast():
             outputs = self.outputs(self.network, observations)

@@ -185,7 +185,7 @@ def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
     record = np.zeros((4, *spec.observation_shape), np.float32)
     record[:, 3:] = [1, 0, 1, 1, 0]
     record[:, :3] = np.random.default_rng(0).normal(size=(4, 3))
-    q = algorithm._q(algorithm.network, torch.from_numpy(record))
+    q = algorithm.q_of(algorithm.network, torch.from_numpy(record))
     raw = algorithm.network.policy_head(algorithm.network.torso({"x": torch.from_numpy(record[:, :3])}))
     advantages = raw[:, :5][:, ALLOWED.bool()]
     expected = raw[:, 5:] + advantages - advantages.mean(1, keepdim=True)

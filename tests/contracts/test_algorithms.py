@@ -434,7 +434,7 @@ def test_sacs_log_density_is_that_of_the_squashed_gaussian() -> None:
     observations = 3 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         algorithm.network.policy_head.weight.mul_(100)
-        actions, log_prob = algorithm._sample(observations)
+        actions, log_prob = algorithm.sample_actions(observations)
         mean, log_std = algorithm.outputs(algorithm.network, observations).chunk(2, -1)
     normal = torch.distributions.Normal(mean.double(), log_std.double().clamp(-5, 2).exp())
     squashed = torch.distributions.TransformedDistribution(normal, [torch.distributions.TanhTransform()])  # type: ignore[no-untyped-call]
@@ -452,10 +452,10 @@ def test_sacs_targets_are_those_of_the_definition() -> None:
         for critic in algorithm.target_critics.weights:
             critic[0] *= 1.5
     state = algorithm.generator.get_state()
-    found = algorithm._soft_targets(steps, torch.tensor(0.3))
+    found = algorithm.soft_targets(steps, torch.tensor(0.3))
     algorithm.generator.set_state(state)
     with torch.no_grad():
-        actions, log_prob = algorithm._sample(steps.next_observations)
+        actions, log_prob = algorithm.sample_actions(steps.next_observations)
         one, two = algorithm.target_critics(steps.next_observations, actions).squeeze(-1)
     expected = steps.returns + steps.discounts * (torch.minimum(one, two) - 0.3 * log_prob)
     assert torch.allclose(found, expected) and not torch.allclose(one, two, atol=1e-2)
@@ -630,7 +630,7 @@ def test_sacs_retrace_targets_are_those_of_the_definition(n: int) -> None:
     algorithm.generator.set_state(state)
     with torch.no_grad():
         following = steps.observations[1:].flatten(0, 1)
-        actions, log_prob = algorithm._sample(following)
+        actions, log_prob = algorithm.sample_actions(following)
         soft = algorithm.target_critics(following, actions).squeeze(-1).amin(0) - 0.3 * log_prob
         values = torch.cat((torch.zeros(1, 64), soft.view(n, 64)))
         flat = steps.observations[:-1].flatten(0, 1)
@@ -674,7 +674,7 @@ def test_r2d2s_targets_are_those_of_the_definition(n: int, rescaling: bool) -> N
         batch: Any = sample.batch
         values = torch.randn(ROWS + 1, 2, generator=torch.Generator().manual_seed(seed))
         rewards = batch.rewards[-ROWS:]
-        found = algorithm._n_step(batch, rewards, values)
+        found = algorithm.n_step_targets(batch, rewards, values)
         plain = h_inverse(values) if rescaling else values
         for env in range(2):
             for t in range(ROWS):
@@ -696,13 +696,13 @@ def test_r2d2_learns_from_the_last_unroll_after_a_burn_in_from_the_stored_state(
     algorithm: Any = make_algorithm(config("r2d2"), SPEC, CPU)
     batch: Any = chains_batch(2 * ROWS, 0).batch
     whole = algorithm.q_values(algorithm.network(batch.observations, batch.first, batch.states).params)[ROWS:]
-    assert torch.allclose(algorithm._sequence_q(algorithm.network, batch), whole, atol=1e-5)
+    assert torch.allclose(algorithm.sequence_q(algorithm.network, batch), whole, atol=1e-5)
     batch = replace(batch, first=torch.zeros_like(batch.first))
     other = replace(batch, states=tuple(torch.zeros_like(part) for part in batch.states))
-    found = [algorithm._sequence_q(algorithm.network, each)[0] for each in (batch, other)]
+    found = [algorithm.sequence_q(algorithm.network, each)[0] for each in (batch, other)]
     assert not torch.equal(*found)
     observed = batch.observations.clone().requires_grad_()
-    total = algorithm._sequence_q(algorithm.network, replace(batch, observations=observed)).sum()
+    total = algorithm.sequence_q(algorithm.network, replace(batch, observations=observed)).sum()
     (early,) = torch.autograd.grad(total, observed)
     assert float(early[:ROWS].abs().sum()) == 0.0 < float(early[ROWS:].abs().sum())
 

@@ -362,7 +362,7 @@ def test_trajectories_are_drawn_in_proportion_to_their_priorities() -> None:
     np.testing.assert_allclose(shares, np.array([1, 2, 3, 6]) / 12, atol=0.03)
     drawn_slots = again.key.slots  # type: ignore[attr-defined]
     made.feedback(again, torch.full((4,), 0.0))
-    np.testing.assert_allclose(made._tree.get(drawn_slots), 1e-3)
+    np.testing.assert_allclose(made.tree.get(drawn_slots), 1e-3)
 
 
 def test_a_trajectory_without_a_step_is_never_drawn() -> None:
@@ -684,7 +684,7 @@ def test_importance_weights_are_those_of_the_definition() -> None:
     made.feedback(sample, priorities)
     again = made.sample()
     assert again is not None and again.weights is not None and again.transitions is not None
-    p = made._tree.get(again.key[0])  # type: ignore[union-attr, index]
+    p = made.tree.get(again.key[0])  # type: ignore[union-attr, index]
     expected = (p / p.min()) ** -0.5
     np.testing.assert_allclose(again.weights.numpy(), expected, rtol=1e-5)
     assert float(again.weights.max()) == pytest.approx(1.0) and float(again.weights.min()) < 0.9
@@ -710,7 +710,7 @@ def test_priorities_of_actors_arrive_with_the_rows_that_complete_a_return() -> N
     for _ in range(200):
         sample = made.sample()
         assert sample is not None and sample.transitions is not None
-        values = made._tree.get(sample.key[0])  # type: ignore[union-attr, index]
+        values = made.tree.get(sample.key[0])  # type: ignore[union-attr, index]
         found |= {key(o.numpy()): float(v) for o, v in zip(sample.transitions.observations, values, strict=True)}
     assert found.keys() <= wanted.keys() and len(found) > 0.9 * len(wanted) > 30
     for row, value in found.items():

@@ -38,7 +38,7 @@ class PrioritisedReplay(Replay):
         self._exponent = options.priority_exponent
         self._weight_exponent = options.weight_exponent
         self._greatest = 1.0
-        self._tree: SumTree | None = None
+        self.tree: SumTree | None = None
 
     @property
     def nbytes(self) -> int:
@@ -53,8 +53,8 @@ class PrioritisedReplay(Replay):
         oldest, newest = (0, 0) if before is None else self._range(before)
         super().insert(experience)
         stream = self._streams[experience.actor]
-        if self._tree is None:
-            self._tree = SumTree(self._actors * stream.length * envs)
+        if self.tree is None:
+            self.tree = SumTree(self._actors * stream.length * envs)
         least, most = self._range(stream)
         gone = np.arange(oldest, min(least, newest))
         self._set(experience.actor, stream, gone, np.zeros((len(gone), envs)))
@@ -69,7 +69,7 @@ class PrioritisedReplay(Replay):
     def state(self) -> tuple[dict[str, object], Arrays]:
         """With the priorities. See ``KeptStore``."""
         values, arrays = super().state()
-        weights = {} if self._tree is None else {"weights": self._tree.weights}
+        weights = {} if self.tree is None else {"weights": self.tree.weights}
         return values | {"greatest": self._greatest}, {**arrays, **weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
@@ -81,11 +81,11 @@ class PrioritisedReplay(Replay):
             tree = SumTree(self._actors * next(iter(rings.values())).length * envs)
             tree.set(np.arange(len(tree.weights)), cast(Floats, arrays["weights"]))
         super().restore(rings, values, arrays)
-        self._greatest, self._tree = greatest, tree
+        self._greatest, self.tree = greatest, tree
 
     def sample(self) -> Sample | None:
         """``batch_size`` transitions by priority, with repetition."""
-        tree = self._tree
+        tree = self.tree
         total = 0.0 if tree is None else tree.total
         if tree is None or total <= 0.0:
             return None
@@ -112,7 +112,7 @@ class PrioritisedReplay(Replay):
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Weigh a sample's transitions anew; those whose place another has taken meanwhile are left alone."""
-        if priorities is None or self._tree is None:
+        if priorities is None or self.tree is None:
             return
         leaves, rows = cast(tuple[Indices, Indices], sample.key)
         actors = leaves // self._leaves
@@ -121,7 +121,7 @@ class PrioritisedReplay(Replay):
             oldest[actor] = self._range(stream)[0]
         there = rows >= oldest[actors]
         found = priorities.detach().double().cpu().numpy()
-        self._tree.set(leaves[there], self._weigh(found[there]))
+        self.tree.set(leaves[there], self._weigh(found[there]))
 
     @property
     def _leaves(self) -> int:
@@ -139,8 +139,8 @@ class PrioritisedReplay(Replay):
 
     def _set(self, actor: int, stream: Stream, rows: Indices, weights: Floats) -> None:
         """Weights [R, B] of rows [R], counted since the start, of all environments."""
-        if self._tree is None or not len(rows):
+        if self.tree is None or not len(rows):
             return
         envs = stream.valid.shape[1]
         leaves = actor * self._leaves + (rows % stream.length)[:, None] * envs + np.arange(envs)
-        self._tree.set(leaves.reshape(-1), weights.reshape(-1))
+        self.tree.set(leaves.reshape(-1), weights.reshape(-1))

@@ -81,7 +81,7 @@ class Sequences:
         self._rows = self._available = 0
         self._greatest = 1.0
         self._rings: dict[int, _Ring] = {}
-        self._tree = SumTree(self._actors * self._slots * layout.envs)
+        self.tree = SumTree(self._actors * self._slots * layout.envs)
 
     def rings(self) -> dict[str, Ring]:
         """One of unrolls for each actor. See ``KeptStore``."""
@@ -95,7 +95,7 @@ class Sequences:
     def state(self) -> tuple[dict[str, object], Arrays]:
         """See ``KeptStore``."""
         values = {"rows": self._rows, "greatest": self._greatest, "generator": self._generator.bit_generator.state}
-        return values, {"weights": self._tree.weights}
+        return values, {"weights": self.tree.weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """See ``KeptStore``."""
@@ -108,9 +108,9 @@ class Sequences:
             found[int(actor)] = _Ring(kept, sequences, ring.end, stamps)
         rows, greatest = int(str(values["rows"])), float(str(values["greatest"]))
         self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
-        self._tree.set(np.arange(len(self._tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
+        self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
         self._rows, self._greatest, self._rings = rows, greatest, found
-        self._available = int(self._tree.total > 0.0)
+        self._available = int(self.tree.total > 0.0)
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +138,7 @@ class Sequences:
         follows = bool((ring.sequences[parts] == unroll.sequence - np.arange(self._parts)).all())
         weights = self._first_weights(unroll) if follows else np.zeros(self._layout.envs)
         self._set(actor, np.array([slot]), weights[None])
-        self._available = int(self._tree.total > 0.0)
+        self._available = int(self.tree.total > 0.0)
         experience.release()
 
     @property
@@ -153,7 +153,7 @@ class Sequences:
 
     def sample(self) -> Sample | None:
         """``batch_size`` sequences by priority, with repetition, as a batch of unrolls of their whole length."""
-        tree, count = self._tree, self._options.batch_size
+        tree, count = self.tree, self._options.batch_size
         total = tree.total
         if total <= 0.0:
             return None
@@ -183,9 +183,9 @@ class Sequences:
         actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
         slots = rest // self._layout.envs
         now = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
-        there = (now == stamps) & (self._tree.get(leaves) > 0.0)
+        there = (now == stamps) & (self.tree.get(leaves) > 0.0)
         found = priorities.detach().double().cpu().numpy()
-        self._tree.set(leaves[there], self._weigh(found[there]))
+        self.tree.set(leaves[there], self._weigh(found[there]))
 
     def _make_ring(self, unroll: Unroll) -> _Ring:
         names = [name for name in unroll.arrays if name in _KEPT or name.startswith("state_")]
@@ -217,7 +217,7 @@ class Sequences:
     def _set(self, actor: int, slots: Indices, weights: npt.NDArray[np.float64]) -> None:
         envs = self._layout.envs
         leaves = (actor * self._slots + slots)[:, None] * envs + np.arange(envs)
-        self._tree.set(leaves.reshape(-1), weights.reshape(-1))
+        self.tree.set(leaves.reshape(-1), weights.reshape(-1))
 
     def _gather(self, ring: _Ring, slots: Indices, envs: Indices) -> dict[str, Array]:
         """Sequences that end at some slots, [L, N, ...] or [L+1, N, ...]; states [N, *shape]."""

@@ -69,7 +69,7 @@ class Trajectories:
         self._written = 0
         self._greatest = 0.0
         self._arrays: dict[str, Array] = {}
-        self._tree = SumTree(self._slots)
+        self.tree = SumTree(self._slots)
 
     def rings(self) -> dict[str, Ring]:
         """One, of trajectories. See ``KeptStore``."""
@@ -78,13 +78,13 @@ class Trajectories:
     def state(self) -> tuple[dict[str, object], Arrays]:
         """See ``KeptStore``; a batch that waits is not kept."""
         values = {"greatest": self._greatest, "generator": self._generator.bit_generator.state}
-        return values, {"weights": self._tree.weights}
+        return values, {"weights": self.tree.weights}
 
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """See ``KeptStore``."""
         greatest = float(str(values["greatest"]))
         self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
-        self._tree.set(np.arange(len(self._tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
+        self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
         for ring in rings.values():
             self._arrays, self._written = dict(ring.arrays), ring.end
         self._greatest = greatest
@@ -124,7 +124,7 @@ class Trajectories:
         found = None if priorities is None else priorities.detach().double().cpu().numpy()
         if isinstance(sample.key, _Drawn):
             if found is not None:
-                self._tree.set(sample.key.slots, self._weigh(found))
+                self.tree.set(sample.key.slots, self._weigh(found))
             return
         taken = cast(list[Experience], sample.key)
         for number, experience in enumerate(taken):
@@ -132,7 +132,7 @@ class Trajectories:
             mine = None if found is None else found[number * envs : (number + 1) * envs]
             self._keep(experience.unroll, mine)
             experience.release()
-        self._replays = self._options.replays if self._tree.total > 0.0 else 0
+        self._replays = self._options.replays if self.tree.total > 0.0 else 0
 
     def _keep(self, unroll: Unroll, priorities: npt.NDArray[np.float64] | None) -> None:
         """Copy an unroll's trajectories into the places of the oldest."""
@@ -151,13 +151,13 @@ class Trajectories:
         if priorities is None:
             priorities = np.full(envs, self._greatest)
         steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
-        self._tree.set(places, np.where(steps, self._weigh(priorities), 0.0))
+        self.tree.set(places, np.where(steps, self._weigh(priorities), 0.0))
         self._written += envs
 
     def _replay(self) -> Sample:
-        count, total = self._batch_size, self._tree.total
-        slots = self._tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
-        weights = (self._tree.get(slots) * (min(self._written, self._slots) / total)) ** -self._options.weight_exponent
+        count, total = self._batch_size, self.tree.total
+        slots = self.tree.find((np.arange(count) + self._generator.random(count)) * (total / count))
+        weights = (self.tree.get(slots) * (min(self._written, self._slots) / total)) ** -self._options.weight_exponent
         weights /= weights.max()
         arrays = {
             name: array[slots] if name.startswith("state_") else np.ascontiguousarray(np.swapaxes(array[slots], 0, 1))
