@@ -33,6 +33,7 @@ _TRAIN = """
 [train]
 env = "CartPole-v1"
 algorithm = "impala"
+compressor = "int8"
 network = "mlp:16x1"
 actors = 0
 envs_per_actor = 4
