@@ -277,6 +277,7 @@ def _check_accepted(decision: Decision, level: str) -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.long
 def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) -> None:
     """CartPole. The tuner goes by the clock: the run may end before the level is tried, while it is, or on it."""
     level = "prune(0.95)"
@@ -350,6 +351,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs L
 @linux
 @pytest.mark.mpi
 @pytest.mark.learning
+@pytest.mark.long
 def test_a_ruinous_level_is_found_out_where_actors_are_the_bottleneck(tmp_path: Path) -> None:
     """8 bits promise more steps, default thresholds apply, and outliers make them useless."""
     network = ("--network", "tests.accel.frozen_encoders:frozen_with_outliers")

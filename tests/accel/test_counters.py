@@ -71,8 +71,8 @@ def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch
     options = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1}
     accel.train(
         TrainConfig.create(
-            actors=0, total_env_steps=10**9, max_seconds=1.0, log_interval_s=1000.0, compressor="fp32",
-            results_dir=tmp_path, name="run", **options,
+            algorithm="impala", actors=0, total_env_steps=10**9, max_seconds=1.0, log_interval_s=1000.0,
+            compressor="fp32", results_dir=tmp_path, name="run", **options,
         )
     )  # fmt: skip
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -223,6 +223,7 @@ def test_great_inputs_leave_few_rows_and_constants_give_the_same_values_back() -
     assert difference == pytest.approx(np.sqrt(1 / values.size) / float(spread[1]))
 
 
+@pytest.mark.long
 def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="ALE/Pong-v5", network="nature-cnn:0.5", calibration_size=16)
     bundle = export(run, tmp_path / "bundle", scheme="int8", format="c", episodes=0)

@@ -106,6 +106,7 @@ def test_it_changes_nothing_that_is_learned_and_is_the_same_twice(evaluated: Pat
         load_run(tmp_path / "without", which="best")
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_the_best_it_had(tmp_path: Path) -> None:
     first = accel.train(configure(tmp_path, "run", total_env_steps=3200)).evaluation
     assert first is not None

@@ -131,6 +131,7 @@ def test_libraries_are_hushed_while_they_draw_and_others_are_not(
     assert caplog.records[-1].getMessage() == "heard again"
 
 
+@pytest.mark.long
 def test_where_mujoco_cannot_draw_the_error_says_what_to_do(tmp_path: Path) -> None:
     run = make_run(tmp_path, env="InvertedPendulum-v5", network="mlp:8x1")
     command = [sys.executable, "-m", "accel", "evaluate", str(run), "--video", str(tmp_path / "v.mp4")]

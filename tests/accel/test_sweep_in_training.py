@@ -87,6 +87,7 @@ def test_whole_runs_are_swept_over_any_field_with_constraints(tmp_path: Path) ->
         assert (config.policy.network, config.run.name) == ("mlp:16x1", None)
 
 
+@pytest.mark.long
 def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
     search = '[sweep]\ntrials = 3\nobjectives = ["return"]\npruner = "halving"\n'
     held = "tests.environments.held:"
@@ -284,6 +285,7 @@ def test_a_search_that_cannot_work_is_refused_at_once(tmp_path: Path, search: st
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_ranks_of_mpirun_are_workers_of_one_study(tmp_path: Path) -> None:
     need_mpirun()
     file = write(tmp_path / "sweep.toml", _TRAIN, _SPACE, "[sweep]\ntrials = 2\n", steps=600)

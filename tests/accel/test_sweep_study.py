@@ -12,6 +12,7 @@ from accel.sweep.study import UNBUILT, Measurement, counts, open_study, tally, w
 from tests.accel.sweeping import options_for
 
 
+@pytest.mark.long
 def test_candidates_that_cannot_be_built_do_not_count_and_do_not_go_on_for_ever(tmp_path: Path) -> None:
     options = options_for(tmp_path, trials=5)
     proposed: list[float] = []

@@ -47,7 +47,8 @@ def words(options: dict[str, object]) -> list[str]:
     ("options", "reward", "steps", "actors"),
     [pytest.param(A2C, 300, 400_000, 2, marks=pytest.mark.long),
      pytest.param(DPPO, 400, 300_000, 2, marks=pytest.mark.long), (IMPACT, 400, 400_000, 1), (DQN, 300, 150_000, 1),
-     pytest.param(APEX, 300, 150_000, 2, marks=pytest.mark.long), (PAGE, 300, 400_000, 1)],
+     pytest.param(APEX, 300, 150_000, 2, marks=pytest.mark.long),
+     pytest.param(PAGE, 300, 400_000, 1, marks=pytest.mark.long)],
     ids=["a2c", "dppo", "impact", "dqn", "apex", "of the page"],
 )  # fmt: skip
 def test_cartpole_is_learned(options: dict[str, object], reward: int, steps: int, actors: int, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path:
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
 
+@pytest.mark.long
 def test_the_link_is_down_for_good(nodes: Nodes, tmp_path: Path) -> None:
     """The run goes on with the actors on this side, and the others end by themselves."""
     with train(nodes, tmp_path) as job:
