@@ -148,13 +148,12 @@ class ProcessEvaluation:
 
     def offer(self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes]) -> None:
         """See ``LiveEvaluation.offer``."""
-        if env_steps < self._due or self._gave_up():
+        if env_steps < self._due:
             return
-        if not self._idle.is_set():
-            if not self._waits:
-                return
-            if not self._wait():
-                return
+        if not self._idle.is_set() and not (self._waits and self._wait()):
+            return
+        if self._gave_up():  # Looked at last: nobody would answer what is submitted then.
+            return
         self._due = (env_steps // self._every + 1) * self._every
         self._submit(_Request(env_steps, version, artifact, weights()))
 
