@@ -65,7 +65,9 @@ def test_three_actors_of_unequal_speed(tmp_path: Path) -> None:
         assert 0 < summary.env_steps <= sum(steps_taken(tmp_path).values())
         lags = [summary.lag[f"lag_{which}"] for which in ("min", "mean", "max")]
         assert all(lag is not None for lag in lags) and lags == sorted(lags) and lags[2] > 0  # type: ignore[type-var, operator]
-        assert all(r["actors_alive"] == 3 and r["lag_min"] <= r["lag_mean"] <= r["lag_max"] for r in records)
+        assert all(r["actors_alive"] == 3 for r in records)
+        met = [r for r in records if r["lag_min"] is not None]  # A record of a moment without an unroll has none.
+        assert met and all(r["lag_min"] <= r["lag_mean"] <= r["lag_max"] for r in met)
         steps = [record["env_steps"] for record in records]
         assert steps == sorted(steps) and steps[-1] == summary.env_steps
         assert sum(summary.learner_s.values()) == pytest.approx(summary.training_s, rel=0.05, abs=0.05)
