@@ -123,7 +123,7 @@ class A2cConfig(ActorCriticConfig):
 class SurrogateConfig(ActorCriticConfig):
     """PPO's clipped surrogate, whatever the schedule.
 
-    The defaults learn most environments untuned (results/defaults): batches of 2048 steps with eight environments, and
+    The defaults are meant to learn untuned (results/defaults): batches of 2048 steps with eight environments, and
     rewards divided by the deviation of the return, without which large or small rewards need another learning rate.
     """
 
