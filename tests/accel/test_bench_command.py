@@ -121,10 +121,6 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["learner", "--preset", "png"], "unknown preset 'png'"),
         (["learner", "--preset", "pong", "--env", "CartPole-v1", "--run", "{dir}"], "leave out --run, --env"),
         (["learner", "--preset", "pong", "--squash-actions"], "leave out --squash-actions"),
-        (
-            ["learner", "--preset", "quickstart", "--passes", "2"],
-            "option 'corrector' = 'retrace': input should be 'vtrace'",
-        ),
         (["learner", "--network", "mlp:8x1,nature-cnn"], "observations of different shapes"),
         (["learner", "--run", "{dir}", "--network", "mlp:8x1"], "its own network"),
         (["learner", "--envs", "0"], "envs_per_actor"),
