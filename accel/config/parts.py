@@ -175,6 +175,11 @@ class RunConfig(Options):
     """When the run ends, where it is kept, how often it is recorded."""
 
     total_env_steps: Count = Field(1_000_000, description="stop after this many valid environment steps")
+    stop_at_env_steps: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="stop, with a checkpoint, after this many steps of total-env-steps, by which all schedules go; "
+        "--resume with a greater one trains the next part",
+    )
     stop_at_return: float | None = Field(
         None, description="stop when the mean return of the last stop-window episodes reaches this"
     )

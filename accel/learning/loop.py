@@ -141,6 +141,8 @@ class Loop:
         config = self.config.run
         if self.counters.env_steps >= config.total_env_steps:
             return f"total_env_steps = {config.total_env_steps} reached"
+        if config.stop_at_env_steps is not None and self.counters.env_steps >= config.stop_at_env_steps:
+            return f"stop_at_env_steps = {config.stop_at_env_steps} reached"
         mean = self.counters.mean_return
         if config.stop_at_return is not None and mean is not None and mean >= config.stop_at_return:
             return f"mean return {mean:.1f} over {config.stop_window} episodes reached {config.stop_at_return:g}"

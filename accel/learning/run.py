@@ -96,7 +96,8 @@ def _prepare(
         # A run that reached its end and could not write its summary, on a full disk say, writes it now.
         if (reason := session.loop.finished()) is not None and run.summary.exists():
             raise ConfigError(
-                f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, or --stop-at-return, to go on"
+                f"{run.path} has nothing left to do: {reason}. Raise --total-env-steps, --stop-at-env-steps or "
+                "--stop-at-return, to go on"
             )
         # Only now: options that do not go with the checkpoint must not replace those that do.
         _write_facts(job, run, allowed_cores)

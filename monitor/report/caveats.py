@@ -12,7 +12,7 @@ from monitor.report.bottleneck import environment_us
 from monitor.report.runs import Group, Run
 
 ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
-BUDGET = ("total_env_steps", "max_seconds", "stop_at_return", "stop_window")
+BUDGET = ("total_env_steps", "stop_at_env_steps", "max_seconds", "stop_at_return", "stop_window")
 MACHINE = ("cpu", "architecture", "usable_cores", "gpus")
 LIBRARIES = ("torch", "onnxruntime")
 """Their versions change speed and may change returns."""

@@ -169,6 +169,19 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+def test_a_run_trained_in_parts_keeps_to_one_schedule(tmp_path: Path) -> None:
+    options = {"learning_rate": 0.5, "learning_rate_schedule": "linear", "total_env_steps": 4000}
+    summary = accel.train(configure(tmp_path, stop_at_env_steps=2000, **options))
+    assert summary.reason == "stop_at_env_steps = 2000 reached" and 2000 <= summary.env_steps < 3000
+    config = configure(tmp_path, stop_at_env_steps=2000, **options)
+    with pytest.raises(ConfigError, match="nothing left to do: stop_at_env_steps"):
+        accel.train(config, resume=tmp_path / "run")
+    assert "total_env_steps = 4000" in accel.train(configure(tmp_path, **options), resume=tmp_path / "run").reason
+    rates = [(row["env_steps"] / 4000, row["learning_rate"]) for row in records(tmp_path / "run")]
+    assert all(rate == pytest.approx(0.5 * (1 - done), abs=0.05) for done, rate in rates), rates
+    assert min(done for done, _ in rates) < 0.4 and max(done for done, _ in rates) > 0.9
+
+
 def test_steps_after_the_last_checkpoint_are_recorded_once(tmp_path: Path) -> None:
     """As after a kill: the newest checkpoint is older than the newest record."""
     run = tmp_path / "run"
