@@ -30,8 +30,8 @@ from accel.transport.launcher import LaunchInfo, verify_library, verify_world  #
 # what that is for.
 _ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1"}
 
-# longest time of a call that succeeds
-_LEAVE_S = 10.0
+LEAVE_S = 10.0
+"""The longest time that leaving MPI takes when nothing is wrong."""
 _EXIT_ABORTED = 3
 
 
@@ -112,7 +112,7 @@ class MpiEndpoint:
 
     def abort_job(self, exit_code: int) -> None:
         """Kills every rank, this one included. A node that does not answer cannot keep this process."""
-        with deadline(_LEAVE_S, f"MPI_Abort did not return within {_LEAVE_S:g} s", exit_code):
+        with deadline(LEAVE_S, f"MPI_Abort did not return within {LEAVE_S:g} s", exit_code):
             _library().MPI_Abort(ctypes.c_void_p(MPI._handleof(self._comm)), exit_code)
         os._exit(exit_code)
 
@@ -157,9 +157,14 @@ def _initialise() -> None:
 
 
 def _finalise() -> None:
-    """MPI_Finalize, which may wait for ranks that are gone."""
+    """MPI_Finalize, which may wait for ranks that are gone, or have more to do.
+
+    Whoever gets here has ended in order as far as others are concerned. A status other than 0 would make mpirun end
+    them too, a learner that still writes its summary among them; only rank 0 speaks for the job.
+    """
     if not MPI.Is_finalized():
-        with deadline(_LEAVE_S, f"MPI_Finalize did not return within {_LEAVE_S:g} s", _EXIT_ABORTED):
+        status = _EXIT_ABORTED if MPI.COMM_WORLD.Get_rank() == 0 else 0
+        with deadline(LEAVE_S, f"MPI_Finalize did not return within {LEAVE_S:g} s", status):
             _library().MPI_Finalize()
 
 

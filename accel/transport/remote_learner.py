@@ -160,7 +160,8 @@ class RemoteLearner:
                 self._progress()
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
-            if not self._alive and not self._receipts and self._outbox.is_empty:
+            # An actor's goodbye is taken after all that it sent; what others have under way may never arrive.
+            if not self._alive and self._outbox.is_empty:
                 break
             if not backoff.pause():
                 break

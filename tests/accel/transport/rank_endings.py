@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 from accel.errors import TransportError
-from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world
+from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world, mpi
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 
 UNROLL_BYTES = 1 << 18
-OPTIONS = TransportOptions()
+OPTIONS = TransportOptions(silence_s=2.0) if sys.argv[1] == "silent_actor" else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
 A_FEW = 20  # unrolls
 VERSIONS = itertools.count(1)
@@ -124,6 +124,39 @@ def killed_while_stopping(transport: RemoteLearner | RemoteActor) -> None:
         transport.close(PATIENCE_S)
 
 
+def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
+    """An actor behind a link that was cut: it falls silent in the middle of large sends, and MPI never tells."""
+    if isinstance(transport, RemoteLearner):
+        start_learner(transport)
+        take_until(transport, lambda _: transport.silent())
+        began_s = time.monotonic()
+        unfinished = sorted(transport.stop(PATIENCE_S))
+        say(unfinished=unfinished, waited=time.monotonic() - began_s > PATIENCE_S / 2.0)
+        endpoint.abort_job(3)
+    elif transport.actor == 0:
+        act(transport, A_FEW)
+        transport.push(transport.acquire())
+        time.sleep(600)
+    else:
+        act_to_the_end(transport)
+
+
+def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
+    """An actor died; the learner has more to do after the others said goodbye than these wait for it in MPI."""
+    mpi.LEAVE_S = 0.5
+    if isinstance(transport, RemoteLearner):
+        start_learner(transport)
+        take_until(transport, lambda _: transport.dead())
+        transport.stop(PATIENCE_S)
+        time.sleep(3.0)
+        say(stayed=True)
+    elif transport.actor == 0:
+        act(transport, A_FEW)
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        act_to_the_end(transport)
+
+
 def killed_learner(transport: RemoteLearner | RemoteActor) -> None:
     """The learner is killed while actors wait for buffers, compute, or wait for a policy."""
     if isinstance(transport, RemoteLearner):
@@ -184,5 +217,6 @@ if __name__ == "__main__":
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
-    {case.__name__: case for case in (*cases, unfinished_abort)}[sys.argv[1]](mine)
+    more = (silent_actor, learner_that_stays, unfinished_abort)
+    {case.__name__: case for case in (*cases, *more)}[sys.argv[1]](mine)
     say(rank=endpoint.rank, returned=True)

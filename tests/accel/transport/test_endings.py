@@ -66,6 +66,17 @@ def test_killed_while_stopping() -> None:
     assert the(lines, "unfinished") == {"unfinished": [], "dead": [0]}
 
 
+def test_nobody_waits_for_what_a_silent_actor_has_under_way() -> None:
+    lines, _ = run("silent_actor", 3, **TCP)
+    assert the(lines, "unfinished") == {"unfinished": [], "waited": False}
+
+
+def test_a_learner_may_stay_longer_than_its_actors_after_one_died() -> None:
+    """They cannot leave MPI in order without it: their end must not make mpirun end the learner too."""
+    lines, outcome = run("learner_that_stays", 3)
+    assert the(lines, "stayed") == {"stayed": True}, outcome
+
+
 def test_killed_learner_ends_every_actor() -> None:
     lines, outcome = run("killed_learner", 4)
     endings = {line["actor"]: line["ended"] for line in lines if "ended" in line}
