@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from accel.runs.loading import TrainedRun, load_run
     from accel.runs.reporting import compare, report
     from accel.runs.summary import Summary
-    from accel.sweep import sweep_run, sweep_training
+    from accel.sweep import sweep_population, sweep_run, sweep_training
 
 _HOMES = {
     "AccelError": "errors",
@@ -51,6 +51,7 @@ _HOMES = {
     "export": "exporting.build",
     "load_run": "runs.loading",
     "report": "runs.reporting",
+    "sweep_population": "sweep",
     "sweep_run": "sweep",
     "sweep_training": "sweep",
     "train": "cli.launch",
@@ -80,6 +81,7 @@ __all__ = [
     "export",
     "load_run",
     "report",
+    "sweep_population",
     "sweep_run",
     "sweep_training",
     "train",

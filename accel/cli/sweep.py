@@ -30,11 +30,21 @@ class SweepOptions(PolicySource):
     --run RUN, or your own policy (--module or --sb3, with --env): per-layer compression of a trained policy, seconds
     per trial. --config FILE: whole training runs, with any fields of the configuration as search space. The same
     command, given again or several times at once, also under mpirun or as a Slurm array, works on the same study; a
-    killed sweep continues where it stopped.
+    killed sweep continues where it stopped. With --population the fields change while members train.
     """
 
     run: Annotated[Path | None, tyro.conf.arg(help="run directory of a trained policy")] = None
     config: Annotated[Path | None, tyro.conf.arg(help="TOML file with [train], [space.FIELD] and [sweep]")] = None
+    population: Annotated[
+        int | None,
+        tyro.conf.arg(
+            help="with --config: train so many members side by side; after each generation the last quarter takes over "
+            "weights and options from the first, and changes the options"
+        ),
+    ] = None
+    generations: Annotated[
+        int | None, tyro.conf.arg(help="of a population: equal parts of total_env_steps; default: 10")
+    ] = None
     trials: Annotated[
         int | None,
         tyro.conf.arg(
@@ -99,7 +109,11 @@ def main(arguments: Sequence[str]) -> int:
             "training runs"
         )
     options.check_sampling(options.sample and not options.config)
-    from accel.sweep import sweep_run, sweep_training
+    if options.population is not None and options.config is None:
+        raise ConfigError("--population trains, so it needs --config")
+    if options.generations is not None and options.population is None:
+        raise ConfigError("--generations are those of a --population")
+    from accel.sweep import sweep_population, sweep_run, sweep_training
 
     command = ("accel", "sweep", *argv)
     if policies:
@@ -111,6 +125,13 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(
                 f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
             )
+        if options.population is not None:
+            search, generations = _search(options), options.generations or 10
+            trained = sweep_population(
+                Path(str(options.config)), options.population, generations, search, command=command
+            )
+            print(without_controls(trained.text()))
+            return 0
         result = sweep_training(Path(str(options.config)), _search(options), command=command)
     print(without_controls(_text(result)))
     return 0

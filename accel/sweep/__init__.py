@@ -14,18 +14,24 @@ from accel.system.extras import install_command, missing_distributions
 if TYPE_CHECKING:
     from accel.sweep.driver import SweepResult, sweep_run, sweep_training
     from accel.sweep.options import CandidateOptions, SearchOptions
+    from accel.sweep.population import PopulationResult, sweep_population
     from accel.sweep.scheme_space import ChoiceOptions
 
 _HOMES = {
     "CandidateOptions": "options",
     "ChoiceOptions": "scheme_space",
+    "PopulationResult": "population",
     "SearchOptions": "options",
     "SweepResult": "driver",
+    "sweep_population": "population",
     "sweep_run": "driver",
     "sweep_training": "driver",
 }
 
-__all__ = ["CandidateOptions", "ChoiceOptions", "SearchOptions", "SweepResult", "sweep_run", "sweep_training"]
+__all__ = [
+    "CandidateOptions", "ChoiceOptions", "PopulationResult", "SearchOptions", "SweepResult", "sweep_population",
+    "sweep_run", "sweep_training",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +18,7 @@ from accel.json_object import Json
 from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy
 from accel.sweep.after_training import AfterTraining
+from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
 from accel.sweep.in_training import InTraining
 from accel.sweep.objectives import AFTER_TRAINING, IN_TRAINING, Metric, Values
 from accel.sweep.options import CandidateOptions, SearchOptions
@@ -43,12 +41,10 @@ from accel.sweep.study import (
     work,
 )
 from accel.sweep.sweep_file import load_sweep_file
-from accel.system.atomic import write_atomically
 from accel.system.signals import terminations_interrupt
 
 # Candidates this much worse than the front, as a share, are measured again.
 _SLACK = 0.1
-_LOCK, _ABOUT = ".lock", "study.json"
 
 logger = logging.getLogger("accel")
 
@@ -145,22 +141,22 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
     """
     directory = directory.absolute()
     with (
-        _writable(directory),
+        writable(directory),
         one_host(options.url),
         terminations_interrupt(),
         connected(options.url) as storage,
     ):
-        with _one_at_a_time(directory):
+        with one_at_a_time(directory):
             about = {"study": options.name, **json.loads(json.dumps(experiment.subject()))}
-            _check_directory(directory, about)
+            check_directory(directory, about)
             study = open_study(options, storage, experiment.subject())
-            write_atomically(directory / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
+            write_about(directory, about)
             experiment.prepare(study, directory)
         done, _ = counts(study)
         if done:
             logger.info("study %r has %d of %d trials; continuing", options.name, done, options.trials)
         work(study, options, experiment.evaluate, lambda s, trial: _report(experiment, options, s, trial))
-        with _one_at_a_time(directory):
+        with one_at_a_time(directory):
             return _conclude(experiment, options, study, directory, command)
 
 
@@ -305,51 +301,3 @@ def _report(experiment: Experiment, options: StudyOptions, study: Study, trial: 
     if seconds and done < options.trials:
         parts.append(f"about {duration(seconds)} left")
     logger.info(" | ".join(parts))
-
-
-def _check_directory(directory: Path, about: Mapping[str, object]) -> None:
-    """Raises SweepError: the directory holds another study's runs and tables."""
-    file = directory / _ABOUT
-    if not file.exists():
-        return
-    try:
-        found = json.loads(file.read_bytes())
-        differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
-    if differing:
-        what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
-        raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the study's own options")
-
-
-@contextmanager
-def _writable(directory: Path) -> Iterator[None]:
-    """Create the directory if necessary and check that it is writable; remove it at the end if it stays empty.
-
-    Raises:
-        SweepError: it cannot be created or written.
-    """
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
-    probe = directory / f".probe-{os.getpid()}"
-    try:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
-        yield
-    finally:
-        with suppress(OSError):  # not empty
-            if made and [entry.name for entry in directory.iterdir()] == [_LOCK]:
-                (directory / _LOCK).unlink()
-            for path in made:
-                path.rmdir()
-
-
-@contextmanager
-def _one_at_a_time(directory: Path) -> Iterator[None]:
-    """Let workers on one host begin and end one at a time, so that nothing is queued or written twice."""
-    with (directory / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -15,7 +15,7 @@ from accel.json_object import Json
 from accel.sweep.objectives import IN_TRAINING, Values
 from accel.sweep.pareto import Candidate
 from accel.sweep.study import Measurement, StudyOptions
-from accel.sweep.sweep_file import SweepFile
+from accel.sweep.sweep_file import SweepFile, short
 from accel.sweep.training_run import RunProgress, TrainingRun, measured_values
 
 _RUN, _REFERENCES, _BASELINE = "run", "references", "fp32"
@@ -75,14 +75,8 @@ class InTraining:
                 study.set_user_attr(_REFERENCES, known)
             self._references = dict(known)
         if not study.get_trials(deepcopy=False):
-            base = self._file.base.options()
-            inside = {
-                name: base[name]
-                for name, distribution in self._file.space.items()
-                if base[name] is not None and _contains(distribution, base[name])
-            }
-            if inside:
-                study.enqueue_trial(inside, skip_if_exists=True)
+            if own := self._file.own_parameters():
+                study.enqueue_trial(own, skip_if_exists=True)
 
     def evaluate(self, trial: Trial) -> Measurement:
         """See ``driver.Experiment.evaluate``."""
@@ -117,7 +111,7 @@ class InTraining:
 
     def label(self, trial: FrozenTrial) -> str:
         """See ``driver.Experiment.label``."""
-        return ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+        return ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
 
     def configuration(self, trial: FrozenTrial) -> Mapping[str, object]:
         """See ``driver.Experiment.configuration``."""
@@ -168,17 +162,3 @@ class InTraining:
         run = TrainingRun(config, self._directory, _BASELINE)
         logger.info("training the base configuration in fp32 first, as the reference of constraints")
         return measured_values(run, run.train(lambda _: False))
-
-
-def _contains(distribution: object, value: object) -> bool:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(distribution, CategoricalDistribution):
-        return value in distribution.choices
-    if isinstance(distribution, FloatDistribution | IntDistribution) and isinstance(value, int | float):
-        return distribution.low <= value <= distribution.high
-    return False
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -129,6 +130,37 @@ def draw_importances(found: Mapping[str, Importance], title: str) -> bytes:
         panel.text(0.5, 0.5, remarks, ha="center", va="center", fontsize=9, color=_TEXT)
         panel.set_axis_off()
     figure.suptitle(f"Parameter importance in {title}", fontsize=10)
+    return _png(figure)
+
+
+def draw_population(
+    rows: Mapping[str, Sequence[Sequence[float | None]]], lineage: Sequence[int], logarithmic: Set[str], title: str
+) -> bytes:
+    """A population's returns and parameters over its generations, with the line of its best member.
+
+    Args:
+        rows: by quantity, generation and member; None where there is no value.
+        lineage: by generation, the member that the best one goes back to.
+        logarithmic: quantities with a logarithmic axis.
+        title: of the plot.
+    """
+    figure = Figure(figsize=(3.6 * min(len(rows), 3), 3.0 * math.ceil(len(rows) / 3)), dpi=_DPI, layout="constrained")
+    panels = figure.subplots(math.ceil(len(rows) / 3), min(len(rows), 3), squeeze=False).flatten()
+    for panel, (name, generations) in zip(panels, rows.items(), strict=False):
+        for member in zip(*generations, strict=True):
+            values = [math.nan if value is None else value for value in member]
+            panel.plot(range(len(values)), values, color=_GREY, linewidth=1, marker="o", markersize=2.5)
+        best = [generation[member] for generation, member in zip(generations, lineage, strict=True)]
+        drawn = [math.nan if value is None else value for value in best]
+        panel.plot(range(len(drawn)), drawn, color=_BLUE, linewidth=2, marker="o", markersize=4)
+        if name in logarithmic:
+            _logarithmic(panel, panel.yaxis)
+        panel.set_title(name, fontsize=9)
+        panel.set_xlabel("generation", fontsize=9)
+        _plain(panel)
+    for panel in panels[len(rows) :]:
+        panel.set_axis_off()
+    figure.suptitle(f"{title}: members grey, the best one's line blue", fontsize=10)
     return _png(figure)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from optuna.distributions import (
     BaseDistribution,
@@ -48,6 +49,12 @@ class SweepFile:
     def suggest(self, trial: Trial) -> dict[str, Value]:
         """The fields that a trial sets."""
         return {name: _suggest(trial, name, distribution) for name, distribution in self.space.items()}
+
+    def own_parameters(self) -> dict[str, Value]:
+        """The base's values of the fields that trials change, as far as the space has them."""
+        base = self.base.options()
+        found = {name: base[name] for name, distribution in self.space.items() if _contains(distribution, base[name])}
+        return cast(dict[str, Value], found)
 
     def configure(self, parameters: Mapping[str, object]) -> TrainConfig:
         """The base with some fields changed. Raises ConfigError if they contradict each other."""
@@ -148,6 +155,19 @@ def _extremes(distribution: BaseDistribution) -> Sequence[Value]:
     if isinstance(distribution, IntDistribution | FloatDistribution):
         return [distribution.low, distribution.high]
     return []
+
+
+def short(value: object) -> str:
+    """A field's value as tables show it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _contains(distribution: BaseDistribution, value: object) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value is not None and value in distribution.choices
+    if isinstance(distribution, FloatDistribution | IntDistribution) and isinstance(value, int | float):
+        return distribution.low <= value <= distribution.high
+    return False
 
 
 def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Value:

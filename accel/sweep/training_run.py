@@ -20,7 +20,7 @@ import tomlkit
 
 from accel.config import TrainConfig
 from accel.config.files import load_toml
-from accel.errors import AccelError, RunDirectoryError, SweepError
+from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
 from accel.system.atomic import write_atomically
@@ -35,6 +35,7 @@ _LAUNCHER_PREFIXES = (
 _POLL_S = 0.1
 _STOP_S = 60.0
 _TAIL = 6
+_REPLAY = "replay"
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,21 @@ class TrainingRun:
         log: the run's output.
     """
 
-    def __init__(self, config: TrainConfig, directory: Path, name: str) -> None:
-        """Args: config: of the run; directory: for run directories; name: of this one."""
+    def __init__(
+        self, config: TrainConfig, directory: Path, name: str, *, origin: Path | None = None, whole: bool = False
+    ) -> None:
+        """Describe a run; nothing is started or written.
+
+        Args:
+            config: of the run.
+            directory: for run directories.
+            name: of this one.
+            origin: the run with whose newest checkpoint this one begins; None: a new one.
+            whole: begin an interrupted run anew, so that a deterministic one ends as if it had never been interrupted.
+        """
         self._config = config.replace(name=name, results_dir=directory)
+        self._origin = origin
+        self._whole = whole
         self.path = directory.absolute() / name
         self.log = self.path.parent / f"{name}.log"
 
@@ -154,18 +167,32 @@ class TrainingRun:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._wait_until_free()
-        options = ["--resume", str(self.path)]
-        if not self._has_checkpoint():
+        if self._whole or not self._has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, self._toml().encode())
-            options = ["--config", str(self._file)]
+            if self._origin is not None:
+                self._copy(self._origin)
+        goes_on = self._has_checkpoint()
+        options = ["--resume", str(self.path)] if goes_on else ["--config", str(self._file)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_PREFIXES)}
         command = [sys.executable, "-P", "-m", "accel.sweep.training_run", str(os.getpid()), *options]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+
+    def _copy(self, origin: Path) -> None:
+        """Begin as a run that was stopped where its origin is. Raises CheckpointError, RunDirectoryError."""
+        newest = max((origin / "checkpoints").glob("step-*.safetensors"), default=None)
+        if newest is None:
+            raise CheckpointError(f"{origin} holds no checkpoint: remove it, so that it is trained again")
+        with RunDirectory.create(self.path.parent, self.path.name) as run:
+            if (origin / _REPLAY).is_dir():
+                shutil.copytree(origin / _REPLAY, run.path / _REPLAY)
+            run.checkpoints.mkdir()
+            shutil.copyfile(newest, run.checkpoints / newest.name)
+            run.write_config(self._config.to_toml_values())  # the last: without it there is nothing to go on with
 
     def is_complete(self) -> bool:
         """Whether it ended by itself, and was not stopped by its parent or a pruner."""

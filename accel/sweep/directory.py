@@ -1,0 +1,68 @@
+"""A sweep's output directory: of one study, writable, and used by one worker of a host at a time where it must be."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from accel.errors import SweepError
+from accel.system.atomic import write_atomically
+
+_LOCK, _ABOUT = ".lock", "study.json"
+
+
+def check_directory(directory: Path, about: Mapping[str, object]) -> None:
+    """Raises SweepError: the directory holds another study's runs and tables."""
+    file = directory / _ABOUT
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_bytes())
+        differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
+    if differing:
+        what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
+        raise SweepError(f"{directory} holds another study: {what}. Give another --out, or the study's own options")
+
+
+def write_about(directory: Path, about: Mapping[str, object]) -> None:
+    """Say whose directory it is; see ``check_directory``."""
+    write_atomically(directory / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
+
+
+@contextmanager
+def writable(directory: Path) -> Iterator[None]:
+    """Create the directory if necessary and check that it is writable; remove it at the end if it stays empty.
+
+    Raises:
+        SweepError: it cannot be created or written.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
+        yield
+    finally:
+        with suppress(OSError):  # not empty
+            if made and [entry.name for entry in directory.iterdir()] == [_LOCK]:
+                (directory / _LOCK).unlink()
+            for path in made:
+                path.rmdir()
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Let workers on one host begin and end one at a time, so that nothing is queued or written twice."""
+    with (directory / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

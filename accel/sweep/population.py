@@ -1,0 +1,430 @@
+"""Population-based training: members train side by side, and after each generation the last take over from the first.
+
+Every member of every generation is a training run of its own, ``runs/generation-GGG-member-MM``. It begins with a copy
+of its parent's newest checkpoint, so that nothing is overwritten, and what a killed command leaves is whole or made
+again. ``population.jsonl`` has a line for each complete generation; what follows it is a function of these lines and
+the seed, so that any number of commands on one directory come to the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution
+
+from accel.errors import ConfigError, SweepError
+from accel.json_object import Json
+from accel.sweep.directory import check_directory, one_at_a_time, writable, write_about
+from accel.sweep.evolution import Parameters, draw, evolve
+from accel.sweep.options import SearchOptions
+from accel.sweep.plots import draw_population
+from accel.sweep.sweep_file import SweepFile, load_sweep_file, short
+from accel.sweep.training_run import TrainingRun
+from accel.system.atomic import write_atomically
+from accel.system.signals import terminations_interrupt
+
+JOURNAL = "population.jsonl"
+RUNS = "runs"
+_POLL_S = 0.5
+# A checkpoint goes with these parts of the configuration, or the population decides about them itself.
+_FIXED_PARTS = ("environment", "policy", "run")
+_FIXED = ("algorithm", "store", "schedule", "optimizer", "corrector", "actors", "learners", "device", "actor_runtime")
+_READ = ("seed", "out", "max_seconds")
+
+logger = logging.getLogger("accel")
+
+
+@dataclass(frozen=True)
+class PopulationOptions:
+    """How a population trains.
+
+    Attributes:
+        members: trained side by side, at least 2.
+        generations: parts of every member's training.
+        seed: of the first parameters, selection and perturbation.
+        max_seconds: this command starts no run after this time; None for no limit.
+    """
+
+    members: int
+    generations: int = 10
+    seed: int = 0
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if self.members < 2:
+            raise ConfigError(f"population = {self.members}: there is nobody to copy from with fewer than 2")
+        if self.generations < 1:
+            raise ConfigError(f"generations = {self.generations}: a population needs at least one")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member in one generation.
+
+    Attributes:
+        generation, number: which.
+        parent: number of the member of the generation before whose checkpoint it begins with; None in the first.
+        parameters: those it trains with.
+    """
+
+    generation: int
+    number: int
+    parent: int | None
+    parameters: Parameters
+
+    @property
+    def name(self) -> str:
+        """Of its run."""
+        return run_name(self.generation, self.number)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a member's part of training ended.
+
+    Attributes:
+        return_mean: mean return of the last training episodes; None before the first, and for a failed run.
+        env_steps: behind its checkpoint.
+        error: why it failed; None if it did not.
+    """
+
+    return_mean: float | None
+    env_steps: int
+    error: str | None = None
+
+    @property
+    def rank(self) -> float | None:
+        """What ``evolve`` compares."""
+        if self.error is not None:
+            return None
+        return -math.inf if self.return_mean is None else self.return_mean
+
+
+Generation = list[tuple[Member, Outcome]]
+
+
+def run_name(generation: int, member: int) -> str:
+    """``generation-003-member-07``."""
+    return f"generation-{generation:03d}-member-{member:02d}"
+
+
+class Population:
+    """A population in its directory, trained by one command or several at once."""
+
+    def __init__(
+        self,
+        file: SweepFile,
+        options: PopulationOptions,
+        directory: Path,
+        train: Callable[[Member], Outcome] | None = None,
+    ) -> None:
+        """Check everything; nothing is started or written.
+
+        Args:
+            file: base configuration and space.
+            options: how it trains.
+            directory: of the journal and the runs; it exists when training starts.
+            train: trains a member; None: as a training run.
+        Raises:
+            ConfigError: a field that cannot change between two parts of a run, or generations shorter than a batch.
+        """
+        self._file, self._options, self._directory = file, options, directory
+        self._train = train or self._train_run
+        self._check()
+
+    def subject(self) -> Json:
+        """Plain JSON that identifies the population; a directory has one."""
+        space = {name: repr(distribution) for name, distribution in self._file.space.items()}
+        base = {k: v for k, v in self._file.base.to_json().items() if k not in ("name", "results_dir")}
+        counts = {name: getattr(self._options, name) for name in ("members", "generations", "seed")}
+        return {"kind": "population", **counts, "space": space, "base": base}
+
+    def train(self) -> list[Generation]:
+        """Train what is not yet trained; returns the complete generations, all of them unless time ran out.
+
+        Raises:
+            SweepError: every member of a generation failed, or the journal is damaged.
+        """
+        started, limit_s = time.monotonic(), self._options.max_seconds
+        (self._directory / RUNS).mkdir(exist_ok=True)
+        while not self.is_over(generations := self.journal()):
+            members = self._next(generations)
+            while missing := [member for member in members if self._outcome(member) is None]:
+                if limit_s is not None and time.monotonic() - started >= limit_s:
+                    logger.warning("stopping after %.0f s; run the same command to continue", limit_s)
+                    return generations
+                if not any(map(self._claim, missing)):  # Other commands train them all.
+                    time.sleep(_POLL_S)
+            self._close(members, len(generations))
+        return generations
+
+    def is_over(self, generations: Sequence[Generation]) -> bool:
+        """Whether all generations are trained, or a member stopped before its end because it reached stop_at_return."""
+        if not generations:
+            return False
+        steps = self._stop_at(len(generations) - 1)
+        stopped = any(o.error is None and o.env_steps < steps for _, o in generations[-1])
+        return stopped or len(generations) == self._options.generations
+
+    def journal(self) -> list[Generation]:
+        """The complete generations. Raises SweepError: the journal is damaged."""
+        path = self._directory / JOURNAL
+        try:
+            lines = path.read_text().splitlines() if path.exists() else []
+            return [
+                [(Member(**item["member"]), Outcome(**item["outcome"])) for item in json.loads(line)] for line in lines
+            ]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise SweepError(f"{path} is damaged ({error!r}): restore it, or give another --out") from error
+
+    def _check(self) -> None:
+        base, space = self._file.base, self._file.space
+        for name in space:
+            part = next(part for part, model in base.parts.items() if name in type(model).model_fields)
+            if part in _FIXED_PARTS or name in _FIXED:
+                raise ConfigError(
+                    f"[space.{name}]: members take over checkpoints, which go with one {name}: set it in [train], or "
+                    "search it with trials, without --population"
+                )
+        if base.run.max_seconds is not None:
+            raise ConfigError("[train] max_seconds would end members unevenly: give the sweep's own --max-seconds")
+        steps = base.run.total_env_steps // self._options.generations
+        batch = base.acting.unroll_length * base.acting.envs_per_actor * base.store.held_unrolls
+        if steps < batch:
+            raise ConfigError(
+                f"a generation has {steps:,} environment steps, and a batch {batch:,}: raise total_env_steps, or give "
+                "fewer --generations"
+            )
+
+    def _stop_at(self, generation: int) -> int:
+        """Environment steps of a member at the end of a generation."""
+        return -(-self._file.base.run.total_env_steps * (generation + 1) // self._options.generations)
+
+    def _next(self, generations: Sequence[Generation]) -> list[Member]:
+        """The members of the generation after these."""
+        number = len(generations)
+        generator = np.random.default_rng([self._options.seed, number])
+        if not generations:
+            drawn = [draw(self._file.space, generator) for _ in range(self._options.members)]
+            drawn[0] |= self._file.own_parameters()
+            return [Member(0, i, None, parameters) for i, parameters in enumerate(drawn)]
+        members, outcomes = zip(*generations[-1], strict=True)
+        descents = evolve([o.rank for o in outcomes], [m.parameters for m in members], self._file.space, generator)
+        return [Member(number, i, descent.parent, descent.parameters) for i, descent in enumerate(descents)]
+
+    def _claim(self, member: Member) -> bool:
+        """Train a member unless it is trained, or another command is at it; whether this was done."""
+        path = self._directory / RUNS / f".{member.name}.lock"
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self._outcome(member) is None:
+                outcome = self._train(member)
+                write_atomically(self._outcome_file(member), json.dumps(asdict(outcome)).encode() + b"\n")
+                logger.info(_line(member, outcome))
+        return True
+
+    def _train_run(self, member: Member) -> Outcome:
+        """See ``Population.__init__``."""
+        runs, base = self._directory / RUNS, self._file.base
+        origin = None if member.parent is None else runs / run_name(member.generation - 1, member.parent)
+        own = {
+            "seed": base.run.seed + member.generation * self._options.members + member.number,
+            "stop_at_env_steps": self._stop_at(member.generation),
+        }
+        try:
+            config = self._file.configure({**member.parameters, **own})
+            # One process trains the same policy every time, as long as it is not begun in the middle.
+            run = TrainingRun(config, runs, member.name, origin=origin, whole=base.acting.actors == 0)
+            summary = run.train(lambda _: False)
+        except (ConfigError, SweepError) as error:
+            return Outcome(None, 0, str(error))
+        if not run.is_complete():
+            raise SweepError(f"run {member.name} {summary.reason}: run the same command to continue")
+        return Outcome(summary.return_mean, summary.env_steps)
+
+    def _outcome_file(self, member: Member) -> Path:
+        return self._directory / RUNS / f"{member.name}.json"
+
+    def _outcome(self, member: Member) -> Outcome | None:
+        path = self._outcome_file(member)
+        try:
+            return Outcome(**json.loads(path.read_bytes())) if path.exists() else None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise SweepError(f"{path} is damaged ({error!r}): remove it, so that its run is looked at again") from error
+
+    def _close(self, members: Sequence[Member], generation: int) -> None:
+        """Add a complete generation to the journal, unless another command has. Raises SweepError: all failed."""
+        outcomes = [outcome for member in members if (outcome := self._outcome(member)) is not None]
+        if all(outcome.error is not None for outcome in outcomes):
+            raise SweepError(
+                f"every member of generation {generation} failed, the last one with: {outcomes[-1].error}. To try "
+                f"again, remove {self._directory / RUNS / run_name(generation, 0)[:-2]}*.json"
+            )
+        with one_at_a_time(self._directory):
+            path = self._directory / JOURNAL
+            before = path.read_bytes() if path.exists() else b""
+            if before.count(b"\n") > generation:
+                return
+            line = [
+                {"member": asdict(m), "outcome": asdict(outcome)} for m, outcome in zip(members, outcomes, strict=True)
+            ]
+            write_atomically(path, before + json.dumps(line).encode() + b"\n")
+        if generation:  # Nobody begins with these any more.
+            for member in members:
+                unused = self._directory / RUNS / run_name(generation - 1, member.number) / "checkpoints"
+                shutil.rmtree(unused, ignore_errors=True)  # A failed member may have none.
+
+
+def best_member(generation: Generation) -> int:
+    """The number of the member that earned most."""
+    ranks = [-math.inf if outcome.rank is None else outcome.rank for _, outcome in generation]
+    return ranks.index(max(ranks))
+
+
+def lineage(generations: Sequence[Generation]) -> list[int]:
+    """By generation, the number of the member whose weights the best one of the last generation goes back to."""
+    found = [best_member(generations[-1])]
+    for generation in reversed(generations[1:]):
+        parent = generation[found[-1]][0].parent
+        found.append(found[-1] if parent is None else parent)
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class PopulationResult:
+    """A population that has trained.
+
+    Attributes:
+        directory: of all outputs.
+        generations: the complete ones.
+        best: the run of the best member of the last one.
+    """
+
+    directory: Path
+    generations: tuple[Generation, ...]
+    best: Path
+
+    def text(self) -> str:
+        """The result in a few lines."""
+        member, outcome = self.generations[-1][best_member(self.generations[-1])]
+        count = f"{len(self.generations)} generations of {len(self.generations[-1])} members"
+        lines = [f"{count}; the best in the end is", f"  {_line(member, outcome)}", f"    accel evaluate {self.best}"]
+        return "\n".join([*lines, f"table, journal and plot: {self.directory}"])
+
+
+def sweep_population(
+    file: Path,
+    population: int,
+    generations: int = 10,
+    search: SearchOptions | None = None,
+    *,
+    command: Sequence[str] = (),
+) -> PopulationResult:
+    """Train a population: copy the better to the worse after every generation, and perturb their options.
+
+    Args:
+        file: TOML with [train], [space.FIELD] and [sweep]; of the latter seed, out and max_seconds are read.
+        population: members. generations: parts of ``total_env_steps``, at whose ends they are compared.
+        search: seed, out and max_seconds, instead of the file's.
+        command: the command line, for the record.
+    Raises:
+        AccelError: one clear message; nothing is written before all input is checked.
+    """
+    loaded, search = load_sweep_file(file), search or SearchOptions()
+    for name, value in search:
+        if value is not None and name not in _READ:
+            raise ConfigError(f"--{name}: a population has members and generations, not trials: leave it out")
+    search = search.over(SearchOptions.create(loaded.sweep, f"{file}: [sweep] "))
+    directory = search.directory(file.stem)
+    options = PopulationOptions(population, generations, search.seed or 0, search.max_seconds)
+    trained = Population(loaded, options, directory)
+    with writable(directory), terminations_interrupt():
+        with one_at_a_time(directory):
+            about = json.loads(json.dumps(trained.subject()))
+            check_directory(directory, about)
+            write_about(directory, about)
+        found = trained.train()
+        if not found:
+            raise SweepError("no generation is complete yet: run the same command to continue")
+        with one_at_a_time(directory):
+            title = f"{loaded.base.environment.env}, {loaded.base.policy.network}"
+            write_atomically(directory / "population.md", _markdown(found, title, options, command).encode())
+            write_atomically(directory / "population.png", _figure(found, loaded, title))
+    best = directory / RUNS / run_name(len(found) - 1, best_member(found[-1]))
+    return PopulationResult(directory, tuple(found), best)
+
+
+def _line(member: Member, outcome: Outcome) -> str:
+    parent = "" if member.parent in (None, member.number) else f", from member {member.parent}"
+    earned = "no episode ended" if outcome.return_mean is None else f"return {outcome.return_mean:.4g}"
+    result = f"failed: {outcome.error}" if outcome.error is not None else f"{earned}, {outcome.env_steps:,} steps"
+    return f"generation {member.generation}, member {member.number}{parent} | {_text(member.parameters)} | {result}"
+
+
+def _text(parameters: Parameters) -> str:
+    return ", ".join(f"{name}={short(value)}" for name, value in parameters.items())
+
+
+def _markdown(generations: Sequence[Generation], title: str, options: PopulationOptions, command: Sequence[str]) -> str:
+    """The parameters behind the best policy, and what everybody earned."""
+    ancestors = lineage(generations)
+    lines = [
+        f"# Population of {title}",
+        "",
+        f"{options.members} members, {len(generations)} of {options.generations} generations, seed {options.seed}. "
+        "A return is the mean of the last training episodes, those of the parent among them.",
+        "",
+        *(["```", shlex.join(command), "```", ""] if command else []),
+        "## The best member's line",
+        "",
+        "| generation | member | steps | return | trained with |",
+        "|---:|---:|---:|---:|---|",
+    ]
+    for generation, number in zip(generations, ancestors, strict=True):
+        member, outcome = generation[number]
+        lines.append(
+            f"| {member.generation} | {number} | {outcome.env_steps:,} | {_earned(outcome)} | "
+            f"`{_text(member.parameters)}` |"
+        )
+    lines += ["", "## Returns by generation", "", "| member | " + " | ".join(map(str, range(len(generations)))) + " |"]
+    lines.append("|---:|" + "---:|" * len(generations))
+    for number in range(options.members):
+        cells = []
+        for generation in generations:
+            member, outcome = generation[number]
+            copied = "" if member.parent in (None, number) else f"{member.parent} → "
+            cells.append(f"{copied}{_earned(outcome)}")
+        lines.append(f"| {number} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "`2 → 31`: began with the weights of member 2, and earned 31.", ""])
+
+
+def _earned(outcome: Outcome) -> str:
+    if outcome.error is not None:
+        return "failed"
+    return "" if outcome.return_mean is None else f"{outcome.return_mean:.4g}"
+
+
+def _figure(generations: Sequence[Generation], file: SweepFile, title: str) -> bytes:
+    """Returns and numeric parameters by generation."""
+    rows: dict[str, list[list[float | None]]] = {
+        "return": [[outcome.return_mean for _, outcome in generation] for generation in generations]
+    }
+    for name, distribution in file.space.items():
+        if not isinstance(distribution, CategoricalDistribution):
+            rows[name] = [[float(member.parameters[name]) for member, _ in generation] for generation in generations]
+    logarithmic = {name for name, distribution in file.space.items() if getattr(distribution, "log", False)}
+    return draw_population(rows, lineage(generations), logarithmic, title)
