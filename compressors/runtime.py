@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -73,8 +74,18 @@ class PolicySession:
                 f"a policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
             )
         self.artifact = artifact
-        self.batch = batch
         self._session = _load(artifact)
+        self._bind(batch)
+
+    def with_batch(self, batch: int) -> PolicySession:
+        """The loaded model for another number of rows, with arrays of its own. Raises ArtifactError."""
+        other = copy.copy(self)
+        other._bind(batch)
+        return other
+
+    def _bind(self, batch: int) -> None:
+        artifact = self.artifact
+        self.batch = batch
         _check_tensors(artifact, "inputs", artifact.inputs, self._session.get_inputs(), batch)
         _check_tensors(artifact, "outputs", artifact.outputs, self._session.get_outputs(), batch)
         self._binding = self._session.io_binding()

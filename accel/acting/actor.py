@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
+from accel.acting.central import CentralPolicy
 from accel.acting.collector import UnrollCollector
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
@@ -20,7 +22,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.system.pulse import PREPARING, STEPPING, WAITING
-from accel.transport.base import ActorTransport, PolicyUpdate
+from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
 
@@ -99,7 +101,8 @@ class Actor:
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
         self._timer = LevelTimer(self.layout, rule, sampler)
         self._policy = self._make_policy(sampler)
-        self._load(self._transport.wait_policy(timeout_s))
+        if not config.central:
+            self._load(self._transport.wait_policy(timeout_s))
         priorities = None
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
@@ -122,8 +125,7 @@ class Actor:
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
         env_steps = self.config.env_steps + self._collector.unrolls * self._env_steps_per_unroll
-        scheme_id = self.config.schemes.index(self._policy.scheme)
-        self._collector.collect(unroll, scheme_id, env_steps)
+        self._collector.collect(unroll, env_steps)
         if self._environment.failures:
             self._report_failures()
         timing_s = self._time_levels(unroll) if self._untimed else 0.0
@@ -166,7 +168,10 @@ class Actor:
             from accel.acting.torch_policy import TorchPolicy, make_module
 
             return TorchPolicy(make_module(self.config.torch_options, self.spec), self.layout, sampler)
-        return SessionPolicy(self.layout, sampler)
+        if self.config.central:
+            transport = cast(InferenceTransport, self._transport)
+            return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
+        return SessionPolicy(self.layout, sampler, self.config.schemes)
 
     def _wait_for_newer(self) -> PolicyUpdate:
         """The policy that was learned from this actor's last unroll, waited for. Raises Stopped, TransportError."""

@@ -58,6 +58,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
+_ANSWER_SLEEP_S = 10e-6
 _POLICY_LOOK_S = 0.005
 
 _LENGTH = struct.Struct("<I")
@@ -77,13 +78,13 @@ class Link:
     """One end of all that is shared. ``files`` are the numbers that ``adopt`` takes in the child.
 
     Args:
-        connection: this end's socket. ring, policy, pulse: files of memory.
+        connection: this end's socket. ring, policy, pulse, exchange: files of memory.
     """
 
-    def __init__(self, connection: socket.socket, ring: int, policy: int, pulse: int) -> None:
+    def __init__(self, connection: socket.socket, ring: int, policy: int, pulse: int, exchange: int) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._files: tuple[int, ...] = (ring, policy, pulse)
+        self._files: tuple[int, ...] = (ring, policy, pulse, exchange)
         self._received, self._unsent = bytearray(), bytearray()
         self.pulse = Pulse(memoryview(mmap.mmap(pulse, 8 * WORDS)).cast("q"))
         self.policies = PolicySlot(policy)
@@ -92,7 +93,7 @@ class Link:
     def make(cls) -> tuple[Self, socket.socket]:
         """A rank's end, and the socket for its first child."""
         ours, theirs = socket.socketpair()
-        files = [_memory() for _ in range(3)]
+        files = [_memory() for _ in range(4)]
         os.ftruncate(files[2], 8 * WORDS)
         link = cls(ours, *files)
         link.pulse.enter(PREPARING)
@@ -108,13 +109,12 @@ class Link:
         self.pulse.enter(PREPARING)
         return theirs
 
-    def files(self, theirs: socket.socket) -> tuple[int, int, int, int]:
+    def files(self, theirs: socket.socket) -> tuple[int, ...]:
         """What a child inherits and gives to ``adopt``."""
-        ring, policy, pulse = self._files
-        return theirs.fileno(), ring, policy, pulse
+        return theirs.fileno(), *self._files
 
     @classmethod
-    def adopt(cls, files: tuple[int, int, int, int]) -> Self:
+    def adopt(cls, files: tuple[int, ...]) -> Self:
         """The child's end."""
         return cls(socket.socket(fileno=files[0]), *files[1:])
 
@@ -127,12 +127,11 @@ class Link:
 
     def buffers(self, unroll_bytes: int, count: int) -> list[Bytes]:
         """The unrolls' memory: the same at both ends, each buffer on pages of its own."""
-        stride = -(-unroll_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        ring = self._files[0]
-        if os.fstat(ring).st_size < stride * count:
-            os.ftruncate(ring, stride * count)
-        memory = mmap.mmap(ring, stride * count)
-        return [np.frombuffer(memory, np.uint8, unroll_bytes, stride * i) for i in range(count)]
+        return _lay_out(self._files[0], [unroll_bytes] * count)
+
+    def exchange(self, question_bytes: int, answer_bytes: int) -> list[Bytes]:
+        """The memory of a question to the inference rank and of its answer, the same at both ends."""
+        return _lay_out(self._files[3], [question_bytes, answer_bytes])
 
     def send(self, kind: str, body: Mapping[str, object]) -> None:
         """Queue a message and send what can be sent."""
@@ -229,6 +228,15 @@ class PolicySlot:
         return PolicyUpdate(version, scheme.decode(), payload)
 
 
+def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
+    """Buffers in a file of memory, each on pages of its own."""
+    ends = np.cumsum([-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]).tolist()
+    if os.fstat(file).st_size < ends[-1]:
+        os.ftruncate(file, ends[-1])
+    memory = mmap.mmap(file, ends[-1])
+    return [np.frombuffer(memory, np.uint8, size, start) for size, start in zip(sizes, [0, *ends[:-1]], strict=True)]
+
+
 def _read(file: int, size: int, start: int) -> bytes:
     found = os.pread(file, size, start)
     while len(found) < size:  # Linux reads 2 GiB at most at once
@@ -259,6 +267,7 @@ class ChildActor:
         self._ring: list[Bytes] = []
         self._numbers: dict[int, int] = {}
         self._free: list[Bytes] = []
+        self._answers = 0
 
     def welcome(self, timeout_s: float) -> Json:
         """The learner's next message of the handshake, as the rank hands it on."""
@@ -315,6 +324,19 @@ class ChildActor:
             raise TransportError(f"no policy from the learner within {timeout_s:g} s")
         return found[-1]
 
+    def open_exchange(self, question_bytes: int, answer_bytes: int) -> tuple[Bytes, Bytes]:
+        """See ``InferenceTransport.open_exchange``."""
+        question, answer = self._link.exchange(question_bytes, answer_bytes)
+        self._link.send("exchange", {"question_bytes": question_bytes, "answer_bytes": answer_bytes})
+        return question, answer
+
+    def ask(self, timeout_s: float) -> None:
+        """See ``InferenceTransport.ask``."""
+        self._answers = 0
+        self._link.send("question", {})
+        if not self._until(lambda: self._answers > 0, timeout_s):
+            raise TransportError(f"no answer from the inference rank within {timeout_s:g} s")
+
     def pump(self) -> None:
         """Nothing to do: the rank sees to transfers."""
 
@@ -349,6 +371,8 @@ class ChildActor:
                 self.actor = int(str(body["actor"]))
                 message = body["message"]
                 self._welcomes.append(message if isinstance(message, dict) else {})
+            elif kind == "answer":
+                self._answers += 1
             elif kind == "stop":
                 self.stopping = True
             elif kind != "policy":  # A wake-up: the policy itself is in the slot.
@@ -361,10 +385,10 @@ class ChildActor:
 
 def adopt_link(files: str) -> Link:
     """The child's end of what it inherited, as the rank wrote it on the command line."""
-    socket, ring, policy, pulse = (int(number) for number in files.split(","))
-    for number in (socket, ring, policy, pulse):
+    numbers = tuple(int(number) for number in files.split(","))
+    for number in numbers:
         os.set_inheritable(number, False)
-    return Link.adopt((socket, ring, policy, pulse))
+    return Link.adopt(numbers)
 
 
 class Host:
@@ -397,6 +421,8 @@ class Host:
         self._progress_s = self._running_s = 0.0
         self._cut_off_s: float | None = None
         self._over = False
+        self._exchange: list[Bytes] = []
+        self._asks = self._is_asked = False
 
     def serve(self, transport: RemoteActor) -> int:
         """Act through children until the learner stops this actor, or it fails for good; returns the exit status.
@@ -433,6 +459,8 @@ class Host:
             self._hear_learner(transport)
         if is_heard:
             self._hear_child(transport)
+        if self._exchange:
+            self._mediate(transport)
         if is_there:
             self._hand_on(transport)
             self._offer_buffers(transport)
@@ -477,6 +505,17 @@ class Host:
             self._handed_on += 1
             self._send("welcome", {"actor": transport.actor, "message": message})
 
+    def _mediate(self, transport: RemoteActor) -> None:
+        """Pass the child's question on, and the answer back: those of a child that is gone are nobody's."""
+        if transport.is_answered() and self._is_asked:
+            self._is_asked = False
+            self._send("answer", {})
+        if self._asks and not transport.is_asking:
+            self._asks, self._is_asked = False, True
+            transport.ask(*self._exchange)
+        if self._is_asked:
+            self._sleep_s = min(self._sleep_s, _SHORT_SLEEP_S)
+
     def _send(self, kind: str, body: Json) -> None:
         try:
             self._link.send(kind, body)
@@ -498,6 +537,11 @@ class Host:
                 self._lent.discard(number)
                 self._unrolls += 1
                 transport.push(self._ring[number])
+            elif kind == "question":
+                self._asks = True
+                self._sleep_s = _ANSWER_SLEEP_S
+            elif kind == "exchange":
+                self._exchange = self._link.exchange(int(str(body["question_bytes"])), int(str(body["answer_bytes"])))
             elif kind == "report" and "error" in body:
                 self._last_words = body
             elif kind == "report":
@@ -609,6 +653,7 @@ class Host:
     def _replace(self) -> None:
         self._incarnation += 1
         self._handed_on = 0
+        self._asks = self._is_asked = False
         self._down_until_s = self._cut_off_s = None
         self._progress_s = self._running_s = self._clock_s
         self._child, self._keeper = self._start(self._link.renew())

@@ -50,7 +50,7 @@ class UnrollCollector:
         self._observations = environment.reset()
         self.unrolls = 0
 
-    def collect(self, unroll: Unroll, scheme_id: int, env_steps: int = 0) -> None:
+    def collect(self, unroll: Unroll, env_steps: int = 0) -> None:
         """Fill every field of one unroll by stepping T times.
 
         ``env_steps``: of the whole run so far, as far as this actor knows.
@@ -97,7 +97,7 @@ class UnrollCollector:
                 first, valid = (done, valid) if self._same_step else (~valid, ~done)
         write(self._layout.unroll_length)[...] = observations if newest is None else observations[:, newest]
         self._observations = observations
-        self._finish(unroll, scheme_id)
+        self._finish(unroll)
         timings = arrays["timings_s"]
         timings[ENV], timings[POLICY] = env_s, policy_s
         timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
@@ -113,7 +113,7 @@ class UnrollCollector:
             frames[k] = observations[:, k * channels : (k + 1) * channels]
         return list(frames[older:]).__getitem__
 
-    def _finish(self, unroll: Unroll, scheme_id: int) -> None:
+    def _finish(self, unroll: Unroll) -> None:
         """Everything that can be computed for the whole unroll at once."""
         arrays = unroll.arrays
         done = np.logical_or(arrays["terminated"], arrays["truncated"])
@@ -132,8 +132,7 @@ class UnrollCollector:
             arrays["exploration"][...] = self._sampler.exploration
         if self._priorities is not None:
             arrays["priority"][...] = self._priorities.of(unroll)
-        arrays["policy_version"][...] = self._policy.version
-        arrays["scheme_id"][...] = scheme_id
+        self._policy.sign(unroll)
         self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
         for failure in self._environment.failures:
             # As for numbers that are not finite: the environment's part of the unroll is left out.
@@ -144,7 +143,7 @@ class UnrollCollector:
         header = arrays["header"]
         header[0], header[1], header[2], header[3] = (
             self.unrolls,
-            self._policy.version,
+            arrays["policy_version"][0, 0],  # Versions never go down.
             int(np.count_nonzero(valid[:-1])),
             0,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.rules import ActionArray, Sampler
-from accel.experience.unroll import UnrollLayout
+from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
 from compressors.errors import ArtifactError
@@ -52,19 +53,35 @@ class ActingPolicy(Protocol):
         """The recurrent state [B, *shape] before the next ``act``, in the learner's layout; empty without a core."""
         ...
 
+    def sign(self, unroll: Unroll) -> None:
+        """Write which version and scheme chose the actions of each row of an unroll just collected."""
+        ...
+
+
+class Session(Protocol):
+    """What computes a policy's outputs from its inputs, in place; see ``compressors.runtime.PolicySession``."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+    def run(self) -> None:
+        """Compute ``outputs`` from ``inputs``."""
+        ...
+
 
 class SessionPolicy:
     """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
 
-    def __init__(self, layout: UnrollLayout, sampler: Sampler) -> None:
-        """Args: layout: of the unrolls; sampler: chooses actions."""
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, schemes: Sequence[str] = ()) -> None:
+        """Args: layout: of the unrolls; sampler: chooses actions; schemes: that unrolls name by place."""
         self.version = -1
         self.scheme = ""
         self._layout = layout
+        self._schemes = schemes
         self._sampler = sampler
         self._state_shapes = state_shapes = layout.state_shapes
         self._is_record = bool(layout.spec.parts)
-        self._session: PolicySession | None = None
+        self._session: Session | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
         self._carried = tuple(np.zeros((layout.envs, *shape), np.float32) for shape in state_shapes)
@@ -88,22 +105,25 @@ class SessionPolicy:
             artifact = CompressedPolicy.from_bytes(update.payload)
             deserialise_s = perf_counter() - before
             self._check_contract(artifact)
-            session = PolicySession(artifact, batch=self._layout.envs)
-            names = range(len(self._state_shapes))
-            inputs = tuple(session.inputs[f"state_{i}"] for i in names)
-            for target, source in zip(inputs, self.states(), strict=True):
-                target[...] = source
-            self._carried = inputs  # type: ignore[assignment]
-            self._inputs = inputs
-            self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in names)
-            self._observed = [(part, session.inputs[part.name]) for part in self._layout.spec.inputs]
-            self._observations = self._observed[0][1]
-            self._params = session.outputs["params"]
-            self._session = session
-            self._run = session.run
+            self._use(PolicySession(artifact, batch=self._layout.envs))
             self.scheme = artifact.scheme
         self.version = update.version
         return deserialise_s
+
+    def _use(self, session: Session) -> None:
+        """Act with a session from now on, which goes on with the recurrent state."""
+        names = range(len(self._state_shapes))
+        inputs = tuple(session.inputs[f"state_{i}"] for i in names)
+        for target, source in zip(inputs, self.states(), strict=True):
+            target[...] = source
+        self._carried = inputs  # type: ignore[assignment]
+        self._inputs = inputs
+        self._outputs = tuple(session.outputs[f"next_state_{i}"] for i in names)
+        self._observed = [(part, session.inputs[part.name]) for part in self._layout.spec.inputs]
+        self._observations = self._observed[0][1]
+        self._params = session.outputs["params"]
+        self._session = session
+        self._run = session.run
 
     def _check_contract(self, artifact: CompressedPolicy) -> None:
         """Check that names, shapes and dtypes of inputs and outputs are this environment's and network's."""
@@ -126,6 +146,11 @@ class SessionPolicy:
     def states(self) -> tuple[Floats, ...]:
         """The recurrent state [B, *shape] before the next ``act``."""
         return self._carried
+
+    def sign(self, unroll: Unroll) -> None:
+        """See ``ActingPolicy.sign``."""
+        unroll["policy_version"][...] = self.version
+        unroll["scheme_id"][...] = self._schemes.index(self.scheme)
 
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
         """See ``ActingPolicy.act``."""

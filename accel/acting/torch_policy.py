@@ -16,7 +16,7 @@ from accel.acting.rules import ActionArray, Sampler
 from accel.algorithms.catalogue import make_algorithm
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
-from accel.experience.unroll import UnrollLayout
+from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks.policy import PolicyModule
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
@@ -89,6 +89,11 @@ class TorchPolicy:
         if self._spec.parts:
             return [torch.from_numpy(np.ascontiguousarray(part)) for part in self._spec.split(observations).values()]
         return [torch.from_numpy(np.ascontiguousarray(observations)).contiguous(memory_format=self._memory_format)]
+
+    def sign(self, unroll: Unroll) -> None:
+        """See ``ActingPolicy.sign``."""
+        unroll["policy_version"][...] = self.version
+        unroll["scheme_id"][...] = 0  # Torch actors know full precision only.
 
     @torch.inference_mode()
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:

@@ -45,6 +45,8 @@ logger = logging.getLogger("accel")
 
 _CLASSES = {
     "impala": "accel.algorithms.impala:Impala",
+    "seed": "accel.algorithms.impala:Impala",
+    "ga3c": "accel.algorithms.impala:Impala",
     "a2c": "accel.algorithms.impala:Impala",
     "ppo": "accel.algorithms.ppo:Ppo",
     "dppo": "accel.algorithms.ppo:Ppo",

@@ -228,7 +228,7 @@ class _MeteredActor(Actor):
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
         if self.module is not None:
             return TorchPolicy(self.module, self.layout, sampler)
-        self.metered = _MeteredPolicy(self.layout, sampler)
+        self.metered = _MeteredPolicy(self.layout, sampler, self.config.schemes)
         return self.metered
 
 

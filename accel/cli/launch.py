@@ -32,6 +32,7 @@ from accel.transport import (
     is_actor,
     join_world,
 )
+from accel.transport.inference import Questions
 from accel.transport.join import START_TIMEOUT_S
 from accel.transport.learners import LearnerLink, give_roles, take_role
 from accel.transport.remote_actor import RemoteActor
@@ -110,14 +111,15 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
         endpoint = join_world(info, job.config.run.peer_timeout_s)
         learners, ranks = job.config.learner.learners, endpoint.size
         try:
-            topology = Topology.of(ranks, learners)
+            others = learners + job.config.inference_ranks
+            topology = Topology.of(ranks, learners, job.config.inference_ranks > 0)
             if info.size is None:  # The launcher told only ranks: the command line could not know how many act.
-                job = replace(job, config=job.config.replace(actors=ranks - learners))
-            if ranks - learners != job.config.acting.actors:
+                job = replace(job, config=job.config.replace(actors=ranks - others))
+            if ranks - others != job.config.acting.actors:
                 raise LaunchError(
-                    f"actors = {job.config.acting.actors}, but the launcher started {ranks - learners} ranks beside "
-                    f"the learner{'s' if learners > 1 else ''}: start {job.config.acting.actors + learners} ranks, or "
-                    "leave --actors out"
+                    f"actors = {job.config.acting.actors}, but the launcher started {ranks - others} ranks beside "
+                    f"the learner{'s' if learners > 1 else ''}{' and inference' if others > learners else ''}: start "
+                    f"{job.config.acting.actors + others} ranks, or leave --actors out"
                 )
         except LaunchError as error:
             _end_all(endpoint, error)
@@ -231,11 +233,15 @@ def act(info: LaunchInfo | None = None, timeout_s: float = START_TIMEOUT_S, host
     try:
         endpoint = join_world(info, timeout_s)
         topology, job = take_role(endpoint)
-        if topology.role(endpoint.rank) is not Role.LEARNER:
+        role, group = topology.role(endpoint.rank), topology.group(endpoint.rank)
+        if role is not Role.LEARNER:
             options = TransportOptions(in_flight=2, max_held=2, prefetch=1)
-            transport = RemoteActor(endpoint, topology.group(endpoint.rank), options=options, formats=FORMATS)
+            transport = RemoteActor(endpoint, group, options=options, formats=FORMATS)
             try:
-                return host.serve(transport)
+                if role is Role.ACTOR:
+                    return host.serve(transport)
+                host.close()
+                return _infer(info, transport, Questions(endpoint, group.actors))
             finally:
                 transport.close()
     finally:
@@ -243,6 +249,17 @@ def act(info: LaunchInfo | None = None, timeout_s: float = START_TIMEOUT_S, host
     from accel.runs.job import Job
 
     return follow(Job.from_text(job), info, endpoint, topology)
+
+
+def _infer(info: LaunchInfo, transport: RemoteActor, questions: Questions) -> int:
+    from accel.acting.central import InferenceServer
+
+    server = InferenceServer(transport, questions, lambda learners: pin_rank(info, learners))
+    try:
+        return server.serve()
+    except _OF_USERS as error:
+        transport.report({"error": str(error)})
+        return EXIT_ABORTED
 
 
 def abort_job(info: LaunchInfo, error: AccelError) -> None:
@@ -326,7 +343,7 @@ def _start_mpirun(job: Job) -> Summary:
     hosts = tuple(config.acting.hosts.split(",")) if config.acting.hosts else ()
     if job.resume is not None and len(hosts) > 1:
         hosts = _hosts_that_answer(hosts, min(config.run.peer_timeout_s, _ANSWER_S))
-    ranks = config.acting.actors + config.learner.learners
+    ranks = config.acting.actors + config.learner.learners + config.inference_ranks
     command = mpirun_command(
         ranks,
         hosts=hosts,

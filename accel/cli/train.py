@@ -17,7 +17,7 @@ from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
-from accel.config.train import CHOICES, all_options, describe_choice, options_read
+from accel.config.train import CHOICES, all_options, describe_choice, options_read, system_of
 from accel.errors import AccelError, ConfigError
 from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch
@@ -87,7 +87,10 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     values |= file
     if info.is_launched and _value(argv, "actors") is None:
         learners = _value(argv, "learners") or str(values.get("learners", 1))
-        values["actors"] = max((info.size or 1) - (int(learners) if learners.isdigit() else 1), 1)
+        system = system_of({**values, **chosen_kinds})
+        inference = _value(argv, "inference") or values.get("inference", system.get("inference"))
+        others = (int(learners) if learners.isdigit() else 1) * (2 if inference == "central" else 1)
+        values["actors"] = max((info.size or 1) - others, 1)
     defaults = TrainConfig.create(**values | chosen_kinds)
     before = defaults.options()
     given = _parse_flags(argv, defaults)

@@ -53,6 +53,7 @@ class ActorConfig(_Message):
         schemes: every scheme that may act; unrolls name them by place.
         env_steps: of the whole run, where it goes on.
         learner, learners: whose actor this is, and of how many; learners have actors in turns.
+        central: whether another rank runs the policy for all actors.
         torch_options: the run's options where actors run torch eager, which builds the learner's network.
     """
 
@@ -77,6 +78,7 @@ class ActorConfig(_Message):
     env_steps: int = 0
     learner: int = 0
     learners: int = 1
+    central: bool = False
     torch_options: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ class ActorConfig(_Message):
             env_steps=env_steps,
             learner=learner,
             learners=config.learner.learners,
+            central=config.inference_ranks > 0,
             torch_options=config.to_json() if acting.actor_runtime == "torch" else None,
         )
 

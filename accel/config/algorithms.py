@@ -109,6 +109,25 @@ class ImpalaConfig(ActorCriticConfig):
     )
 
 
+class SeedConfig(ImpalaConfig):
+    """SEED RL: IMPALA whose actors only step environments; one process runs the newest policy for all of them."""
+
+    system: ClassVar[Mapping[str, object]] = {**ImpalaConfig.system, "inference": "central"}
+
+    algorithm: Literal["seed"] = "seed"  # type: ignore[assignment]
+
+
+class Ga3cConfig(ImpalaConfig):
+    """GA3C: central inference as in SEED RL, and no correction for the time between acting and learning."""
+
+    system: ClassVar[Mapping[str, object]] = {**ImpalaConfig.system, "inference": "central"}
+
+    algorithm: Literal["ga3c"] = "ga3c"  # type: ignore[assignment]
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "none", description="off-policy correction; none: every step counts as on-policy"
+    )
+
+
 class A2cConfig(ActorCriticConfig):
     """A2C: policy gradient and critic on n-step targets; one unroll of every actor, all with the newest policy."""
 
@@ -383,6 +402,8 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
 AnyAlgorithm = (
     ImpalaConfig
+    | SeedConfig
+    | Ga3cConfig
     | A2cConfig
     | PpoConfig
     | DppoConfig
@@ -398,6 +419,8 @@ AnyAlgorithm = (
 
 ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "impala": ImpalaConfig,
+    "seed": SeedConfig,
+    "ga3c": Ga3cConfig,
     "a2c": A2cConfig,
     "ppo": PpoConfig,
     "dppo": DppoConfig,

@@ -68,6 +68,11 @@ class ActingConfig(Options):
     actor_runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
     )
+    inference: Literal["local", "central"] = Field(
+        "local",
+        description="where the policy runs: local, in every actor; central, on one more rank for each learner, which "
+        "answers the actors' observations in batches; with actors = 0 the two are the same",
+    )
     pin_cores: bool = Field(
         True, description="pin each actor to one core and the learner to the rest, where cores suffice"
     )
@@ -117,7 +122,7 @@ class CompressionConfig(Clips):
         description="compression scheme of the actors' policy, such as fp32, int8, prune(0.5)+int8; qat is int8 whose "
         "rounding the learner trains with, prune(0.5)+qat also prunes what it trains; auto or auto(fp32;int8;…) lets "
         "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps; default: auto, and "
-        "fp32 with actors = 0, several learners or torch actors",
+        "fp32 with actors = 0, several learners, torch actors or central inference",
     )
     calibration_interval_updates: Count = Field(
         500, description="learner updates between recalibrations of activation ranges"

@@ -104,6 +104,7 @@ class TrainConfig(BaseModel):
                 f"algorithm '{self.algorithm.algorithm}' cannot learn from store '{self.store.store}': "
                 f"use {' or '.join(allowed)}"
             )
+        self._check_inference()
         if isinstance(self.schedule, SynchronousConfig):
             self._check_rounds()
         if isinstance(self.store, FifoConfig | TrajectoriesConfig) and isinstance(
@@ -132,6 +133,22 @@ class TrainConfig(BaseModel):
             raise ConfigError(
                 f"option 'batch_unrolls' = {self.store.batch_unrolls}: schedule 'synchronous' learns from one unroll "
                 f"of every actor, {actors} in all: leave it out"
+            )
+
+    def _check_inference(self) -> None:
+        if self.acting.inference == "local":
+            return
+        if isinstance(self.schedule, SynchronousConfig):
+            raise ConfigError(
+                "inference = 'central' answers with the newest policy at every step, schedule 'synchronous' acts with "
+                "one policy for a whole round: use --inference local, or --schedule asynchronous"
+            )
+        if self.acting.actor_runtime == "torch":
+            raise ConfigError("inference = 'central' runs on onnxruntime: leave actor_runtime = 'torch' out")
+        if self.compression.compressor.startswith("auto"):
+            raise ConfigError(
+                f"inference = 'central': compressor '{self.compression.compressor}' chooses for each actor what it "
+                "runs itself; choose a scheme for all, such as fp32 or int8"
             )
 
     def _check_learners(self) -> None:
@@ -178,6 +195,11 @@ class TrainConfig(BaseModel):
         if isinstance(self.store, FifoConfig | CircularConfig):
             changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
         return self.replace(**changes)
+
+    @property
+    def inference_ranks(self) -> int:
+        """Ranks that run the policy for actors: one for each learner, or none."""
+        return self.learner.learners if self.acting.inference == "central" and self.acting.actors > 0 else 0
 
     @property
     def default_compressor(self) -> str:
@@ -228,7 +250,7 @@ class TrainConfig(BaseModel):
             del kept["compressor"]
         if changed := [kind for kind in CHOICES if kind in changes and changes[kind] != kept[kind]]:
             if "algorithm" in changed:
-                kept = {k: v for k, v in kept.items() if k not in {"store", "schedule"}}
+                kept = {k: v for k, v in kept.items() if k not in {"store", "schedule", "inference"}}
             kept = options_read(kept, changes)
         return type(self)(**{**kept, **changes})
 
@@ -250,7 +272,7 @@ def options_read(options: Mapping[str, object], choices: Mapping[str, object]) -
     An option of the same name whose choices are others, as ``corrector`` has them, is another option.
     """
     values = {**options, **choices}
-    models = _choose_models({**_system_of(values), **values})
+    models = _choose_models({**system_of(values), **values})
     fields = {name: field for model in models.values() for name, field in model.model_fields.items()}
     return {name: value for name, value in options.items() if name in fields and _offers(fields[name], value)}
 
@@ -296,7 +318,7 @@ def _part(total: int, index: int, parts: int) -> int:
 
 def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
     """Sort options into the parts that read them. Raises ConfigError."""
-    values = {**_system_of(options), **options}
+    values = {**system_of(options), **options}
     models = _choose_models(values)
     if "batch_unrolls" not in values and isinstance(values.get("actors"), int):
         # With fewer unrolls than actors in a batch, policy lag would grow with the number of actors.
@@ -328,10 +350,12 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
 def _default_compressor(values: Mapping[str, object]) -> str:
     """Measured where actors can time the levels; else full precision, so that one process stays deterministic."""
     timed = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
-    return "auto" if timed and values.get("actor_runtime", "onnxruntime") == "onnxruntime" else "fp32"
+    here = values.get("actor_runtime", "onnxruntime") == "onnxruntime" and values.get("inference", "local") == "local"
+    return "auto" if timed and here else "fp32"
 
 
-def _system_of(options: Mapping[str, object]) -> Mapping[str, object]:
+def system_of(options: Mapping[str, object]) -> Mapping[str, object]:
+    """The defaults that go with the algorithm that these options choose. Raises ConfigError: there is none such."""
     return _choose("algorithm", options.get("algorithm", DEFAULT_ALGORITHM)).system  # type: ignore[attr-defined,no-any-return]
 
 

@@ -91,15 +91,27 @@ class Role(Enum):
     """What a rank does."""
 
     LEARNER = "learner"
+    INFERENCE = "inference"
     ACTOR = "actor"
 
 
 @dataclass(frozen=True)
 class LearnerGroup:
-    """A learner and the actors that feed it. ``actors[i]`` is the rank of actor i."""
+    """A learner and the actors that feed it.
+
+    Attributes:
+        actors: ``actors[i]`` is the rank of actor i.
+        inference: the rank that runs the policy for all of them; None: each runs its own.
+    """
 
     learner: int
     actors: tuple[int, ...]
+    inference: int | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the group, the learner first."""
+        return (self.learner, *(() if self.inference is None else (self.inference,)), *self.actors)
 
 
 @dataclass(frozen=True)
@@ -109,11 +121,13 @@ class Topology:
     groups: tuple[LearnerGroup, ...]
 
     def __post_init__(self) -> None:
-        ranks = sorted(rank for group in self.groups for rank in (group.learner, *group.actors))
+        ranks = sorted(rank for group in self.groups for rank in group.ranks)
         if any(not group.actors for group in self.groups):
+            central = any(group.inference is not None for group in self.groups)
+            least = (3 if central else 2) * len(self.groups)
             raise LaunchError(
-                f"too few ranks: {len(ranks)} for {len(self.groups)} learner(s) with at least one actor each; "
-                f"start at least {2 * len(self.groups)} (mpirun -n {2 * len(self.groups)} …)"
+                f"too few ranks: {len(ranks)} for {len(self.groups)} learner(s) with at least one actor each"
+                f"{' and a rank for inference' if central else ''}; start at least {least} (mpirun -n {least} …)"
             )
         if ranks != list(range(len(ranks))) or not ranks:
             raise LaunchError(f"a topology must give each of the ranks 0 … n-1 one role, got {ranks}")
@@ -124,9 +138,18 @@ class Topology:
         return cls.of(size, 1)
 
     @classmethod
-    def of(cls, size: int, learners: int) -> Self:
-        """The first ranks learn; the others act, dealt out to them in turns. Raises LaunchError: too few."""
-        return cls(tuple(LearnerGroup(i, tuple(range(learners + i, size, learners))) for i in range(learners)))
+    def of(cls, size: int, learners: int, central: bool = False) -> Self:
+        """The first ranks learn; the others act, dealt out to them in turns. Raises LaunchError: too few.
+
+        With ``central`` inference, as many ranks between them run the policy.
+        """
+        first = (2 if central else 1) * learners
+        return cls(
+            tuple(
+                LearnerGroup(i, tuple(range(first + i, size, learners)), learners + i if central else None)
+                for i in range(learners)
+            )
+        )
 
     @property
     def learners(self) -> int:
@@ -136,16 +159,17 @@ class Topology:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return sum(1 + len(group.actors) for group in self.groups)
+        return sum(len(group.ranks) for group in self.groups)
 
     def role(self, rank: int) -> Role:
         """What ``rank`` does."""
-        return Role.LEARNER if self.group(rank).learner == rank else Role.ACTOR
+        group = self.group(rank)
+        return {group.learner: Role.LEARNER, group.inference: Role.INFERENCE}.get(rank, Role.ACTOR)
 
     def group(self, rank: int) -> LearnerGroup:
         """The group that ``rank`` belongs to. Raises LaunchError for a rank outside the topology."""
         for group in self.groups:
-            if rank == group.learner or rank in group.actors:
+            if rank in group.ranks:
                 return group
         raise LaunchError(f"rank {rank} is outside a topology of {self.size} ranks")
 

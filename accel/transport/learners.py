@@ -31,7 +31,7 @@ def give_roles(endpoint: Endpoint, topology: Topology, job: str = "") -> Given:
     """Tells every other rank how many learners there are, and learners the job. Returns at once."""
     sends = []
     for rank in range(1, endpoint.size):
-        told: Json = {"learners": topology.learners}
+        told: Json = {"learners": topology.learners, "central": topology.groups[0].inference is not None}
         if topology.role(rank) is Role.LEARNER:
             told["job"] = job
         try:
@@ -49,7 +49,8 @@ def take_role(endpoint: Endpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[To
         raise TransportError("the learner (rank 0) is gone; this rank cannot go on without it") from error
     if body is None:
         raise TransportError(f"no word from the learner (rank 0) within {timeout_s:g} s; is it stuck?")
-    return Topology.of(endpoint.size, int(str(body["learners"]))), str(body.get("job", ""))
+    topology = Topology.of(endpoint.size, int(str(body["learners"])), bool(body["central"]))
+    return topology, str(body.get("job", ""))
 
 
 class LearnerLink:

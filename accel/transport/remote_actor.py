@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,10 @@ from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, Transpor
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
 from accel.transport.wire import (
+    TAG_ANSWER,
     TAG_MESSAGE,
     TAG_POLICY,
+    TAG_QUESTION,
     TAG_UNROLL,
     WIRE_FORMAT,
     check_formats,
@@ -47,10 +50,11 @@ class RemoteActor:
         options: TransportOptions | None = None,
         formats: Mapping[str, int] | None = None,
     ) -> None:
-        self.actor = group.actors.index(endpoint.rank)
+        # The inference rank comes after all actors: it is sent the policies, and sends no unrolls.
+        self.actor = (*group.actors, group.inference).index(endpoint.rank)
         self.stopping = False
         self._endpoint = endpoint
-        self._learner = group.learner
+        self._learner, self._inference = group.learner, group.inference
         self._options = options or TransportOptions()
         self.formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
         self._ring: list[Bytes] = []
@@ -67,6 +71,8 @@ class RemoteActor:
         self._closed = False
         self._unroll_bytes: int | None = None
         self._beat: Request | None = None
+        self._question: tuple[Request, Bytes] | None = None
+        self._answer: tuple[Request | None, Bytes] | None = None
         self.pulse = Pulse()
         self.fence: int | None = None
         atexit.register(self.close)
@@ -163,6 +169,46 @@ class RemoteActor:
         self._progress()
         update, self._update = self._update, None
         return update
+
+    def ask(self, question: Bytes, answer: Bytes) -> None:
+        """Sends a question to the inference rank; the caller leaves both buffers alone until ``is_answered``.
+
+        A dead inference rank answers nothing: the learner notices, and ends the run.
+        """
+        if self._inference is None or self.is_asking:
+            raise TransportError("ask() needs an inference rank, and one question at a time")
+        self._answer = (None, answer)
+        with suppress(PeerFailed):
+            self._question = (self._endpoint.send(question, self._inference, TAG_QUESTION), question)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question is under way."""
+        return self._answer is not None
+
+    def is_answered(self) -> bool:
+        """Whether the answer has just become whole. Raises TransportError: it has another size than expected."""
+        if self._answer is None or self._inference is None:
+            return False
+        request, buffer = self._answer
+        try:
+            if request is None:
+                incoming = self._endpoint.probe(self._inference, TAG_ANSWER)
+                if incoming is None:
+                    return False
+                if incoming.nbytes != buffer.nbytes:
+                    raise TransportError(
+                        f"the inference rank answered with {incoming.nbytes} bytes, not {buffer.nbytes}: its policy is "
+                        "for another environment or network"
+                    )
+                request = incoming.receive(buffer)
+                self._answer = (request, buffer)
+            if not self._endpoint.is_done(request):
+                return False
+        except PeerFailed:
+            return False
+        self._question = self._answer = None
+        return True
 
     def wait_policy(self, timeout_s: float) -> PolicyUpdate:
         """Waits for a policy."""

@@ -47,10 +47,13 @@ class RemoteLearner:
         self.actors = len(group.actors)
         self.fault_tolerant = endpoint.fault_tolerant
         self._endpoint = endpoint
-        self._actor_of = {rank: actor for actor, rank in enumerate(group.actors)}
+        ranks = group.actors if group.inference is None else (*group.actors, group.inference)
+        self._actor_of = {rank: actor for actor, rank in enumerate(ranks)}
+        # It is told and watched like an actor, with the number after the last one's.
+        self._inference = None if group.inference is None else len(group.actors)
         self._options = options or TransportOptions()
         self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
-        self._alive = set(range(self.actors))
+        self._alive = set(range(len(ranks)))
         self._dead: set[int] = set()
         self._silent: dict[int, int] = {}
         self._invited: set[int] = set()
@@ -59,7 +62,10 @@ class RemoteLearner:
         self._heard_s: dict[int, float] = {}
         self._clock_s, self._last_s, self._looked_s = 0.0, time.monotonic(), 0.0
         self._told_to_stop: set[int] = set()
-        self._outbox = _Outbox(endpoint, group.actors)
+        self._outbox = _Outbox(endpoint, ranks)
+        if self._inference is not None:
+            for actor in range(self.actors):
+                self._outbox.board.forget(actor)  # policies go to the inference rank only
         self._receipts = _Receipts(endpoint.is_done)
         self._ready: deque[Arrival] = deque()
         self._inbox: list[tuple[int, Json]] = []
@@ -70,15 +76,15 @@ class RemoteLearner:
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
-        return frozenset(self._alive)
+        return frozenset(self._alive - {self._inference})
 
     def silent(self) -> frozenset[int]:
         """Actors that are fenced off; see ``LearnerTransport.silent``."""
-        return frozenset(self._silent)
+        return frozenset(self._silent.keys() - {self._inference})
 
     def dead(self) -> frozenset[int]:
         """Actors that ended without a goodbye."""
-        return frozenset(self._dead)
+        return frozenset(self._dead - {self._inference})
 
     def welcome(self, message: Json) -> None:
         """Sends every actor a message, with the formats that this learner speaks; see ``LearnerTransport.welcome``."""
@@ -124,8 +130,8 @@ class RemoteLearner:
         self._advance_sends()
 
     def assign(self, actor: int, scheme: str) -> None:
-        """From now on ``actor`` gets ``scheme``."""
-        self._outbox.board.assign(actor, scheme)
+        """From now on ``actor`` gets ``scheme``; with central inference, all of them do."""
+        self._outbox.board.assign(actor if self._inference is None else self._inference, scheme)
         self._advance_sends()
 
     def pump(self) -> None:
@@ -188,6 +194,9 @@ class RemoteLearner:
         self._advance_sends()
         if self._options.silence_s is not None:
             self._watch(self._options.silence_s)
+        if self._inference is not None and self._inference not in self._alive and not self._ended:
+            how = "gives no sign of life" if self._inference in self._silent else "is gone"
+            raise TransportError(f"the inference rank {how}, and actors cannot act without it; resume the run")
 
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
@@ -214,7 +223,8 @@ class RemoteLearner:
         if kind == "rejoined" and body.get("fence") == fence:
             del self._silent[actor]
             self._alive.add(actor)
-            self._outbox.board.remember(actor)
+            if self._inference is None:
+                self._outbox.board.remember(actor)
         elif kind == "goodbye":
             self._lose(actor)
             self._tell_to_stop(actor, encode_message("stop", {}))
@@ -230,7 +240,7 @@ class RemoteLearner:
     def _wanted_tag(self) -> int:
         """Anything while there is room for an unroll; otherwise messages only, which leaves unrolls at the actors."""
         if self._draining:
-            has_room = len(self._receipts) < 2 * self.actors
+            has_room = len(self._receipts) < 2 * len(self._actor_of)
         else:
             taken_ahead = self._receipts.unrolls + len(self._ready)
             has_room = self._pool is not None and taken_ahead < self._options.prefetch
@@ -292,6 +302,8 @@ class RemoteLearner:
         if kind == "goodbye":
             self._alive.discard(actor)
             self._tell_to_stop(actor, encode_message("stop", {}))
+        elif actor == self._inference and kind == "report" and "error" in body:
+            raise TransportError(f"the inference rank failed: {body['error']}")
         elif kind in ("hello", "report"):
             if len(self._inbox) >= _INBOX_LIMIT:
                 raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")

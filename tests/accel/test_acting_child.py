@@ -43,8 +43,8 @@ def pair() -> tuple[Link, Link]:
 
 def adopted(ours: Link, theirs: socket.socket) -> Link:
     """The child's end, on files of its own as in another process."""
-    _, ring, policy, pulse = ours.files(theirs)
-    link = Link.adopt((theirs.detach(), os.dup(ring), os.dup(policy), os.dup(pulse)))
+    files = [os.dup(file) for file in ours.files(theirs)[1:]]
+    link = Link.adopt((theirs.detach(), *files))
     OPEN.append(link)
     return link
 

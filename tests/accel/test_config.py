@@ -77,6 +77,8 @@ def test_an_algorithm_brings_its_store_its_schedule_and_its_defaults() -> None:
         ({"actors": 0}, "fp32"),
         ({"actors": 2, "learners": 2}, "fp32"),
         ({"actor_runtime": "torch"}, "fp32"),
+        ({"inference": "central"}, "fp32"),
+        ({"algorithm": "seed"}, "fp32"),
         ({"actors": 0, "compressor": "int8"}, "int8"),
         ({"compressor": "fp32"}, "fp32"),
     ],
@@ -100,6 +102,13 @@ def test_another_algorithm_keeps_what_it_reads() -> None:
     changed = config.replace(algorithm="impact")
     assert (changed.store.store, changed.optimiser.learning_rate, changed.algorithm.lambda_) == ("circular", 3e-4, 0.9)
     assert "passes" not in changed.options()
+
+
+def test_central_inference_takes_a_rank_for_each_learner_and_leaves_with_its_algorithm() -> None:
+    config = TrainConfig.create(algorithm="seed", actors=4, learners=2)
+    assert config.inference_ranks == 2 and config.share(0).inference_ranks == 1
+    assert config.replace(actors=0, learners=1).inference_ranks == 0
+    assert config.replace(algorithm="ppo").acting.inference == "local"
 
 
 def test_presets_are_valid() -> None:
@@ -135,6 +144,9 @@ def test_presets_are_valid() -> None:
         ({"algorithm": "a:b", "algorithm_arg": ("c",)}, "must have the form name=value"),
         ({"corrector": "retrace", "algorithm": "ppo"}, "retrace"),
         ({"actor_runtime": "torch", "compressor": "int8"}, "compressor = 'fp32'"),
+        ({"inference": "central", "algorithm": "a2c"}, "'synchronous' acts with one policy for a whole round"),
+        ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs on onnxruntime"),
+        ({"algorithm": "seed", "compressor": "auto(fp32;int8)"}, "choose a scheme for all, such as fp32 or int8"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
         ({"actors": 0, "hosts": "a"}, "one process"),

@@ -28,6 +28,9 @@ class UniformPolicy:
         self._sampler = sampler
         self.first_rows = []
 
+    def sign(self, unroll):
+        unroll["policy_version"][...], unroll["scheme_id"][...] = self.version, 3
+
     def load(self, update):
         raise AssertionError("nothing is loaded here")
 
@@ -47,7 +50,7 @@ def collect(env_id, length, count, envs=ENVS):
     unrolls = []
     for _ in range(count):
         unroll = layout.view(np.full(layout.nbytes, 255, np.uint8))
-        collector.collect(unroll, scheme_id=3)
+        collector.collect(unroll)
         unrolls.append(unroll)
     environment.close()
     return unrolls
@@ -105,7 +108,7 @@ def test_an_infinite_return_is_that_of_its_episode_alone(length):
     returns = []
     for _ in range(-(-24 // length)):
         unroll = layout.view(np.full(layout.nbytes, 255, np.uint8))
-        collector.collect(unroll, scheme_id=3)
+        collector.collect(unroll)
         returns += unroll["episode_return"][unroll["episode_length"][:, 0] == 3, 0].tolist()
     assert len(returns) >= 6
     assert returns == [3.0, -np.inf] + [3.0] * (len(returns) - 2)

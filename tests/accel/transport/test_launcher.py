@@ -215,6 +215,16 @@ def test_topology_of_several_learners() -> None:
         Topology.of(3, 2)
 
 
+def test_topology_with_central_inference() -> None:
+    """As many ranks run the policy as learn; each serves the actors of one learner."""
+    topology = Topology.of(8, 2, central=True)
+    assert [topology.role(rank) for rank in range(8)] == [Role.LEARNER] * 2 + [Role.INFERENCE] * 2 + [Role.ACTOR] * 4
+    assert [(group.inference, group.actors) for group in topology.groups] == [(2, (4, 6)), (3, (5, 7))]
+    assert topology.group(3) == topology.group(1) == topology.group(7) and topology.size == 8
+    with pytest.raises(LaunchError, match="a rank for inference; start at least 3"):
+        Topology.of(2, 1, central=True)
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_too_few_ranks(size: int) -> None:
     with pytest.raises(LaunchError, match="too few ranks"):

@@ -1,0 +1,265 @@
+"""Central inference: actors step environments, one rank runs the newest policy for all of them in batches. No torch.
+
+An actor's policy (``CentralPolicy``) is a session whose ``run`` asks the inference rank: the inputs of one step of its
+environments go there, the outputs come back. Everything else is the actor's, as with a policy of its own: sampling, μ,
+exploration, priorities, unrolls, the recurrent state. So the inference rank (``InferenceServer``) keeps nothing of an
+actor, and one that is replaced starts anew by itself.
+
+The server answers whatever has arrived since its last batch in the next one; a policy that comes meanwhile acts from
+the next batch on, in the middle of unrolls too: their rows name the version and scheme that chose each action.
+
+A question is a header of words, then each tensor of the policy's inputs by name, in the order of names; an answer is
+the same with its outputs:
+
+    question    [rows, 0]             observations, state_0 …
+    answer      [version, scheme]     next_state_0 …, params
+
+Source: Espeholt et al. 2020 (SEED RL), arXiv:1910.06591; Babaeizadeh et al. 2017 (GA3C), arXiv:1611.06256. Deviations:
+the recurrent state stays with the actor, which stores it in unrolls; the server runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from accel.acting.child import BEAT_S
+from accel.acting.policy import Array, Bools, Floats, SessionPolicy
+from accel.acting.rules import ActionArray, Sampler
+from accel.config.actor import ActorConfig
+from accel.errors import TransportError
+from accel.experience.unroll import Unroll, UnrollLayout
+from accel.transport.base import Bytes, InferenceTransport, PolicyUpdate
+from accel.transport.endpoint import Backoff
+from accel.transport.inference import Questions
+from accel.transport.remote_actor import RemoteActor
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.errors import CompressorError
+from compressors.runtime import PolicySession
+
+EXIT_ABORTED = 3
+_WORDS = 2
+_ALIGNMENT = 8
+
+
+class Tensor(NamedTuple):
+    """A tensor of a message; ``shape`` is without its rows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """How a question or an answer lies in its bytes."""
+
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Self:
+        """With these tensors, in the order of their names."""
+        return cls(tuple(sorted(tensors)))
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of a message of so many rows."""
+        return 8 * _WORDS + sum(_padded(dtype, (rows, *shape)) for _, dtype, shape in self.tensors)
+
+    def views(self, buffer: Bytes, rows: int) -> tuple[Array, dict[str, Array]]:
+        """The header and the tensors [rows, …] of a message. Raises TransportError: it is for another policy."""
+        if buffer.nbytes != self.nbytes(rows):
+            raise TransportError(
+                f"a message of {buffer.nbytes} bytes for inference on {rows} environments, not of {self.nbytes(rows)}: "
+                "the two ends have other policies"
+            )
+        start, found = 8 * _WORDS, {}
+        for name, dtype, shape in self.tensors:
+            size = int(np.prod((rows, *shape), dtype=np.int64)) * np.dtype(dtype).itemsize
+            found[name] = buffer[start : start + size].view(dtype).reshape(rows, *shape)
+            start += _padded(dtype, (rows, *shape))
+        return buffer[: 8 * _WORDS].view(np.int64), found
+
+
+def _padded(dtype: str, shape: tuple[int, ...]) -> int:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class CentralPolicy(SessionPolicy):
+    """Acts with the policy that the inference rank has at each step.
+
+    Args:
+        layout, sampler: as for ``SessionPolicy``.
+        transport: this actor's end.
+        timeout_s: how long an answer may take; the first one includes the learner's preparation.
+    """
+
+    def __init__(self, layout: UnrollLayout, sampler: Sampler, transport: InferenceTransport, timeout_s: float) -> None:
+        super().__init__(layout, sampler)
+        self._transport, self._timeout_s, rows = transport, timeout_s, layout.envs
+        states = [Tensor(f"state_{i}", "float32", shape) for i, shape in enumerate(layout.state_shapes)]
+        observed = [Tensor(part.name, part.dtype, part.shape) for part in layout.spec.inputs]
+        following = [state._replace(name=f"next_{state.name}") for state in states]
+        question = Message.of([*observed, *states])
+        answer = Message.of([Tensor("params", "float32", (layout.outputs,)), *following])
+        buffers = transport.open_exchange(question.nbytes(rows), answer.nbytes(rows))
+        header, inputs = question.views(buffers[0], rows)
+        header[...] = rows, 0
+        self._source, outputs = answer.views(buffers[1], rows)
+        self.inputs: Mapping[str, Array] = inputs
+        self.outputs: Mapping[str, Array] = outputs
+        self._sources = np.zeros((layout.unroll_length, _WORDS), np.int64)
+        self._use(self)
+
+    def run(self) -> None:
+        """Ask; see ``Session.run``. Raises Stopped, TransportError."""
+        self._transport.ask(self._timeout_s)
+
+    def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:
+        """See ``ActingPolicy.act``."""
+        super().act(observations, first, t, actions, params)
+        self._sources[t] = self._source
+
+    def sign(self, unroll: Unroll) -> None:
+        """See ``ActingPolicy.sign``."""
+        unroll["policy_version"][...] = self._sources[:, :1]
+        unroll["scheme_id"][...] = self._sources[:, 1:]
+
+
+class InferenceServer:
+    """Runs the newest policy for a learner's actors.
+
+    Args:
+        transport: its end of the learner's transport, which brings policies.
+        questions: its end of the actors' questions.
+        pin: binds this process to its core, beside so many learners.
+    """
+
+    def __init__(
+        self, transport: RemoteActor, questions: Questions, pin: Callable[[int], object] = lambda learners: None
+    ) -> None:
+        self._transport, self._questions, self._pin = transport, questions, pin
+        self._config: ActorConfig | None = None
+        self._batcher: PolicyBatcher | None = None
+
+    def serve(self) -> int:
+        """Answer until the learner stops this rank; returns the exit status.
+
+        Raises:
+            TransportError: the learner is gone, or a question is no actor's. CompressorError: the first policy does not
+                load here.
+        """
+        asked: list[tuple[int, Bytes]] = []
+        backoff, beat_s = Backoff(None), 0.0
+        while not self._transport.stopping:
+            self._hear_learner()
+            asked += self._questions.receive()
+            if self._config is not None and time.monotonic() >= beat_s:
+                beat_s = time.monotonic() + BEAT_S
+                self._transport.beat()
+            if asked and self._batcher is not None:
+                for rank, answer in self._batcher.answer(asked):
+                    self._questions.answer(rank, answer)
+                asked.clear()
+                backoff = Backoff(None)
+            else:
+                backoff.pause()
+        return EXIT_ABORTED if self._transport.aborted else 0
+
+    def _hear_learner(self) -> None:
+        self._transport.pump()
+        if not self._transport.has_news:
+            return
+        while (message := self._transport.poll_welcome()) is not None:
+            if self._config is None:
+                self._config = ActorConfig.from_json(message)
+                if self._config.pin_cores:
+                    self._pin(self._config.learners)
+        if (update := self._transport.pull()) is not None and self._config is not None:
+            self._load(update, self._config)
+
+    def _load(self, update: PolicyUpdate, config: ActorConfig) -> None:
+        try:
+            if self._batcher is None:
+                self._batcher = PolicyBatcher(config.schemes)
+            self._batcher.load(update)
+        except CompressorError as error:
+            if self._batcher is None or self._batcher.version < 0:
+                raise
+            warning = f"inference goes on with policy {self._batcher.version}: {update.version} does not load: {error}"
+            self._transport.report({"warning": warning})
+
+
+class PolicyBatcher:
+    """The newest policy, applied to the questions of many actors at once.
+
+    Args:
+        schemes: every scheme that may act; answers name them by place.
+    """
+
+    def __init__(self, schemes: tuple[str, ...]) -> None:
+        self.version = -1
+        self._schemes = schemes
+        self._scheme_id = 0
+        self._refused = False
+        self._sessions: dict[int, PolicySession] = {}
+        self._answers: dict[int, Bytes] = {}
+
+    def load(self, update: PolicyUpdate) -> None:
+        """Take a newer policy; on any error the old one stays. Raises ArtifactError."""
+        if update.payload is not None:
+            self._refused = True
+            artifact = CompressedPolicy.from_bytes(update.payload)
+            session = PolicySession(artifact, batch=1)
+            self._scheme_id = self._schemes.index(artifact.scheme)
+            self._question, self._answer = _message_of(artifact.inputs), _message_of(artifact.outputs)
+            self._sessions = {1: session}
+            self._refused = False
+        if not self._refused:  # An update without a payload refers to the last one that had one.
+            self.version = update.version
+
+    def answer(self, asked: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
+        """(rank, answer) to each (rank, question); an answer's buffer is that rank's until it asks again.
+
+        Raises:
+            TransportError: a question is for another policy. ArtifactError: the policy fails on this batch.
+        """
+        rows = [_rows(question) for _, question in asked]
+        session = self._session(sum(rows))
+        start = 0
+        for (_, question), count in zip(asked, rows, strict=True):
+            for name, tensor in self._question.views(question, count)[1].items():
+                session.inputs[name][start : start + count] = tensor
+            start += count
+        session.run()
+        start, found = 0, []
+        for (rank, _), count in zip(asked, rows, strict=True):
+            nbytes = self._answer.nbytes(count)
+            if rank not in self._answers or self._answers[rank].nbytes != nbytes:
+                self._answers[rank] = np.zeros(nbytes, np.uint8)
+            header, tensors = self._answer.views(self._answers[rank], count)
+            header[...] = self.version, self._scheme_id
+            for name, tensor in tensors.items():
+                tensor[...] = session.outputs[name][start : start + count]
+            start += count
+            found.append((rank, self._answers[rank]))
+        return found
+
+    def _session(self, rows: int) -> PolicySession:
+        if rows not in self._sessions:
+            self._sessions[rows] = next(iter(self._sessions.values())).with_batch(rows)
+        return self._sessions[rows]
+
+
+def _message_of(specs: Sequence[TensorSpec]) -> Message:
+    return Message.of(Tensor(spec.name, spec.dtype, spec.with_batch(1)[1:]) for spec in specs)
+
+
+def _rows(question: Bytes) -> int:
+    if question.nbytes < 8 * _WORDS:
+        raise TransportError(f"a question of {question.nbytes} bytes for inference has no header")
+    return int(question[:8].view(np.int64)[0])
