@@ -27,8 +27,8 @@ from accel.transport.launcher import LaunchInfo, verify_library, verify_world  #
 
 # With these, Open MPI 5 really survives dead ranks. Its TCP pipeline of remote writes to a dead rank spins for ever;
 # sends don't, and are no slower. The fence in its MPI_Finalize sometimes waits for the dead; our stopping protocol does
-# what that is for.
-_ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1"}
+# what that is for. Fault tolerance does not work over libfabric, whose search for networks would take a second.
+_ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_btl": "^ofi"}
 
 LEAVE_S = 10.0
 """The longest time that leaving MPI takes when nothing is wrong."""
