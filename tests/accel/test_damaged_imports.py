@@ -36,7 +36,7 @@ from accel.imports.stable_baselines3 import SavedPolicy, read_saved_policy
 from accel.imports.torch_files import read_tensors
 from accel.runs.directory import RunDirectory
 from accel.runs.reporting import _samples
-from accel.sweep.driver import _check_directory
+from accel.sweep.directory import check_directory
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
 from monitor.decisions import DecisionLog, read_decisions
@@ -305,7 +305,7 @@ def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data
 def test_settings_of_sweeps(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     path = tmp_path_factory.mktemp("sweep")
     (path / "study.json").write_bytes(json.dumps(document).encode(errors="surrogatepass"))
-    found = outcome(lambda: _check_directory(path, {"study": "s"}))
+    found = outcome(lambda: check_directory(path, {"study": "s"}))
     present = {name: value for name, value in document.items() if value is not None}
     assert found is None if present == {"study": "s"} else isinstance(found, SweepError)
 
