@@ -26,6 +26,35 @@ def advise_actor(rows: Sequence[Row]) -> list[str]:
     return [*(_actor_line(cells) for cells in _groups(rows, ("env", "network", "envs"))), *_remarks(rows)]
 
 
+def advise_inference(rows: Sequence[Row]) -> list[str]:
+    """One line per network and number of environments: what is fastest, and what takes least CPU time."""
+    return [_inference_line(cells) for cells in _groups(rows, ("network", "envs"))]
+
+
+def _inference_line(cells: Sequence[Row]) -> str:
+    """Spreads that overlap decide nothing."""
+    head = f"{cells[0]['network']}, envs per actor: {cells[0]['envs']}"
+    best = {
+        kind: max((row for row in cells if row["inference"] == kind), key=lambda row: number(row, "env_steps_per_s"))
+        for kind in ("local", "central")
+    }
+    winner, loser = sorted(best, key=lambda kind: -number(best[kind], "env_steps_per_s"))
+    ratio = number(best[winner], "env_steps_per_s") / number(best[loser], "env_steps_per_s")
+    clear = number(best[winner], "env_steps_per_s_low") > number(best[loser], "env_steps_per_s_high")
+    names = {kind: f"{kind} {row['scheme']}" for kind, row in best.items()}
+    text = f"{names[winner]} is {ratio:.2f}× as fast as {names[loser]}"
+    if not clear:
+        text = f"{names['local']} and {names['central']} are not told apart"
+    measured = [row for row in cells if row["cpu_s_per_million"] is not None]
+    if measured:
+        least = min(measured, key=lambda row: number(row, "cpu_s_per_million"))
+        text += (
+            f"; {least['inference']} {least['scheme']} takes the least CPU time, "
+            f"{number(least, 'cpu_s_per_million'):.3g} s per million steps"
+        )
+    return f"{head}: {text}"
+
+
 def advise_refresh(rows: Sequence[Row]) -> list[str]:
     """One line per network, and remarks on all of them."""
     return [*(_refresh_line(cells) for cells in _groups(rows, ("network",))), *_remarks(rows)]

@@ -182,9 +182,24 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     CartPole-v1. Your own policy: --module or --sb3, with --env.
     """
 
-    envs_per_actor: Annotated[str, tyro.conf.arg(help="environments stepped together, separated by commas")] = "1,8"
-    schemes: Schemes = "fp32,int8,int8-dynamic,prune(0.5),prune(0.5)+int8"
-    runtimes: Annotated[str, tyro.conf.arg(help="any of torch (eager) and onnxruntime")] = "torch,onnxruntime"
+    inference: Annotated[
+        Literal["local", "central"],
+        tyro.conf.arg(help="central: compare actors that run the policy with ones that ask one rank; starts mpirun"),
+    ] = "local"
+    actors: Annotated[int | None, tyro.conf.arg(help="actors of a job with --inference central; default: 2")] = None
+    envs_per_actor: Annotated[
+        str | None, tyro.conf.arg(help="environments stepped together, separated by commas; default: 1,8, central: 8")
+    ] = None
+    schemes: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help="compression schemes, separated by commas; default: fp32, int8, int8-dynamic, prune(0.5) and "
+            "prune(0.5)+int8; central: fp32 and int8"
+        ),
+    ] = None
+    runtimes: Annotated[
+        str | None, tyro.conf.arg(help="any of torch (eager) and onnxruntime; default: both; not with central")
+    ] = None
     unroll_length: Annotated[
         int | None, tyro.conf.arg(help="T, vector steps per unroll; default: 20, or the run's")
     ] = None

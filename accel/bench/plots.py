@@ -72,6 +72,17 @@ def actor_panels(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
+def inference_panels(rows: Sequence[Row]) -> list[Panel]:
+    """One panel per environment, network and number of environments."""
+    panels = []
+    for title, cells in _cells(rows, ("env", "network", "envs"), "{}, {}, envs per actor: {}"):
+        name = "env_steps_per_s"
+        labels = [f"{row['inference']} {row['scheme']}" for row in cells]
+        notes = [f"{number(row, 'speedup_local'):.2f}×" for row in cells]
+        panels.append(Panel(title, labels, {"steps/s": _values(cells, name)}, _spread(cells, name), notes=notes))
+    return panels
+
+
 def refresh_panels(rows: Sequence[Row]) -> list[Panel]:
     """One panel per network."""
     panels = []
@@ -125,6 +136,7 @@ PANELS: Mapping[str, Callable[[Sequence[Row]], list[Panel]]] = MappingProxyType(
     {
         "policy": policy_panels,
         "actor": actor_panels,
+        "inference": inference_panels,
         "refresh": refresh_panels,
         "bits": bits_panels,
         "learner": learner_panels,

@@ -10,6 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -33,6 +34,11 @@ from accel.bench.rows import LEAST_CPU_SHARE, Row, number
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.system.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from accel.runs.trained_policy import TrainedPolicy
 
 _POLICY_NETWORKS = "mlp:64x2"
 _ACTOR_ENV, _UNROLL_LENGTH = "CartPole-v1", 20
@@ -136,7 +142,7 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
 
 
 def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.actor import bench_actor
+    from accel.bench.actor import RUNTIMES, SCHEMES, bench_actor
     from accel.runs.trained_policy import TrainedPolicy
 
     if options.run is not None and options.unroll_length is not None:
@@ -145,13 +151,18 @@ def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
     config, run = options.environment(_ACTOR_ENV, unroll_length=length), options.trained()
     if isinstance(run, TrainedPolicy):
         run = replace(run, config=run.config.replace(unroll_length=length))
+    networks = _networks(options, options.network, _POLICY_NETWORKS)
+    if options.inference == "central":
+        return _inference(options, config, networks, run, refuse)
+    if options.actors is not None:
+        raise ConfigError("--actors is for --inference central: otherwise one actor is timed")
     rows = bench_actor(
         config,
-        networks=_networks(options, options.network, _POLICY_NETWORKS),
+        networks=networks,
         run=run,
-        envs_per_actor=integers(options.envs_per_actor),
-        schemes=texts(options.schemes),
-        runtimes=texts(options.runtimes),
+        envs_per_actor=integers("1,8" if options.envs_per_actor is None else options.envs_per_actor),
+        schemes=SCHEMES if options.schemes is None else texts(options.schemes),
+        runtimes=RUNTIMES if options.runtimes is None else texts(options.runtimes),
         seconds=options.seconds,
         repeats=options.repeats,
         notify=refuse,
@@ -163,6 +174,37 @@ def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
     )
     unit = "µs per environment step (annotated: × torch eager)"
     return Measured(rows, title, tables.ACTOR, advice.advise_actor(rows), "actor", unit)
+
+
+def _inference(
+    options: ActorOptions,
+    config: TrainConfig | None,
+    networks: Sequence[str],
+    run: Path | TrainedPolicy | None,
+    refuse: Callable[[str], None],
+) -> Measured:
+    from accel.bench.inference import SCHEMES, bench_inference
+
+    if options.runtimes is not None:
+        raise ConfigError("--inference central compares actors on onnxruntime: leave out --runtimes")
+    rows = bench_inference(
+        config,
+        networks=networks,
+        run=run,
+        actors=2 if options.actors is None else options.actors,
+        envs_per_actor=integers("8" if options.envs_per_actor is None else options.envs_per_actor),
+        schemes=SCHEMES if options.schemes is None else texts(options.schemes),
+        seconds=options.seconds,
+        repeats=options.repeats,
+        notify=refuse,
+    )
+    first = rows[0]
+    title = (
+        f"Inference: environment steps per second of {first['actors']} actors together, {first['env']}, unrolls of "
+        f"{first['unroll_length']}"
+    )
+    unit = "environment steps per second (annotated: × local)"
+    return Measured(rows, title, tables.INFERENCE, advice.advise_inference(rows), "inference", unit)
 
 
 def _refresh(options: RefreshOptions, refuse: Callable[[str], None]) -> Measured:

@@ -110,6 +110,9 @@ def test_each_benchmark_prints_a_table_writes_rows_and_draws(
         (["policy", "--env", "CartPole-v1", "--env-arg", "no_such_argument=1"], "no_such_argument"),
         (["actor", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["actor", "--unroll-length", "0"], "unroll_length"),
+        (["actor", "--actors", "2"], "--actors is for --inference central"),
+        (["actor", "--inference", "central", "--runtimes", "torch"], "leave out --runtimes"),
+        (["actor", "--inference", "central", "--actors", "0"], "actors 0 is not positive"),
         (["refresh", "--schemes", ""], "no scheme"),
         (["bits", "--bits", "1"], "from 2 to 16"),
         (["bits", "--bits", ""], "no width"),
@@ -346,7 +349,7 @@ def test_plots_grow_with_their_panels(tmp_path: Path) -> None:
         assert image[..., :3].std() > 0.02, "something is drawn"
         heights.append(image.shape[0])
     assert heights[0] < heights[1]
-    assert set(PANELS) == set(COMMANDS)
+    assert set(PANELS) == {*COMMANDS, "inference"}
 
 
 @pytest.mark.parametrize("columns", [POLICY, ACTOR, REFRESH, BITS, LEARNER, CORRECTORS, TRANSPORT])
