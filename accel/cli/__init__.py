@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -39,6 +40,9 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``accel``; returns the exit status. Errors a user can cause are one message on standard error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # It was closed, and the next file that is opened would take its place.
+            setattr(sys, name, open(os.devnull, "w"))
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if not argv or argv[0] in {"-h", "--help"}:
         print(usage())

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from accel.cli.signs import Sign, SignReader
+from accel.display.text import show
+from accel.system.processes import process_state
 from accel.system.signals import FORWARDED, handle, parent_death
 from accel.transport.launcher import mpirun_command
 
@@ -91,7 +92,7 @@ def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        _end_session(process.pid)
+        _end_session(process.pid, patience_s=0.0)
     return tuple(host for host, process in zip(hosts, tries, strict=True) if process.returncode == 0)
 
 
@@ -145,7 +146,7 @@ class _Job:
             self._clock_s += min(now_s - last_s, 4 * _POLL_S)
             last_s = now_s
             self._check()
-        _show(self._decoder.decode(self._reader.rest(), final=True))
+        show(self._decoder.decode(self._reader.rest(), final=True))
         return Ended(_wait(process), self._requests > 0, self._signs.get(0), self._trouble)
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> bool:
@@ -171,7 +172,7 @@ class _Job:
         for sign in signs:
             self._signs[sign.rank] = sign
             self._heard_s[sign.rank] = self._clock_s
-        _show(self._decoder.decode(text))
+        show(self._decoder.decode(text))
 
     def _check(self) -> None:
         """Ends the job when something is late."""
@@ -228,18 +229,24 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _end_session(leader: int) -> None:
-    """Kill what mpirun left behind: it ends its ranks when it can, but not always its connections to other nodes."""
+def _end_session(leader: int, patience_s: float = _KILL_S) -> None:
+    """End what mpirun left behind: it ends its ranks when it can, but not always its connections to other nodes.
+
+    What keeps an actor's processes (``accel.acting.child``) ends them first, and then itself.
+    """
+    until_s = time.monotonic() + patience_s
+    while (left := _in_session(leader)) and time.monotonic() < until_s:
+        time.sleep(_POLL_S / 10.0)
+    for pid in left:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _in_session(leader: int) -> list[int]:
+    """Processes of a session that run."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            pid = int(entry.name)
-            if os.getsid(pid) == leader:
-                os.kill(pid, signal.SIGKILL)
-
-
-def _show(text: str) -> None:
-    """Print ranks' output where this process prints; a terminal that is gone is no reason to end a run."""
-    if text and sys.stdout is not None:
-        with suppress(OSError, ValueError):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            if os.getsid(pid := int(entry.name)) == leader and process_state(pid) != "Z":
+                found.append(pid)
+    return found

@@ -62,10 +62,11 @@ def _join(info: LaunchInfo) -> int:
 
 def _learn(info: LaunchInfo) -> int:
     from accel.cli.launch import learn
+    from accel.display.text import show
     from accel.runs.job import Job
 
     summary = learn(Job.from_text(sys.argv[1]), info)
-    print(summary.text(), flush=True)
+    show(f"{summary.text()}\n")
     return 0
 
 

@@ -18,6 +18,7 @@ from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
 from accel.config.train import CHOICES, all_options, describe_choice, options_read, system_of
+from accel.display.text import show
 from accel.errors import AccelError, ConfigError
 from accel.runs.job import Job, check_config, process_started_at
 from accel.transport.launcher import LaunchInfo, detect_launch
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     alone = job.config.acting.actors == 0 and info.size == 1
     summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
     if info.is_launched or job.config.acting.actors == 0:
-        print(summary.text(), flush=True)
+        show(f"{summary.text()}\n")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""Durations, counts, returns and curves as short text. No rich."""
+"""Durations, counts, returns and curves as short text, and output that may be lost. No rich."""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -14,6 +16,15 @@ def printable(text: str, encoding: str | None) -> str:
     """``text`` with ``?`` for what a stream of this encoding cannot show."""
     name = encoding or "utf-8"
     return text.encode(name, "replace").decode(name)
+
+
+def show(text: str) -> None:
+    """Write to standard output. A terminal that is gone or a disk that is full is no reason for a run to fail."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w")  # Or what could not be written would be flushed, and fail, at exit.
 
 
 def duration(seconds: float | None) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from monitor.decisions import read_decisions
 from monitor.recorder import read_metrics
 from tests.accel.test_session import SMALL
 
+ROOT = Path(__file__).parents[2]
 SIZE_BYTES = 4 << 20
 
 
@@ -149,6 +152,16 @@ def test_files_of_measurements_that_cannot_be_written_never_end_a_run(
     assert summary.scheme.startswith("int8") and [Path(text.split(":")[0]).name for text in told] == [
         "metrics.jsonl", "decisions.jsonl",
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("to", [">/dev/full 2>/dev/full", ">&- 2>&-"], ids=["full", "closed"])
+def test_output_that_goes_nowhere_does_not_end_a_run(to: str, tmp_path: Path) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if not isinstance(value, bool)]
+    words += [f"--results-dir={tmp_path}", "--name=run", "--total-env-steps=1000"]
+    command = f'"{sys.executable}" -m accel train {shlex.join(words)} {to}'
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == 0 and Summary.read(tmp_path / "run").finished
 
 
 @pytest.mark.parametrize("becomes", ["gone", "another", "a file"])
