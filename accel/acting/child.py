@@ -9,8 +9,10 @@ The two share a socket for messages and memory for unrolls and the newest policy
 and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
 the rank sends it from: a message passes between the two for each unroll, none for a step.
 
-A child leads a process group, in which whatever its environments start ends with it. A shell in that group waits for
-the rank's end and then kills the group: what the system tells a process of its parent's death does not reach further.
+What its environments start ends with a child. Its keeper, a shell, waits until the rank is gone or closes a pipe, and
+then kills every process that has inherited the child's mark, an environment variable, also those that lead a session
+of their own, as simulators do; and the child's process group, which the keeper is in: what the system tells a process
+of its parent's death does not reach further.
 
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
@@ -53,7 +55,10 @@ BEAT_S = 2.0
 STOPPED_S = 10.0
 STEADY_S = 10.0
 EXIT_ABORTED = 3
-_END_WITH_RANK = ("sh", "-c", "read -r _; kill -KILL 0")
+_MARK = "ACCEL_ACTOR_MARK"
+_END_WITH_RANK = """read -r _
+for found in $(grep -ls "$1" /proc/[0-9]*/environ); do found=${found#/proc/}; kill -KILL ${found%/environ}; done
+kill -KILL 0"""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
@@ -401,7 +406,8 @@ class Host:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
         self._link, theirs = Link.make()
-        self._lifeline: tuple[int, ...] = os.pipe()
+        self._mark = f"{os.getpid()}.{time.time_ns()}"
+        self._lifeline: int | None = None
         self._child, self._keeper = self._start(theirs)
         self._clock_s = self._beat_s = self._look_s = 0.0
         self._last_s = time.monotonic()
@@ -442,9 +448,6 @@ class Host:
         """End the child."""
         self._kill()
         self._link.close()
-        for file in self._lifeline:
-            os.close(file)
-        self._lifeline = ()
 
     def _turn(self, transport: RemoteActor) -> None:
         """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core."""
@@ -661,18 +664,29 @@ class Host:
     def _start(self, theirs: socket.socket) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
         files = self._link.files(theirs)
         words = (*self._command, ",".join(map(str, files)))
-        child = subprocess.Popen(words, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0, env=_environment())
+        child = subprocess.Popen(
+            words, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0, env=_environment() | {_MARK: self._mark}
+        )
         theirs.close()
-        return child, subprocess.Popen(_END_WITH_RANK, stdin=self._lifeline[0], process_group=child.pid)
+        rank_is_gone, self._lifeline = os.pipe()
+        keep = ("sh", "-c", _END_WITH_RANK, "sh", f"{_MARK}={self._mark}")
+        keeper = subprocess.Popen(keep, stdin=rank_is_gone, stderr=subprocess.DEVNULL, process_group=child.pid)
+        os.close(rank_is_gone)
+        return child, keeper
 
     def _kill(self, wait: bool = True) -> None:
-        """End the child and what it has started. While the keeper is there, no other group has this number."""
-        if self._keeper.poll() is not None and self._child.poll() is not None:
-            return
-        os.killpg(self._child.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(_GRACE_S)
-            if wait:
+        """End the child and what it has started. While the keeper is there, no other group has the child's number."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+            try:
+                self._keeper.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._child.pid, signal.SIGKILL)
+            if self._child.poll() is None:  # Its keeper was killed before.
+                self._child.kill()
+        if wait:
+            with suppress(subprocess.TimeoutExpired):
                 self._child.wait(_GRACE_S)  # One that cannot be interrupted ends when it returns.
 
     def _leave(self, transport: RemoteActor) -> None:

@@ -168,11 +168,11 @@ def order_failure(diary: Path, actor_rank: int, how: str) -> None:
 
 
 class Simulator(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Has a process of its own, which nobody ends."""
+    """Has two processes of its own, which nobody ends, one in a session of its own."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.simulator = subprocess.Popen(["sleep", "86400"])
+        self.simulators = [subprocess.Popen(["sleep", "86400"], start_new_session=apart) for apart in (False, True)]
 
 
 class Leaves(_Counting):
@@ -209,6 +209,30 @@ class HangsInReset(_Counting):
         if self.steps > FIRST_TROUBLE:
             time.sleep(3600)
         return super().reset(**options)
+
+
+class HangsInTheFirstReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Never gives a first observation."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        time.sleep(3600)
+        return super().reset(**options)
+
+
+class HangsWhenClosed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Is never closed."""
+
+    def close(self) -> None:
+        time.sleep(3600)
+
+
+class Exits(_Counting):
+    """Ends the program after some steps, as if all were well."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            sys.exit(0)
+        return super().step(action)
 
 
 class HangsInEvaluation(gymnasium.Wrapper[Any, Any, Any, Any]):

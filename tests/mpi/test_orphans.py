@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 WORDS = ("--total-env-steps", "1000000000", "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
-SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "2")
+SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "1")
 # Ends when it is killed, and with it a terminal in which the rest of its arguments run.
 TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
 
