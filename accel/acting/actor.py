@@ -106,12 +106,15 @@ class Actor:
         priorities = None
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
+        before = self._transport.pulse.enter(PREPARING)
         self._collector = UnrollCollector(self._environment, self._policy, sampler, self.layout, priorities)
+        self._transport.pulse.enter(before)
 
-    def step(self) -> None:
+    def step(self, is_over: Callable[[], object] | None = None) -> None:
         """Collect one unroll: acquire a buffer, pull the newest policy, take T vector steps, push. Raises Stopped.
 
-        The policy is pulled after the wait for a free buffer, as one pulled before it would be older.
+        ``is_over``: see ``UnrollCollector.collect``. The policy is pulled after the wait for a free buffer, as one
+        pulled before it would be older.
         """
         before = perf_counter()
         buffer = self._transport.acquire()
@@ -125,9 +128,11 @@ class Actor:
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
         env_steps = self.config.env_steps + self._collector.unrolls * self._env_steps_per_unroll
-        self._collector.collect(unroll, env_steps)
-        if self._environment.failures:
-            self._report_failures()
+        try:
+            self._collector.collect(unroll, env_steps, is_over)
+        finally:
+            if self._environment.failures:
+                self._report_failures()
         timing_s = self._time_levels(unroll) if self._untimed else 0.0
         timings = unroll["timings_s"]
         timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
@@ -137,11 +142,13 @@ class Actor:
         self._transport.push(buffer)
         self._send_s = perf_counter() - before
 
-    def turn(self) -> None:
+    def turn(self, is_over: Callable[[], object]) -> None:
         """``step`` for a caller that does other things in between, in which nobody's environment hangs."""
         self._transport.pulse.enter(STEPPING)
-        self.step()
-        self._transport.pulse.enter(WAITING)
+        try:
+            self.step(is_over)
+        finally:
+            self._transport.pulse.enter(WAITING)
 
     def _report_failures(self) -> None:
         for failure in self._environment.failures:

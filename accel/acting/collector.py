@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import cast
@@ -15,8 +16,10 @@ from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.transport.base import Stopped
 
 ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "overhead"))
+_LOOK_S = 0.1
 
 
 class UnrollCollector:
@@ -50,10 +53,11 @@ class UnrollCollector:
         self._observations = environment.reset()
         self.unrolls = 0
 
-    def collect(self, unroll: Unroll, env_steps: int = 0) -> None:
+    def collect(self, unroll: Unroll, env_steps: int = 0, is_over: Callable[[], object] | None = None) -> None:
         """Fill every field of one unroll by stepping T times.
 
-        ``env_steps``: of the whole run so far, as far as this actor knows.
+        ``env_steps``: of the whole run so far, as far as this actor knows. ``is_over``: asked between steps, several
+        times a second; when it says so, this raises Stopped, and the unroll is lost.
 
         Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and overhead
         are written.
@@ -75,6 +79,7 @@ class UnrollCollector:
         first, valid = self._first, self._valid
         pulse = environment.pulse.words
         env_s = policy_s = 0.0
+        look_s = math.inf if is_over is None else start
         rows = zip(
             list(arrays["actions"]), list(arrays["behaviour_params"]), list(arrays["rewards"]),
             list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
@@ -90,6 +95,10 @@ class UnrollCollector:
             after_env = perf_counter()
             policy_s += before_env - before_policy
             env_s += after_env - before_env
+            if after_env >= look_s:
+                if is_over is not None and is_over():
+                    raise Stopped("the run is over")
+                look_s = after_env + _LOOK_S
             if self._same_step:
                 arrays["final_observations"][t] = environment.final_observations
             if recurrent:

@@ -43,6 +43,7 @@ from monitor.errors import MonitorError
 from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
+    from accel.acting.actor import InlineActor
     from accel.cli.mpirun import Ended
     from accel.config import TrainConfig
     from accel.runs.job import Job
@@ -53,6 +54,8 @@ FORMATS = {"unroll": UNROLL_FORMAT, "artifact": ARTIFACT_FORMAT}
 EXIT_ABORTED = 3
 EXIT_INTERRUPTED = 130
 _ANSWER_S = 30.0
+_CLOSE_S = 5.0
+"""How long environments in the learner's process may take to close."""
 SILENCE_S = 10.0
 """How long an actor's rank, which tells that it lives every two seconds, may be silent."""
 _OF_USERS = (AccelError, CompressorError, MonitorError)
@@ -315,13 +318,29 @@ def _learn_alone(job: Job, may_exit: bool) -> Summary:
         end = transport.actor(0)
         inline = InlineActor(end)
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
-        try:
-            with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
-                with Watch(end.pulse, *limits_s, partial(_end_hang, job, interrupt, may_exit)):
+        with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
+            hung = partial(_end_hang, job, interrupt, may_exit)
+            try:
+                with Watch(end.pulse, *limits_s, hung):
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
-        finally:
-            if inline.actor is not None:
-                inline.actor.close()
+            except SystemExit as left:
+                raise EnvError(
+                    f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a "
+                    "process of its own, which is replaced"
+                ) from left
+            finally:
+                late = f"closing the environments took longer than {_CLOSE_S:g} s"
+                with Watch(end.pulse, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
+                    _close(inline)
+
+
+def _close(inline: InlineActor) -> None:
+    """Environments that cannot be closed cost nobody what was learned."""
+    try:
+        if inline.actor is not None:
+            inline.actor.close()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's code
+        logger.warning("the environments could not be closed: %s", error)
 
 
 def _end_hang(job: Job, interrupt: Callable[[Exception], None], may_exit: bool, why: str, times: int) -> None:

@@ -23,7 +23,7 @@ from accel.learning.counters import ActorRates, Counters, LagStatistics, TaskRet
 from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
-from accel.transport.base import LearnerTransport
+from accel.transport.base import LearnerTransport, Stopped
 from accel.tuning.steering import Steering
 from monitor.timers import PhaseTimer, PhaseTimes
 
@@ -53,7 +53,8 @@ class Loop:
         save_sample: writes the tensors of a sample that made the loss diverge; returns where.
         published: called after every publication with its version and what the first actor got.
         actors: which of them act.
-        collect: with a single process, produces one more unroll on the transport; None when actors are elsewhere.
+        collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
+            is given says that the run is over; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
     Attributes:
         turns: what the run's learners agree on; set where there are several.
@@ -78,7 +79,7 @@ class Loop:
     save_sample: Callable[[Sample], str]
     published: Callable[[int, bytes], None] = lambda version, payload: None
     actors: Actors
-    collect: Callable[[], None] | None = None
+    collect: Callable[[Callable[[], object]], None] | None = None
     stop_requested: Callable[[], str | None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -220,7 +221,11 @@ class Loop:
             if not (self.store.accepts and self.schedule.accepts(self._counts())):
                 return
             if wait and self.collect is not None:
-                self.collect()
+                try:
+                    self.collect(self._reason_to_stop)
+                except Stopped:
+                    self._check_actors()
+                    return
             arrival = self.transport.receive(IDLE_RECEIVE_S if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:

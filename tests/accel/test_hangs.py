@@ -14,6 +14,7 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.errors import EnvError
+from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
 from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse, Watch
 from accel.system.signals import interruptible
@@ -46,6 +47,29 @@ def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
     assert summary.reason == "max_seconds = 3 reached" and summary.training_s < 8.0
     assert summary.environment_restarts >= 1
     assert f"raised EnvError: its environments hang: {told}" in capsys.readouterr().out
+
+
+def test_an_unroll_that_takes_long_is_not_waited_for(tmp_path: Path) -> None:
+    """Twenty seconds; a run that is asked to stop ends in the same way."""
+    summary = accel.train(configure(tmp_path, "Laborious", max_seconds=1.0, unroll_length=1000))
+    assert (summary.reason, summary.updates) == ("max_seconds = 1 reached", 0) and summary.training_s < 5.0
+
+
+def test_a_first_reset_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"a reset took longer than 2 s \(--peer-timeout-s\)"):
+        accel.train(configure(tmp_path, "HangsInTheFirstReset"))
+
+
+def test_environments_that_cannot_be_closed_cost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert accel.train(configure(tmp_path, "HangsWhenClosed", total_env_steps=500)).finished
+    assert "could not be closed: closing the environments took longer than 5 s" in caplog.text
+
+
+def test_an_environment_that_exits_is_an_error_with_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"left through exit\(0\)") as error:
+        accel.train(configure(tmp_path, "Exits"))
+    assert error.value.exit_code != 0 and not (tmp_path / "run" / "summary.json").exists()
+    assert RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps > 0
 
 
 def test_a_command_whose_environment_cannot_be_interrupted_ends(tmp_path: Path) -> None:
