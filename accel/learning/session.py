@@ -45,7 +45,7 @@ from accel.runs.replay_files import ReplayFiles, fingerprint
 from accel.runs.state_tree import Tree
 from accel.runs.summary import SchemeComparison, Summary
 from accel.runs.wandb_upload import FINISH_TIMEOUT_S, Metrics, NoUpload, Upload, WandbUpload
-from accel.system.energy import RunEnergy
+from accel.system.energy import Energy, RunEnergy
 from accel.transport.base import LearnerTransport
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
@@ -180,25 +180,7 @@ class Session:
         self._evaluated: EvaluationStatus | None = None
         self._collapse = CollapseDetector(job.config, crew.spec.action)
         self._upload: Upload = NoUpload()
-        self.loop = Loop(
-            config,
-            algorithm,
-            learning.store,
-            make_schedule(config),
-            learning.rewards,
-            self.publisher,
-            transport,
-            self.layout,
-            sampler=self.sampler,
-            steering=self._steer(0),
-            record=self._record,
-            checkpoint=self._checkpoint,
-            save_sample=self._save_sample,
-            actors=Actors(transport, crew.processes),
-            published=self._published,
-            collect=None if actor is None else actor.turn,
-            stop_requested=stop,
-        )
+        self.loop = self._make_loop()
 
     def join(self) -> None:
         """Begin alike with the run's other learners."""
@@ -295,6 +277,28 @@ class Session:
                     logger.info("%s holds no replay: it is filled anew", self.run.path)
             except CheckpointError as error:
                 logger.warning("%s: the replay is filled anew", error)
+
+    def _make_loop(self) -> Loop:
+        learning, actor = self.learning, self.actor
+        return Loop(
+            self.config,
+            self.algorithm,
+            learning.store,
+            make_schedule(self.config),
+            learning.rewards,
+            self.publisher,
+            self.transport,
+            self.layout,
+            sampler=self.sampler,
+            steering=self._steer(0),
+            record=self._record,
+            checkpoint=self._checkpoint,
+            save_sample=self._save_sample,
+            actors=Actors(self.transport, self.crew.processes),
+            published=self._published,
+            collect=None if actor is None else actor.turn,
+            stop_requested=self._stop,
+        )
 
     def _replay_files(self) -> tuple[ReplayFiles, KeptStore] | None:
         """Where the replay is saved, and the store that keeps it; None: it is not."""
@@ -456,23 +460,32 @@ class Session:
             return f"no file ({error})"
 
     def _finish(self, reason: str, wall_s: float) -> Summary:
-        config, loop = self.config, self.loop
-        counters = loop.counters
-        times = loop.time_totals()
-        apart = config.acting.actors > 0
-        acted_s = sum(times["actor_s"].values()) - times["actor_s"]["wait"] if apart else 0.0
-        energy = self._energy.end(acted_s, self.job.config.learner.learners)
-        vector_steps = max(loop.unrolls * config.acting.unroll_length, 1)
-        artifact = self.publisher.artifact(counters.updates)
+        """Write the policies and the summary."""
+        loop = self.loop
+        acted_s = loop.time_totals()["actor_s"] if self.config.acting.actors > 0 else {}
+        busy_s = sum(seconds for phase, seconds in acted_s.items() if phase != "wait")
+        energy = self._energy.end(busy_s, self.job.config.learner.learners)
+        artifact = self.publisher.artifact(loop.counters.updates)
         if artifact is not None and loop.trained_env_steps:
             self._write_policies(artifact)
-        env_us = 1e6 * times["actor_s"]["env"] / vector_steps
+        vector_steps = max(loop.unrolls * self.config.acting.unroll_length, 1)
+        env_us = 1e6 * loop.time_totals()["actor_s"]["env"] / vector_steps
         comparison = None if artifact is None else self._compare(artifact, env_us)
-        summary = Summary(
+        scheme = self.config.compression.compressor if artifact is None else artifact.scheme
+        summary = self._summary(reason, wall_s, scheme, comparison, energy)
+        self.run.write_summary(summary.to_json())
+        return summary
+
+    def _summary(
+        self, reason: str, wall_s: float, scheme: str, comparison: SchemeComparison | None, energy: Energy
+    ) -> Summary:
+        config, loop = self.config, self.loop
+        counters, times = loop.counters, loop.time_totals()
+        return Summary(
             path=str(self.run.path),
             reason=reason,
             env=config.environment.env,
-            scheme=config.compression.compressor if artifact is None else artifact.scheme,
+            scheme=scheme,
             actor_runtime=config.acting.actor_runtime,
             algorithm=config.algorithm.algorithm,
             corrector=str(config.options().get("corrector", "none")),
@@ -505,8 +518,6 @@ class Session:
             energy_j=energy.joules,
             energy_source=energy.source,
         )
-        self.run.write_summary(summary.to_json())
-        return summary
 
     def _write_policies(self, artifact: CompressedPolicy) -> None:
         """The final policy; beside it, of the same weights, the uncompressed one where there is a difference."""
