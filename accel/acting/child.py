@@ -63,6 +63,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
 _SHORT_SLEEP_S, _LONG_SLEEP_S, _GROWTH = 0.3e-3, 2e-3, 2.0
+# While the child waits for the learner, looks come later by a twentieth each: what it waits for is seen within a
+# twentieth of the time that it took.
+_LONGEST_WAIT_S, _WAIT_GROWTH = 5e-3, 1.05
 _ANSWER_SLEEP_S = 10e-6
 _POLICY_LOOK_S = 0.005
 
@@ -477,7 +480,8 @@ class Host:
     def _pause(self, is_there: bool) -> bool:
         """Sleep until the child says something, or it is time to look at MPI again; whether the child did."""
         waits = self._link.pulse.words[1] == WAITING
-        self._sleep_s = min(self._sleep_s * _GROWTH, _SHORT_SLEEP_S if waits else _LONG_SLEEP_S)
+        growth, longest_s = (_WAIT_GROWTH, _LONGEST_WAIT_S) if waits else (_GROWTH, _LONG_SLEEP_S)
+        self._sleep_s = min(self._sleep_s * growth, longest_s)
         if not is_there:
             time.sleep(self._sleep_s)
             return False
