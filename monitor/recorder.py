@@ -169,8 +169,11 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 
 def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None:
-    """Cut off a half-written last line, and on resume the records after ``resume_env_steps``, a line at a time."""
-    size, keep = os.fstat(descriptor).st_size, 0
+    """Cut off a half-written last line, and on resume the records after ``resume_env_steps``, a line at a time.
+
+    A damaged line inside, which a crash of the machine may leave, is no reason not to resume.
+    """
+    size, keep, damaged = os.fstat(descriptor).st_size, 0, 0
     if not size:
         return
     with path.open("rb") as lines:
@@ -178,10 +181,14 @@ def _truncate(path: Path, descriptor: int, resume_env_steps: int | None) -> None
             if not line.endswith(b"\n"):
                 break
             if resume_env_steps is not None:
-                steps = _parse(path, number, line)[STEP_KEY]
+                record = _parse(path, number, line) if number == 1 else parse_metrics_line(line)
+                damaged += record is None
+                steps = None if record is None else record[STEP_KEY]
                 if isinstance(steps, int) and steps > resume_env_steps:
                     break
             keep += len(line)
+    if damaged:
+        logger.warning("%s has %d damaged lines, which are skipped", path, damaged)
     if keep < size:
         os.ftruncate(descriptor, keep)
 

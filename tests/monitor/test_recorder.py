@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import RecorderError
 from monitor.event_file import EventFile, event_tag
-from monitor.recorder import Recorder, read_metrics
+from monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
 
 Point = tuple[int, float]
 
@@ -210,6 +210,18 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
     assert steps[: seen + 1] == list(range(seen + 1))
 
 
+def test_a_damaged_line_inside_does_not_keep_a_run_from_being_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_bytes(b'{"env_steps": 1}\n' + bytes(512) + b'\n{"env_steps": 2}\n{"env_steps": 3}\n')
+    with Recorder(tmp_path, resume_env_steps=2, tensorboard=False) as recorder:
+        recorder.record(4, {})
+    assert f"{path} has 1 damaged lines, which are skipped" in caplog.text
+    found = [parse_metrics_line(line) for line in path.read_bytes().splitlines(keepends=True)]
+    assert [record and record["env_steps"] for record in found] == [1, None, 2, 4]
+
+
 def test_a_foreign_file_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("not json\n")
@@ -295,7 +307,7 @@ def test_a_full_disk_is_told_once_and_costs_the_lines_that_do_not_fit(
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from monitor.recorder import Recorder
+from monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Recorder(Path(sys.argv[1]), tensorboard=sys.argv[2] == "events") as recorder:
