@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
 from accel.system.pulse import WAITING, Watch
 from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals, interruptible
+from accel.system.untrusted import read_toml
 from accel.transport import (
     LaunchInfo,
     Role,
@@ -297,8 +297,8 @@ def start_timeout_s(arguments: Sequence[str]) -> float:
     values = dict(pairwise(arguments))
     values |= dict(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)
     try:
-        file = tomllib.loads(Path(values["--config"]).read_text()) if "--config" in values else {}
-        return float(values.get("--peer-timeout-s", file.get("peer_timeout_s", START_TIMEOUT_S)))
+        file = read_toml(Path(values["--config"])) if "--config" in values else {}
+        return float(str(values.get("--peer-timeout-s", file.get("peer_timeout_s", START_TIMEOUT_S))))
     except (OSError, ValueError, TypeError):
         return START_TIMEOUT_S  # The learner reports what is wrong with it.
 
