@@ -9,10 +9,7 @@ The two share a socket for messages and memory for unrolls and the newest policy
 and without a name, so that nothing outlives them, however they end. The child (``ChildActor``) writes an unroll where
 the rank sends it from: a message passes between the two for each unroll, none for a step.
 
-What its environments start ends with a child. Its keeper, a shell, waits until the rank is gone or closes a pipe, and
-then kills every process that has inherited the child's mark, an environment variable, also those that lead a session
-of their own, as simulators do; and the child's process group, which the keeper is in: what the system tells a process
-of its parent's death does not reach further.
+What its environments start ends with a child (``accel.system.kept``).
 
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
@@ -45,6 +42,7 @@ import numpy as np
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.system.kept import KeptProcess
 from accel.system.processes import process_started, process_state
 from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse, hang_text
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
@@ -55,10 +53,6 @@ BEAT_S = 2.0
 STOPPED_S = 10.0
 STEADY_S = 10.0
 EXIT_ABORTED = 3
-_MARK = "ACCEL_ACTOR_MARK"
-_END_WITH_RANK = """read -r _
-for found in $(grep -ls "$1" /proc/[0-9]*/environ); do found=${found#/proc/}; kill -KILL ${found%/environ}; done
-kill -KILL 0"""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
 _GRACE_S, _STEP_GRACE_S = 5.0, 1.0
@@ -409,9 +403,7 @@ class Host:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
         self._link, theirs = Link.make()
-        self._mark = f"{os.getpid()}.{time.time_ns()}"
-        self._lifeline: int | None = None
-        self._child, self._keeper = self._start(theirs)
+        self._kept = self._start(theirs)
         self._clock_s = self._beat_s = self._look_s = 0.0
         self._last_s = time.monotonic()
         self._sleep_s = _SHORT_SLEEP_S
@@ -663,32 +655,21 @@ class Host:
         self._asks = self._is_asked = False
         self._down_until_s = self._cut_off_s = None
         self._progress_s = self._running_s = self._clock_s
-        self._child, self._keeper = self._start(self._link.renew())
+        self._kept = self._start(self._link.renew())
 
-    def _start(self, theirs: socket.socket) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    def _start(self, theirs: socket.socket) -> KeptProcess:
         files = self._link.files(theirs)
-        words = (*self._command, ",".join(map(str, files)))
-        child = subprocess.Popen(
-            words, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0, env=_environment() | {_MARK: self._mark}
-        )
+        kept = KeptProcess((*self._command, ",".join(map(str, files))), _environment(), files=files)
         theirs.close()
-        rank_is_gone, self._lifeline = os.pipe()
-        keep = ("sh", "-c", _END_WITH_RANK, "sh", f"{_MARK}={self._mark}")
-        keeper = subprocess.Popen(keep, stdin=rank_is_gone, stderr=subprocess.DEVNULL, process_group=child.pid)
-        os.close(rank_is_gone)
-        return child, keeper
+        return kept
+
+    @property
+    def _child(self) -> subprocess.Popen[bytes]:
+        return self._kept.process
 
     def _kill(self, wait: bool = True) -> None:
-        """End the child and what it has started. While the keeper is there, no other group has the child's number."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
-            try:
-                self._keeper.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._child.pid, signal.SIGKILL)
-            if self._child.poll() is None:  # Its keeper was killed before.
-                self._child.kill()
+        """End the child and what it has started."""
+        self._kept.end(_GRACE_S)
         if wait:
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(_GRACE_S)  # One that cannot be interrupted ends when it returns.

@@ -29,6 +29,7 @@ from typing import IO, Protocol
 
 from accel.json_object import Json
 from accel.runs.summary import EvaluationSummary
+from accel.system.kept import KeptProcess
 from accel.system.module_path import add_working_directory
 from accel.system.pinning import shared_cores
 from accel.system.pulse import PREPARING, WAITING, Pulse, Watch
@@ -41,6 +42,7 @@ TIMEOUT_S = 600.0
 NICE = 19
 """Of the process, except where the learner waits for it anyway."""
 _POLL_S = 0.1
+_END_S = 5.0
 
 Metrics = dict[str, float | int | str | None]
 logger = logging.getLogger("accel")
@@ -211,12 +213,13 @@ class ProcessEvaluation:
         command = [sys.executable, "-P", "-m", __name__, str(run)]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
-            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True) as process:
+            kept = KeptProcess(command, os.environ, stdin=pipe, stdout=pipe, stderr=null)
+            with kept.process as process:
                 self._process = process
                 try:
                     self._talk(process, first)
                 finally:
-                    process.kill()
+                    kept.end(_END_S)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not self._closed:
                 self._failure = str(error)

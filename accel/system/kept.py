@@ -1,0 +1,73 @@
+"""A process that ends together with everything that it has started, however it ends, and with its parent.
+
+Beside it a shell, its keeper, waits until the parent is gone or closes a pipe, and then kills every process that has
+inherited the process's mark, an environment variable, also those that lead a session of their own, as simulators do;
+and its process group, which the keeper is in: what the system tells a process of its parent's death does not reach
+further. Marks are found on Linux; elsewhere the group alone ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+_MARK = "ACCEL_PROCESS_MARK"
+_KEEP = """read -r _
+for found in $(grep -ls "$1" /proc/[0-9]*/environ); do found=${found#/proc/}; kill -KILL ${found%/environ}; done
+kill -KILL 0"""
+
+
+class KeptProcess:
+    """Starts a process in a group of its own.
+
+    Args:
+        words: the command. environment: its variables.
+        files: which it inherits. stdin, stdout, stderr: as ``subprocess.Popen`` takes them.
+    Attributes:
+        process: it.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        files: Sequence[int] = (),
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        mark = f"{os.getpid()}.{time.time_ns()}"
+        self.process = subprocess.Popen(
+            words, env={**environment, _MARK: mark}, pass_fds=files, process_group=0, stdin=stdin, stdout=stdout,
+            stderr=stderr,
+        )  # fmt: skip
+        parent_is_gone, lifeline = os.pipe()
+        self._lifeline: int | None = lifeline
+        self._keeper = subprocess.Popen(
+            ("sh", "-c", _KEEP, "sh", f"{_MARK}={mark}"), process_group=self.process.pid, stdin=parent_is_gone,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(parent_is_gone)
+
+    def end(self, patience_s: float) -> None:
+        """Kill all of it, and wait so long for its keeper; ``process`` may take longer, where the system holds it.
+
+        More calls do nothing.
+        """
+        if self._lifeline is None:
+            return
+        os.close(self._lifeline)
+        self._lifeline = None
+        try:
+            self._keeper.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)  # While the keeper is there, no other group has this number.
+            with suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(patience_s)
+        if self.process.poll() is None:  # Its keeper was killed before.
+            self.process.kill()

@@ -1,0 +1,67 @@
+"""Processes that end with everything that they have started, through the end of either side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel.system.kept import KeptProcess
+from tests.mpi.training_runs import is_running
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
+
+# Three processes: itself, one in its group, one in a session of its own; it tells their numbers.
+FAMILY = """
+import os, subprocess
+others = [subprocess.Popen(["sleep", "600"], start_new_session=apart) for apart in (False, True)]
+print(os.getpid(), *(other.pid for other in others), flush=True)
+others[0].wait()
+"""
+PARENT = f"""
+import os, sys, time
+from accel.system.kept import KeptProcess
+kept = KeptProcess([sys.executable, "-c", {FAMILY!r}], os.environ)
+time.sleep(600)
+"""
+
+
+def numbers(process: subprocess.Popen[bytes]) -> list[int]:
+    assert process.stdout is not None
+    return [int(word) for word in process.stdout.readline().split()]
+
+
+def are_gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 10.0
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["alive", "dead"])
+def test_all_of_it_ends_also_when_the_process_itself_is_dead(is_dead: bool) -> None:
+    other = KeptProcess(["sleep", "600"], os.environ)
+    kept = KeptProcess([sys.executable, "-c", FAMILY], os.environ, stdout=subprocess.PIPE)
+    with kept.process as process:
+        family = numbers(process)
+        assert len(family) == 3 and all(map(is_running, family))
+        if is_dead:
+            process.kill()
+        kept.end(10.0)
+        kept.end(10.0)
+        assert are_gone(family) and is_running(other.process.pid)
+    other.end(10.0)
+    assert other.process.wait(10.0) == -signal.SIGKILL
+
+
+def test_all_of_it_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        family = numbers(parent)
+        assert len(family) == 3 and all(map(is_running, family))
+        parent.kill()
+        assert are_gone(family)
