@@ -1,8 +1,8 @@
 """Does a population find a better policy than Optuna's trials in equal CPU-seconds?
 
-    python scripts/evidence/population.py --seeds 5        (about five minutes a seed on an idle core)
+    python scripts/evidence/population.py --seeds 5        (about four minutes a seed on an idle core)
 
-On each seed a population of 6 trains 5 generations; then Optuna (TPE) runs whole trials of the same file until their
+On each seed a population of 4 trains 4 generations; then Optuna (TPE) runs whole trials of the same file until their
 processes have used as many CPU-seconds, start-up included; the last trial may exceed them. Both take the policy with
 the highest training return, which then plays 50 greedy episodes on seeds that neither has seen. Both begin with the
 defaults of the algorithm. Each seed is added to ``results/population/seeds.json``; given again, the command goes on.
@@ -24,7 +24,7 @@ from accel.sweep import SearchOptions
 
 FILE = Path(__file__).with_suffix(".toml")
 OUT = Path(__file__).resolve().parents[2] / "results" / "population" / "seeds.json"
-MEMBERS, GENERATIONS, EPISODES, UNSEEN = 6, 5, 50, 10_000
+MEMBERS, GENERATIONS, EPISODES, UNSEEN = 4, 4, 50, 10_000
 
 
 def main() -> None:

@@ -1,0 +1,233 @@
+"""How many actors feed one learner, when the network binds, what int8 and its refresh period change: a simulation.
+
+    python scripts/simulate/scaling.py --check       predictions beside kept runs of one learner and one actor (seconds)
+    python scripts/simulate/scaling.py               the same, and predictions up to 10,000 actors (some minutes)
+
+Costs are those of kept runs (``results/*/runs.json``): what their actors and learners took by phase. Writes
+``results/simulate/checked.json``, ``predictions.json`` and ``scaling.svg``; see docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+
+from pipeline import Costs, Prediction, Setting, simulate  # noqa: E402
+
+from accel.config import TrainConfig  # noqa: E402
+from accel.config.files import load_preset  # noqa: E402
+
+OUT = PROJECT / "results" / "simulate"
+CASES = (
+    "cartpole", "lunarlander", "halfcheetah", "halfcheetah-speed", "halfcheetah-512x3-one-env",
+    "halfcheetah-512x3-four-envs", "halfcheetah-2048x3-one-env", "revisions-avx2",
+)  # fmt: skip
+TOLERANCE = 0.15
+"""A prediction of environment steps per second that misses by more is not believed."""
+
+SUBJECTS = {"512×3": "halfcheetah-512x3-one-env", "2048×3": "halfcheetah-2048x3-one-env"}
+ACTORS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000, 3000, 10_000)
+LEARNERS = (1, 10, 100)
+"""How many times faster than the measured learner, which is one core; all but the first are assumed."""
+LINKS = {"1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9, "100 Gbit/s": 1.25e10}
+INTERVALS = (1, 4, 16, 64)
+BATCH_UNROLLS, ACTORS_A_NODE = 32, 16
+UNROLL_BYTES = 85_376
+"""Of 512 steps of one HalfCheetah-v5, by ``UnrollLayout``."""
+PARAMETERS = {"512×3": 537_606, "2048×3": 8_443_910}
+BYTES_A_PARAMETER = {"fp32": 4, "int8": 1}
+_ACTING = ("env", "policy", "overhead", "send")
+_LOADING = ("pull", "deserialise", "load")
+_UPDATING = ("batch", "forward", "correct", "backward", "record")
+
+
+def main() -> None:
+    """Check, and predict where that is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with kept runs only")
+    check_only = parser.parse_args().check
+    OUT.mkdir(parents=True, exist_ok=True)
+    runs = list(kept_runs())
+    rows = [checked(case, run, runs) for case, run in runs]
+    write("checked.json", rows)
+    for case in CASES:
+        print(case, *(summarise(rows, case, which) for which in ("own_costs", "other_seeds")), sep=" | ")
+    if not check_only:
+        found = list(predictions())
+        write("predictions.json", found)
+        draw(found, OUT / "scaling.svg")
+
+
+def kept_runs() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Runs of one learner and one actor that were not interrupted, with their case."""
+    for case in CASES:
+        document = json.loads((PROJECT / "results" / case / "runs.json").read_text())
+        for name, run in document["runs"].items():
+            if name.startswith("cartpole-before"):  # with other phases
+                continue
+            if "summary" not in run:  # by its preset, on another machine than the others
+                options = TrainConfig.create(**load_preset("quickstart")).options()
+                yield case, {"name": name, "summary": run, "config": options}
+            elif run["starts"] == 1:
+                yield case, run
+
+
+def costs_of(run: Mapping[str, Any]) -> Costs:
+    """A run's costs by its own phases; taking unrolls in is free, as waiting is not told from it."""
+    summary, config = run["summary"], run["config"]
+    acting, learning = summary["actor_s"], summary["learner_s"]
+    unrolls = summary["updates"] * config["batch_unrolls"]
+    publications = max(summary["updates"] // config["publish_interval_updates"], 1)
+    return Costs(
+        unroll_s=sum(acting[phase] for phase in _ACTING) / unrolls,
+        load_s=sum(acting[phase] for phase in _LOADING) / publications,
+        take_s=0.0,
+        update_s=sum(learning[phase] for phase in _UPDATING) / unrolls,
+        refresh_s=learning["compress"] / publications,
+        post_s=learning["publish"] / publications,
+        unroll_bytes=0.0,
+        policy_bytes=0.0,
+        unroll_env_steps=summary["env_steps"] / unrolls,
+    )
+
+
+def middle(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Medians of the costs of runs."""
+    rows = [asdict(costs_of(run)) for run in runs]
+    return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def checked(case: str, run: Mapping[str, Any], runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, object]:
+    """A kept run beside what is predicted from its own costs, and from those of the same variant's other seeds."""
+    summary, config = run["summary"], run["config"]
+    setting = Setting(1, config["batch_unrolls"], config["publish_interval_updates"])
+    predicted = simulate(costs_of(run), setting, 600)
+    variant = run["name"].rpartition("-")[0]
+    others = [o for c, o in runs if c == case and o is not run and o["name"].rpartition("-")[0] == variant]
+    elsewhere = simulate(Costs(**middle(others)), setting, 600)
+    acting, learning = summary["actor_s"], summary["learner_s"]
+    measured = Prediction(
+        summary["env_steps_per_s"], learning["wait"] / sum(learning.values()), acting["wait"] / sum(acting.values()),
+        0.0, 0.0, summary["lag"]["lag_mean"],
+    )  # fmt: skip
+    return {
+        "case": case,
+        "run": run["name"],
+        "own_costs": predicted.env_steps_per_s / measured.env_steps_per_s,
+        "other_seeds": elsewhere.env_steps_per_s / measured.env_steps_per_s,
+        "measured": asdict(measured),
+        "predicted": asdict(predicted),
+    }
+
+
+def summarise(rows: Iterable[Mapping[str, object]], case: str, which: str) -> str:
+    """How many predictions of a case hold."""
+    ratios = [float(str(row[which])) for row in rows if row["case"] == case]
+    within = sum(abs(ratio - 1) <= TOLERANCE for ratio in ratios)
+    return f"{which}: {within} of {len(ratios)} within {TOLERANCE:.0%}, {min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def subject_costs(subject: str, scheme: str) -> Costs:
+    """Medians over a case's seeds, with bytes; taking an unroll in costs at most what a learner that never idles waits.
+
+    Unrolls of all subjects are alike, so that the least wait bounds all; longer ones are the first unroll's.
+    """
+    everything = list(kept_runs())
+    runs = [run for case, run in everything if case == SUBJECTS[subject] and run["name"].startswith(f"{scheme}-")]
+    alike = [run["summary"] for case, run in everything if case in SUBJECTS.values()]
+    waits = [summary["learner_s"]["wait"] / summary["updates"] for summary in alike]
+    sizes = {
+        "take_s": min(waits),
+        "unroll_bytes": UNROLL_BYTES,
+        "policy_bytes": PARAMETERS[subject] * BYTES_A_PARAMETER[scheme],
+    }
+    return Costs(**{**middle(runs), **sizes})
+
+
+def predictions() -> Iterator[dict[str, object]]:
+    """Every point of the page, with what it was made from."""
+    link = LINKS["10 Gbit/s"]
+    for subject in SUBJECTS:
+        for scheme in BYTES_A_PARAMETER:
+            costs = subject_costs(subject, scheme)
+            for faster in LEARNERS:
+                for actors in ACTORS:
+                    setting = Setting(actors, min(actors, BATCH_UNROLLS), 16, link_bytes_per_s=link)
+                    yield predict("actors", subject, scheme, speed_up(costs, faster), setting, faster=faster)
+            for name, rate in LINKS.items():
+                for shared in (False, True):
+                    receivers = 1000 // ACTORS_A_NODE if shared else None
+                    setting = Setting(1000, BATCH_UNROLLS, 1, link_bytes_per_s=rate, receivers=receivers)
+                    about = {"link": name, "one_copy_a_node": shared, "faster": 100}
+                    yield predict("link", subject, scheme, speed_up(costs, 100), setting, **about)
+            for interval in INTERVALS:
+                setting = Setting(1000, BATCH_UNROLLS, interval, link_bytes_per_s=link)
+                yield predict("interval", subject, scheme, speed_up(costs, 100), setting, faster=100)
+
+
+def speed_up(costs: Costs, times: float) -> Costs:
+    """A learner whose updates are faster; compressing, sending and taking in stay on its host."""
+    return replace(costs, update_s=costs.update_s / times)
+
+
+def predict(
+    question: str, subject: str, scheme: str, costs: Costs, setting: Setting, **about: object
+) -> dict[str, object]:
+    """One point, simulated until every actor has sent some unrolls."""
+    updates = max(60, math.ceil(3 * setting.actors / setting.batch_unrolls))
+    found = simulate(costs, setting, updates)
+    chosen = {**asdict(setting), "link_bytes_per_s": str(setting.link_bytes_per_s)}
+    row = {"question": question, "subject": subject, "scheme": scheme, **about, "setting": chosen}
+    print(row["question"], subject, scheme, about, setting.actors, setting.publish_interval, found, flush=True)
+    return {**row, "costs": asdict(costs), "predicted": asdict(found)}
+
+
+def write(name: str, rows: object) -> None:
+    """A file of results."""
+    (OUT / name).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Steps per second by actors, for every learner."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "scaling"
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(SUBJECTS), figsize=(9.0, 3.6), layout="constrained", sharex=True)
+    colours = dict(zip(LEARNERS, ("#7a7f87", "#1f6fb4", "#d9730d"), strict=True))
+    for panel, subject in zip(panels, SUBJECTS, strict=True):
+        for scheme, style in (("fp32", "--"), ("int8", "-")):
+            for faster, colour in colours.items():
+                chosen = [
+                    row
+                    for row in rows
+                    if (row["question"], row["subject"], row["scheme"]) == ("actors", subject, scheme)
+                    and row["faster"] == faster
+                ]
+                x = [row["setting"]["actors"] for row in chosen]
+                y = [row["predicted"]["env_steps_per_s"] for row in chosen]
+                panel.loglog(x, y, style, color=colour, label=f"learner ×{faster}, {scheme}", linewidth=1.6)
+        panel.set_title(f"HalfCheetah-v5, {subject}: predicted, not measured", fontsize=9)
+        panel.set_xlabel("actors")
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("environment steps/s")
+    panels[0].legend(fontsize=7, frameon=False)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

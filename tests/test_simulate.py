@@ -1,0 +1,125 @@
+"""The simulation of actors and a learner: bounds that follow from its costs, and the runs that it is held against."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+
+
+SCRIPTS = PROJECT / "scripts" / "simulate"
+
+
+def load(name: str) -> Any:
+    """One of the scripts' modules, by which the others find it too."""
+    spec = spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pipeline, scaling = load("pipeline"), load("scaling")
+CHECKED = "results/simulate/checked.json"
+COSTS = pipeline.Costs(
+    unroll_s=0.1, load_s=0.0, take_s=0.0, update_s=0.01, refresh_s=0.0, post_s=0.0, unroll_bytes=1e6, policy_bytes=1e6,
+    unroll_env_steps=100.0, spread=0.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("actors", [1, 4, 9])
+def test_too_few_actors_set_the_pace(actors: int) -> None:
+    found = pipeline.simulate(COSTS, pipeline.Setting(actors, batch_unrolls=actors), 200)
+    assert found.env_steps_per_s == pytest.approx(actors * 100 / 0.1, rel=0.02)
+    assert found.actor_wait < 0.01
+    assert found.learner_wait == pytest.approx(1 - actors * 0.01 / 0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("actors", [11, 40, 300])
+def test_too_many_actors_wait_for_the_learner(actors: int) -> None:
+    found = pipeline.simulate(COSTS, pipeline.Setting(actors, batch_unrolls=4, publish_interval=8), 400)
+    assert found.env_steps_per_s == pytest.approx(100 / 0.01, rel=0.02)
+    assert found.learner_wait < 0.01
+    assert found.actor_wait == pytest.approx(1 - 10 / actors, abs=0.03)
+
+
+def test_one_actor_in_turns_has_the_lag_of_its_buffers() -> None:
+    slow = replace(COSTS, update_s=1.0)
+    for in_flight in (1, 2, 4):
+        found = pipeline.simulate(slow, pipeline.Setting(1, in_flight=in_flight), 60)
+        assert found.lag == in_flight + 1, "as many are on the way as it may have, and the one it collects"
+    every_fourth = pipeline.simulate(slow, pipeline.Setting(1, publish_interval=4), 200)
+    assert every_fourth.lag == pytest.approx(3.5, abs=0.1), "1.5 later in the mean"
+
+
+def test_a_link_carries_no_more_than_it_can() -> None:
+    found = pipeline.simulate(COSTS, pipeline.Setting(20, batch_unrolls=4, link_bytes_per_s=2e7), 300)
+    assert found.env_steps_per_s == pytest.approx(2e7 / 1e6 * 100, rel=0.03), "unrolls fill it"
+    assert found.inbound > 0.97
+    small = replace(COSTS, unroll_bytes=1e3)
+    for interval in (1, 8):
+        setting = pipeline.Setting(20, batch_unrolls=4, publish_interval=interval, link_bytes_per_s=2e8)
+        found = pipeline.simulate(small, setting, 600)
+        wanted = 20 * 1e6 / 2e8 / (0.04 * interval)
+        assert found.outbound == pytest.approx(min(wanted, 1.0), abs=0.03)
+        assert found.env_steps_per_s == pytest.approx(1e4, rel=0.02), "the learner does not wait for policies to leave"
+
+
+def test_a_policy_that_has_not_left_is_replaced_by_a_newer_one() -> None:
+    small = replace(COSTS, unroll_bytes=1.0, policy_bytes=1e6)
+    lags = [
+        pipeline.simulate(small, pipeline.Setting(20, batch_unrolls=4, link_bytes_per_s=rate), 800).lag
+        for rate in (math.inf, 2e8, 2e7)
+    ]
+    assert lags[0] < lags[1] < lags[2] < 60, "twenty seconds behind, a queue of all would grow to hundreds"
+
+
+def test_one_copy_for_a_node_reaches_all_of_its_actors() -> None:
+    costs = replace(COSTS, unroll_bytes=1.0, post_s=0.002)
+    each = pipeline.simulate(costs, pipeline.Setting(32, batch_unrolls=4, link_bytes_per_s=1e9), 400)
+    shared = pipeline.simulate(costs, pipeline.Setting(32, batch_unrolls=4, link_bytes_per_s=1e9, receivers=2), 400)
+    assert each.env_steps_per_s == pytest.approx(400 / (0.04 + 32 * 0.002), rel=0.03)
+    assert shared.env_steps_per_s == pytest.approx(400 / (0.04 + 2 * 0.002), rel=0.03)
+    assert shared.lag < each.lag + 3
+
+
+@pytest.mark.parametrize(
+    ("field", "predicted"),
+    [("load_s", lambda c: 100 / (0.1 + c)), ("refresh_s", lambda c: 100 / 0.1), ("take_s", lambda c: 100 / 0.1)],
+)
+def test_only_what_is_on_the_critical_path_costs(field: str, predicted: Callable[[float], float]) -> None:
+    found = pipeline.simulate(replace(COSTS, **{field: 0.05}), pipeline.Setting(1), 200)
+    assert found.env_steps_per_s == pytest.approx(predicted(0.05), rel=0.02)
+
+
+def test_equal_seeds_make_equal_runs() -> None:
+    costs = replace(COSTS, spread=0.3)
+    one, same, other = (pipeline.simulate(costs, pipeline.Setting(5, 2), 100, seed) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_ten_thousand_actors_are_simulated() -> None:
+    found = pipeline.simulate(COSTS, pipeline.Setting(10_000, batch_unrolls=2_500, publish_interval=2), 4)
+    assert found.env_steps_per_s == pytest.approx(1e4, rel=0.02)
+
+
+def test_kept_runs_are_predicted_as_the_page_says() -> None:
+    kept = {(row["case"], row["run"]): row for row in json.loads((SCRIPTS.parents[1] / CHECKED).read_text())}
+    runs = list(scaling.kept_runs())
+    assert len(kept) == len(runs)
+    for case in scaling.SUBJECTS.values():
+        run = next(run for name, run in runs if name == case and run["name"].startswith("int8-"))
+        row = scaling.checked(case, run, runs)
+        before = kept[case, run["name"]]
+        for which in ("own_costs", "other_seeds"):
+            assert row[which] == pytest.approx(before[which]) == pytest.approx(1.0, abs=scaling.TOLERANCE)
+        assert row["predicted"]["lag"] == pytest.approx(before["measured"]["lag"], abs=0.2)
