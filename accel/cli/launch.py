@@ -134,8 +134,8 @@ def learn(job: Job, info: LaunchInfo) -> Summary:
             summary = run_session(
                 job, seat.transport, stop, cores=seat.pin(), allowed_cores=len(allowed), link=seat.link
             )
-            if seat.transport.alive() or seat.transport.silent():
-                # Its actors never said goodbye, and the launcher waits for them: but the caller has a summary to show.
+            if not seat.transport.is_left:
+                # Some rank never said goodbye, and the launcher waits for it: but the caller has a summary to show.
                 atexit.register(endpoint.abort_job, EXIT_ABORTED)
             return summary
         except BaseException as error:

@@ -206,6 +206,7 @@ class RemoteActor:
             if not self._endpoint.is_done(request):
                 return False
         except PeerFailed:
+            self._question = self._answer = None
             return False
         self._question = self._answer = None
         return True
@@ -233,6 +234,8 @@ class RemoteActor:
         atexit.unregister(self.close)
         backoff = Backoff(timeout_s)
         try:
+            while self.is_asking and not self.aborted and not self.is_answered() and backoff.pause():
+                self._progress()  # MPI does not end well with a question under way.
             while self._sends:
                 self._progress()
                 self._reap()

@@ -86,6 +86,11 @@ class RemoteLearner:
         """Actors that ended without a goodbye."""
         return frozenset(self._dead - {self._inference})
 
+    @property
+    def is_left(self) -> bool:
+        """Whether every rank that it served, one for inference included, has died or said goodbye."""
+        return not self._alive and not self._silent
+
     def welcome(self, message: Json) -> None:
         """Sends every actor a message, with the formats that this learner speaks; see ``LearnerTransport.welcome``."""
         encoded = encode_message("welcome", {"formats": self._formats, "message": message})
@@ -155,7 +160,7 @@ class RemoteLearner:
         self._ended = True
         atexit.unregister(self.close)
         self._start_draining()
-        for actor in sorted(self._alive):
+        for actor in sorted(self._alive - {self._inference}):
             self._tell_to_stop(actor, encoded)
         for actor in sorted(self._silent):  # Nobody waits for them; they end when they hear of it.
             self._tell_to_stop(actor, encoded)
@@ -166,6 +171,8 @@ class RemoteLearner:
                 self._progress()
             except TransportError as error:
                 failure = error  # Whoever sent nonsense must not keep the others from an orderly end.
+            if self._inference is not None and self._alive == {self._inference}:
+                self._tell_to_stop(self._inference, encoded)  # It answers as long as somebody may ask.
             # An actor's goodbye is taken after all that it sent; what others have under way may never arrive.
             if not self._alive and self._outbox.is_empty:
                 break

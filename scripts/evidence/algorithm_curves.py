@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""One curve for each algorithm, as its page in docs/algorithms shows it: one seed, one process, default options.
+"""One curve for each algorithm, as its page in docs/algorithms shows it: one seed, default options.
+
+All run in one process, but for those whose actors ask another one for actions: they have two actors.
 
     python scripts/evidence/algorithm_curves.py
     python scripts/evidence/algorithm_curves.py --algorithm sac
@@ -39,10 +41,13 @@ class Case:
 
     env: str
     steps: int
+    actors: int = 0
 
 
 CASES: Mapping[str, Case] = {
     "impala": Case("CartPole-v1", 100_000),
+    "seed": Case("CartPole-v1", 100_000, actors=2),
+    "ga3c": Case("CartPole-v1", 100_000, actors=2),
     "a2c": Case("CartPole-v1", 100_000),
     "ppo": Case("CartPole-v1", 50_000),
     "dppo": Case("CartPole-v1", 50_000),
@@ -80,7 +85,7 @@ def train(algorithm: str) -> Run:
     """One run; of its records the environment steps and the mean return of the last episodes."""
     case = CASES[algorithm]
     arguments = [
-        "train", "--algorithm", algorithm, "--env", case.env, "--actors", "0", "--seed", "0",
+        "train", "--algorithm", algorithm, "--env", case.env, "--actors", str(case.actors), "--seed", "0",
         "--total-env-steps", str(case.steps), "--stop-window", str(WINDOW), "--log-interval-s", "0.2",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
