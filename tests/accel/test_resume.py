@@ -70,6 +70,7 @@ RUNS = {
         "normalise_observations": True, "learning_rate_schedule": "linear", "batch_unrolls": 2,
     },
     "a2c": {"algorithm": "a2c"},
+    "seed": {"algorithm": "seed", "compressor": "int8", "calibration_size": 128},
     "dppo": {"algorithm": "dppo", "unroll_length": 16},
     "ptr-ppo": {"algorithm": "ptr-ppo", "unroll_length": 16, "trajectory_priority": "return"},
     "impact": {
