@@ -65,8 +65,8 @@ def test_the_records_that_this_adds_are_few() -> None:
 
 
 def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that moves by 1/128 s at each look, of which an update takes two."""
-    ticks, tick_s = count(), 1 / 128
+    """On a clock that moves by 1/2048 s at each look; an update takes two, and one for each of its 16 steps."""
+    ticks, tick_s = count(), 1 / 2048
     monkeypatch.setattr(accel.learning.loop, "perf_counter", lambda: next(ticks) * tick_s)
     options = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1}
     accel.train(
@@ -79,4 +79,4 @@ def test_a_run_shorter_than_its_interval_has_a_curve(tmp_path: Path, monkeypatch
     elapsed_s = [row["elapsed_s"] for row in rows]
     assert len(rows) > 10 and elapsed_s[-1] >= 1.0
     for before_s, now_s in pairwise([0.0, *elapsed_s[:-1]]):
-        assert 0 <= now_s - before_s - record_interval_s(now_s, 1000.0) < 2 * tick_s
+        assert 0 <= now_s - before_s - record_interval_s(now_s, 1000.0) < 20 * tick_s
