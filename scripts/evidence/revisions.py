@@ -98,7 +98,7 @@ def render(runs: Mapping[str, Run]) -> str:
                 pairs.append((both[0], both[1]))
         if not pairs:
             continue
-        reached = [sum("reached" in str(pair[side]["reason"]) for pair in pairs) for side in (0, 1)]
+        reached = [sum("mean return" in str(pair[side]["reason"]) for pair in pairs) for side in (0, 1)]
         lines += [
             f"## {case}: {len(pairs)} seeds, threshold reached {reached[0]} times before, {reached[1]} after", "",
             "| measure | before | after | after / before |", "|---|---|---|---|",
