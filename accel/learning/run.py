@@ -166,7 +166,8 @@ class _Import:
     def __init__(self, name: str) -> None:
         self._name = name
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # Not a daemon: a process that gives up lets the import end. Torch, cut off in it, prints tracebacks.
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,6 +36,7 @@ from accel.runs.summary import Summary
 from accel.transport import LocalTransport
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import read_decisions
+from tests.contracts.ranks import ROOT
 
 SMALL: Mapping[str, object] = {
     "algorithm": "impala", "normalise_observations": False, "network": "mlp:16x1", "learner_threads": 1,
@@ -358,6 +361,15 @@ def test_limits_end_a_run(tmp_path: Path) -> None:
     reached = accel.train(configure(tmp_path, "b", stop_at_return=5.0, stop_window=20, total_env_steps=10**6))
     assert "reached 5" in reached.reason and reached.return_mean is not None and reached.return_mean >= 5
     assert 20 <= reached.episodes < 200
+
+
+def test_a_learner_that_gives_up_lets_the_import_of_torch_end(tmp_path: Path) -> None:
+    """Torch, cut off in its import by the end of the process, prints tracebacks below the error of the run."""
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); print('imported', flush=True)")
+    program = "import sys\nfrom accel.learning.run import _Import\n_Import('slow')\nsys.exit('the actors failed')"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "imported\n", "the actors failed\n")
 
 
 def test_actors_that_disagree_or_stay_silent_are_named() -> None:
