@@ -77,11 +77,14 @@ def test_a_pendulum_is_swung_up(options: dict[str, object], tmp_path: Path) -> N
 
 
 def test_one_policy_learns_two_tasks_whose_returns_are_told_apart(tmp_path: Path) -> None:
-    """Half of the actors are paid twice as much for the same: 10 and 20 at best, 10/3 and 20/3 at random."""
+    """Half of the actors are paid twice as much for the same: 10 and 20 at best, 10/3 and 20/3 at random.
+
+    Ends at its steps: which task's episodes the mean over both counts, depends on which actor is faster at the time.
+    """
     tasks = {"env": "tests.environments.learnable:Targets-v0", "task": "tests.environments.learnable:RichTargets-v0"}
     options = {"algorithm": "impala", "normalise_observations": False, "compressor": "int8", "network": "mlp:32x1",
                "envs_per_actor": 16, "unroll_length": 10, "learning_rate": 1e-2, "discount": 0.0, "actors": 2,
-               "entropy_cost": 0.001, "total_env_steps": 400_000, "stop_at_return": 13.5}  # fmt: skip
+               "entropy_cost": 0.001, "total_env_steps": 80_000}  # fmt: skip
     with TrainingRun(tmp_path, *words(tasks | options)) as job:
         assert job.finish() == 0, job.output
         last = job.records()[-1]
