@@ -136,7 +136,7 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
         group.__doc__ = _TITLES[part]
         groups.append((part, group, dataclasses.field(default_factory=group)))
     target = dataclasses.make_dataclass("TrainOptions", [*rows, *groups], frozen=True)
-    config = (tyro.conf.UseAppendAction, tyro.conf.OmitArgPrefixes)
+    config = (tyro.conf.UseAppendAction, tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     parsed: object = tyro.cli(target, prog="accel train", description=DESCRIPTION, args=argv, config=config)
     found: dict[str, object] = {name: getattr(parsed, name) for name in _SOURCES}
     for part in defaults.parts:
