@@ -73,7 +73,6 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "dqn, plain": {**DQN, "double": False, "duelling": False, "n_step": 1},
     "the page's": {"algorithm": "tests.contracts.page_algorithm:factory"},
 }  # fmt: skip
-SLOW_TO_LEARN = {"d4pg", "sac", "sac, n-step", "sac, retrace"}
 each = pytest.mark.parametrize("name", ALGORITHMS)
 
 
@@ -300,15 +299,15 @@ def test_a_reward_that_is_no_number_changes_no_trained_parameter(name: str) -> N
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW_TO_LEARN else []) for name in ALGORITHMS]
-)
+@each
 def test_a_chain_of_two_states_is_learned(name: str) -> None:
     _, chain = make(name, seed=1, discount=0.5)
-    for _ in range(300):
+    for _ in range(600):
         chain.update()
+        if len(chain.paid) > 40 and np.mean(chain.paid[-20:]) > 0.9:
+            break
     assert np.mean(chain.paid[:5]) < 0.75
-    assert np.mean(chain.paid[-20:]) > 0.9
+    assert np.mean(chain.paid[-20:]) > 0.9, chain.paid
 
 
 # --- IMPACT ---

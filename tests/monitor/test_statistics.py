@@ -20,7 +20,7 @@ from monitor.statistics import (
     student_t_quantile,
 )
 
-TRIALS = 2000
+TRIALS = 1000
 
 
 def coverage(draw: Callable[[np.random.Generator], Interval], truth: float) -> float:
