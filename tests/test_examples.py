@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 
+from accel.exporting import run_policy
+from accel.exporting.build import export
 from accel.sweep.sweep_file import load_sweep_file
 from compressors.artifact import CompressedPolicy
 from tests.accel.test_import_policy import balancing_weights, write_zip
+from tests.accel.trained_runs import make_run
 
 PROJECT = Path(__file__).parents[1]
 EXAMPLES = PROJECT / "scripts" / "examples"
@@ -81,3 +87,36 @@ def test_minigrids_view_is_trained_on(tmp_path: Path) -> None:
     shown = run("-c", "from accel.runs.loading import load_run; from pathlib import Path; "
                 "print(*load_run(Path('results/run')).policy.input_names)", directory=tmp_path)  # fmt: skip
     assert shown.split() == ["direction", "view"]
+
+
+def headers() -> Path | None:
+    """Where the headers of onnxruntime's C++ interface are: ``ONNXRUNTIME_INCLUDE``, or a directory of the system."""
+    places = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]
+    return next((Path(place) for place in places if place and (Path(place) / "onnxruntime_cxx_api.h").is_file()), None)
+
+
+@pytest.mark.skipif(
+    headers() is None or shutil.which("g++") is None,
+    reason="needs g++ and the headers of onnxruntime (Debian 13: libonnxruntime-dev; or set ONNXRUNTIME_INCLUDE)",
+)
+def test_the_loop_in_cpp_answers_as_the_policy_does(tmp_path: Path) -> None:
+    run_path = make_run(tmp_path / "runs", env="Pendulum-v1", network="mlp:16x1+lstm:8", calibration_size=64)
+    bundle = export(run_path, tmp_path / "bundle", scheme="int8", episodes=0).path
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # the one is linked, the other loaded
+        (tmp_path / name).symlink_to(library)
+    build = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{headers()}", str(EXAMPLES / "run_bundle.cpp")]
+    link = [f"-L{tmp_path}", f"-Wl,-rpath,{tmp_path}", "-lonnxruntime", "-o", str(tmp_path / "run_bundle")]
+    subprocess.run([*build, *link], check=True)
+    episodes = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    lines = "\n\n".join("\n".join(" ".join(map(str, row)) for row in episode) for episode in episodes)
+    done = subprocess.run(
+        [tmp_path / "run_bundle", bundle / "model.onnx"], input=lines, capture_output=True, text=True, check=True
+    )
+    policy = run_policy.Policy(bundle)
+    wanted = [policy.act(row, first=step == 0)[1] for episode in episodes for step, row in enumerate(episode)]
+    found = np.array([line.split() for line in done.stdout.splitlines()], float)
+    np.testing.assert_allclose(found, np.array(wanted), rtol=1e-4, atol=1e-5)
+    without_state = [policy.act(row, first=True)[1] for row in episodes[0]]
+    assert not np.allclose(found[:5], without_state, rtol=1e-4, atol=1e-5)
+    assert '"names": ["observation[0]"' in done.stderr
