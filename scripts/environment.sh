@@ -104,11 +104,14 @@ install() {
   fi
   touch "$venv/unfinished"
   be_patient
-  if ! logged "$log" "$venv/bin/python" -m pip install --progress-bar off \
+  # Most of what is installed is never imported: Python compiles what is, and the main program's part here already.
+  if ! logged "$log" "$venv/bin/python" -m pip install --no-compile --progress-bar off \
     --editable "${project}[$extras]" --constraint "$project/constraints.txt"; then
     tail -n 25 "$log" >&2
     die "pip failed, see above (all of it: $log). No package index in reach? A mirror is set by PIP_INDEX_URL. Then run this again."
   fi
+  "$venv/bin/python" -P -c "import accel.acting.actor, accel.cli.train, accel.learning.session" ||
+    die "the packages are installed, but cannot be imported: see above"
   for stamp in "$venv"/ready-*; do
     [[ ! -f $stamp || $(<"$stamp") == "$(wanted)" ]] || rm "$stamp"
   done
