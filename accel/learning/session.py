@@ -35,6 +35,7 @@ from accel.learning.schedule import make_schedule
 from accel.learning.turns import SharedTurns
 from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
+from accel.runs.backend_comparison import compare_backends
 from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators, pack_state, unpack_state
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
@@ -43,7 +44,7 @@ from accel.runs.live_evaluation import TIMEOUT_S, LiveEvaluation, NoEvaluation, 
 from accel.runs.loading import PREFIX
 from accel.runs.replay_files import ReplayFiles, fingerprint
 from accel.runs.state_tree import Tree
-from accel.runs.summary import SchemeComparison, Summary
+from accel.runs.summary import BackendComparison, SchemeComparison, Summary
 from accel.runs.wandb_upload import FINISH_TIMEOUT_S, Metrics, NoUpload, Upload, WandbUpload
 from accel.system.energy import Energy, RunEnergy
 from accel.transport.base import LearnerTransport
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 _OPTIMISER_COPIES = 2  # Adam's moments
 _RECORDS_BYTES = 2**20
 _REPLAY_ON_DISK = 1.25  # of its memory: pieces of which a part is still needed
+_LONG_S = 30.0  # a run for whose environment it pays to look for a faster backend
 _PATIENCE_S = 4.0  # for what goes on beside training, where other learners' ranks end ten seconds after it
 
 logger = logging.getLogger("accel")
@@ -474,7 +476,20 @@ class Session:
         scheme = self.config.compression.compressor if artifact is None else artifact.scheme
         summary = self._summary(reason, wall_s, scheme, comparison, energy)
         self.run.write_summary(summary.to_json())
+        if summary.bottleneck == "environment" and (backends := self._compare_backends(summary)) is not None:
+            summary = replace(summary, backends=backends)
+            self.run.write_summary(summary.to_json())
         return summary
+
+    def _compare_backends(self, summary: Summary) -> BackendComparison | None:
+        """Whether EnvPool is faster, after a run that took long and that nobody waits for."""
+        asked, acting = self.config.environment, self.config.acting
+        known = asked.backend == "gymnasium" and not (asked.wrapper or asked.env_arg or asked.task)
+        alone = self.learning.exchange.learners == 1
+        if not (known and alone and summary.finished and summary.training_s >= _LONG_S):
+            return None
+        self._progress.begin("timing the environment on EnvPool")
+        return compare_backends(asked.env, acting.envs_per_actor, squash_actions=asked.squash_actions)
 
     def _summary(
         self, reason: str, wall_s: float, scheme: str, comparison: SchemeComparison | None, energy: Energy

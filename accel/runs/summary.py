@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 
 from accel.errors import CheckpointError
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
-from monitor.report.bottleneck import limit_of, shares_of
+from monitor.report.bottleneck import Limit, TimeShares, limit_of, shares_of
 
 
 def _unwritten(value: object) -> object:
@@ -103,12 +103,28 @@ class EvaluationSummary:
         )
 
 
+@dataclass(frozen=True)
+class BackendComparison:
+    """The run's environments on two backends: microseconds per vector step of ``batch``, random actions, one thread."""
+
+    batch: _Count
+    gymnasium_us: _Microseconds
+    envpool_us: _Microseconds
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast EnvPool is."""
+        return self.gymnasium_us / self.envpool_us
+
+
 _HELP = {
     "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): a GPU (--device cuda), "
     "more cores, --mixed-precision bf16 or a smaller network would help, faster actors would not.",
-    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): more --actors on more "
-    "cores, or a faster environment (--backend envpool, or a vectorised one) would help, compression would not.",
+    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): {faster} would help, "
+    "compression would not.",
 }
+_MORE_ACTORS = "more --actors on more cores"
+_FASTER = 1.1
 _LOADING = ("deserialise", "load")
 _MUCH_LOADING = 0.1
 
@@ -134,6 +150,7 @@ class Summary:
         cpu_s: CPU-seconds of training: the learner's process, and what actors did not wait.
         energy_j: joules of training; None where the machine has no readable counters and no watts were stated.
         energy_source: where they come from.
+        backends: the environment on gymnasium and on EnvPool, where it is the bottleneck and both have it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -174,6 +191,7 @@ class Summary:
     cpu_s: _Real | None = None
     energy_j: _Real | None = None
     energy_source: str = ""
+    backends: BackendComparison | None = None
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -221,14 +239,33 @@ class Summary:
             lines.insert(0, "source .venv/bin/activate")
         return lines
 
+    @property
+    def bottleneck(self) -> Limit | None:
+        """What limited the speed; None where either side's time is unknown."""
+        shares = self._shares
+        return None if shares is None else limit_of(shares)
+
     def limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""
-        shares = shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
-        found = None if shares is None else limit_of(shares)
+        shares, found = self._shares, self.bottleneck
         if shares is None or found not in _HELP:
             return ""
         share = shares.actor_wait if found == "learner" else shares.environment
-        return _HELP[found].format(share=share)
+        return _HELP[found].format(share=share, faster=self._faster())
+
+    @property
+    def _shares(self) -> TimeShares | None:
+        return shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
+
+    def _faster(self) -> str:
+        """What would step environments faster, by measurement where there is one."""
+        timed = self.backends
+        if timed is None:
+            return f"{_MORE_ACTORS}, or a faster environment (--backend envpool, or a vectorised one)"
+        figures = f"{timed.envpool_us:.0f} us a vector step against {timed.gymnasium_us:.0f}"
+        if timed.speedup >= _FASTER:
+            return f"--backend envpool, {timed.speedup:.1f}x as fast here ({figures}), or {_MORE_ACTORS}"
+        return f"{_MORE_ACTORS}, but not --backend envpool, which is no faster here ({figures}),"
 
     def text(self) -> str:
         """What happened, in a few lines."""
