@@ -13,14 +13,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from accel.acting.child import Host
 from accel.cli.actor import command as actor_command
 from accel.errors import AccelError, DivergenceError, EnvError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
-from accel.system.pulse import WAITING, Watch
+from accel.system.pulse import WAITING, Pulse, Watch
 from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals, interruptible
 from accel.system.untrusted import read_toml
 from accel.transport import (
@@ -101,7 +101,7 @@ def start(job: Job, *, may_exit: bool = False) -> Summary:
         may_exit: whether this process may be ended where environments in it hang for good.
     """
     if job.config.acting.actors == 0:
-        return _learn_alone(job, may_exit)
+        return learn_alone(job, leave=os._exit if may_exit else None)
     return _start_mpirun(job)
 
 
@@ -303,8 +303,13 @@ def start_timeout_s(arguments: Sequence[str]) -> float:
         return START_TIMEOUT_S  # The learner reports what is wrong with it.
 
 
-def _learn_alone(job: Job, may_exit: bool) -> Summary:
-    """Learner and actor in one process and one thread, in turns: deterministic."""
+def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pulse | None = None) -> Summary:
+    """Learner and actor in one process and one thread, in turns: deterministic.
+
+    Args:
+        leave: ends this process with a status where its environments hang for good; None: it may not be ended.
+        pulse: where progress is shown to another process that watches too.
+    """
     from accel.acting.actor import InlineActor
     from accel.learning.run import run_session
     from accel.transport.local import LocalTransport
@@ -316,10 +321,11 @@ def _learn_alone(job: Job, may_exit: bool) -> Summary:
         )
         transport = LocalTransport(1, options=options)
         end = transport.actor(0)
+        end.pulse = pulse or end.pulse
         inline = InlineActor(end)
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
         with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
-            hung = partial(_end_hang, job, interrupt, may_exit)
+            hung = partial(_end_hang, job, interrupt, leave)
             try:
                 with Watch(end.pulse, *limits_s, hung):
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
@@ -343,19 +349,20 @@ def _close(inline: InlineActor) -> None:
         logger.warning("the environments could not be closed: %s", error)
 
 
-def _end_hang(job: Job, interrupt: Callable[[Exception], None], may_exit: bool, why: str, times: int) -> None:
+def _end_hang(
+    job: Job, interrupt: Callable[[Exception], None], leave: Callable[[int], NoReturn] | None, why: str, times: int
+) -> None:
     """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
-    if times == 1 or not may_exit:
+    if times == 1 or leave is None:
         interrupt(EnvError(why))
     else:
-        logger.error("accel: %s, and cannot be interrupted. %s", why, _what_is_kept(job))
-        os._exit(EXIT_ABORTED)
+        logger.error("accel: %s, and cannot be interrupted. %s", why, what_is_kept(job))
+        leave(EXIT_ABORTED)
 
 
 def _start_mpirun(job: Job) -> Summary:
     from accel.cli import mpirun
     from accel.runs.directory import STARTS
-    from accel.runs.summary import Summary
     from accel.transport import mpirun_command
 
     config = job.config
@@ -379,7 +386,7 @@ def _start_mpirun(job: Job) -> Summary:
         can_stop=lambda: elsewhere or _written_at(starts) != before,
         patience_s=config.run.peer_timeout_s,
     )
-    if (job.path / "summary.json").exists() and (summary := Summary.read(job.path)).job == job.token:
+    if (summary := summary_of(job)) is not None:
         if ended.trouble or ended.status:
             why = ended.trouble or "a rank or a node was lost on the way"
             logger.warning("the run is complete; mpirun ended with status %d: %s", ended.status, why)
@@ -390,8 +397,18 @@ def _start_mpirun(job: Job) -> Summary:
     began = elsewhere or _written_at(starts) != before
     if ended.stopped and not began:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
-    kept = f". {_what_is_kept(job, ended)}" if began else ""
+    kept = f". {what_is_kept(job, ended)}" if began else ""
     raise JobError(f"{_what_happened(ended)}{kept}{_registered_here(config.environment.env)}", _exit_code(ended))
+
+
+def summary_of(job: Job) -> Summary | None:
+    """The proof that a job came to its end: the summary that carries its token."""
+    from accel.runs.summary import Summary
+
+    if not (job.path / "summary.json").exists():
+        return None
+    summary = Summary.read(job.path)
+    return summary if summary.job == job.token else None
 
 
 def _hosts_that_answer(hosts: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
@@ -435,7 +452,7 @@ def _registered_here(env: str) -> str:
     )
 
 
-def _what_is_kept(job: Job, ended: Ended | None = None) -> str:
+def what_is_kept(job: Job, ended: Ended | None = None) -> str:
     """The newest checkpoint, and how to go on from it."""
     command = f"  accel train --resume {shlex.quote(str(job.path))}"
     if not job.path.exists():

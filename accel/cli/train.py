@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 from pydantic.fields import FieldInfo
 
+from accel.cli.apart import train_apart
 from accel.cli.launch import abort_job, learn, start
 from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         abort_job(info, ConfigError("the command line is not valid" if stop.code else "only help was asked for"))
         raise
     alone = job.config.acting.actors == 0 and info.size == 1
+    if alone and sys.platform.startswith("linux"):
+        return train_apart(job)
     summary = learn(job, info) if info.is_launched and not alone else start(job, may_exit=True)
     if info.is_launched or job.config.acting.actors == 0:
         show(f"{summary.text()}\n")

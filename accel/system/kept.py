@@ -2,8 +2,8 @@
 
 Beside it a shell, its keeper, waits until the parent is gone or closes a pipe, and then kills every process that has
 inherited the process's mark, an environment variable, also those that lead a session of their own, as simulators do;
-and its process group, which the keeper is in: what the system tells a process of its parent's death does not reach
-further. Marks are found on Linux; elsewhere the group alone ends.
+and its own process group, which a process that was started with it shares: what the system tells a process of its
+parent's death does not reach further. Marks are found on Linux; elsewhere the group alone ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,48 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_MARK = "ACCEL_PROCESS_MARK"
+MARK = "ACCEL_PROCESS_MARK"
 _KEEP = """read -r _
 for found in $(grep -ls "$1" /proc/[0-9]*/environ); do found=${found#/proc/}; kill -KILL ${found%/environ}; done
 kill -KILL 0"""
+
+
+def new_mark() -> str:
+    """A value of the variable ``MARK`` that no other process has."""
+    return f"{os.getpid()}.{time.time_ns()}"
+
+
+class Keeper:
+    """Kills all processes with a mark, and its own group, when it is told to or this process is gone.
+
+    Args:
+        mark: their value of ``MARK``. group: the process group that it joins; 0: one of its own.
+    """
+
+    def __init__(self, mark: str, group: int = 0) -> None:
+        parent_is_gone, lifeline = os.pipe()
+        self._lifeline: int | None = lifeline
+        # It has no mark of this process's: another keeper would kill it before its work is done.
+        environment = {name: value for name, value in os.environ.items() if name != MARK}
+        self._process = subprocess.Popen(
+            ("sh", "-c", _KEEP, "sh", f"{MARK}={mark}"), env=environment, process_group=group, stdin=parent_is_gone,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(parent_is_gone)
+
+    def end(self, patience_s: float) -> None:
+        """Tell it to, and wait so long; more calls do nothing."""
+        if self._lifeline is None:
+            return
+        os.close(self._lifeline)
+        self._lifeline = None
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            # While it is there, no other group has this number.
+            os.killpg(os.getpgid(self._process.pid), signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
 
 
 class KeptProcess:
@@ -41,33 +79,18 @@ class KeptProcess:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
-        mark = f"{os.getpid()}.{time.time_ns()}"
+        mark = new_mark()
         self.process = subprocess.Popen(
-            words, env={**environment, _MARK: mark}, pass_fds=files, process_group=0, stdin=stdin, stdout=stdout,
+            words, env={**environment, MARK: mark}, pass_fds=files, process_group=0, stdin=stdin, stdout=stdout,
             stderr=stderr,
         )  # fmt: skip
-        parent_is_gone, lifeline = os.pipe()
-        self._lifeline: int | None = lifeline
-        self._keeper = subprocess.Popen(
-            ("sh", "-c", _KEEP, "sh", f"{_MARK}={mark}"), process_group=self.process.pid, stdin=parent_is_gone,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(parent_is_gone)
+        self._keeper = Keeper(mark, self.process.pid)
 
     def end(self, patience_s: float) -> None:
         """Kill all of it, and wait so long for its keeper; ``process`` may take longer, where the system holds it.
 
         More calls do nothing.
         """
-        if self._lifeline is None:
-            return
-        os.close(self._lifeline)
-        self._lifeline = None
-        try:
-            self._keeper.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)  # While the keeper is there, no other group has this number.
-            with suppress(subprocess.TimeoutExpired):
-                self._keeper.wait(patience_s)
+        self._keeper.end(patience_s)
         if self.process.poll() is None:  # Its keeper was killed before.
             self.process.kill()

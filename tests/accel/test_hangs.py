@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
 from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse, Watch
 from accel.system.signals import interruptible
+from tests.mpi.training_runs import descendants, is_running
 
 ROOT = Path(__file__).parents[2]
 TROUBLED = "tests.environments.troubled:"
@@ -72,18 +74,61 @@ def test_an_environment_that_exits_is_an_error_with_a_checkpoint(tmp_path: Path)
     assert RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps > 0
 
 
-def test_a_command_whose_environment_cannot_be_interrupted_ends(tmp_path: Path) -> None:
+def start(path: Path, wrapper: str, *more: str) -> subprocess.Popen[str]:
+    """The command, with environments of the same kind."""
     words = ["--algorithm", "impala", "--actors", "0", "--envs-per-actor", "2", "--unroll-length", "16"]
-    words += ["--wrapper", f"{TROUBLED}Deaf", "--actor-timeout-s", "1", "--checkpoint-interval-s", "0.01"]
-    words += ["--results-dir", str(tmp_path), "--name", "run", "--batch-unrolls", "1", "--network", "mlp:16x1"]
-    done = subprocess.run(
+    words += ["--wrapper", f"{TROUBLED}{wrapper}", "--actor-timeout-s", "1", "--checkpoint-interval-s", "0.01"]
+    words += ["--results-dir", str(path), "--name", "run", "--batch-unrolls", "1", "--network", "mlp:16x1", *more]
+    return subprocess.Popen(
         [sys.executable, "-m", "accel", "train", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    output = done.stdout + done.stderr
-    assert done.returncode == 3, output
-    assert "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted" in output
-    assert f"accel train --resume {tmp_path}/run" in output
+
+
+LINUX = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs Linux, where a child of the command trains"
+)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "status", "told"),
+    [
+        ("Deaf", 3, "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted"),
+        pytest.param("HoldsTheLock", 3, "and nothing in their process can run", marks=LINUX),
+        pytest.param("LeavesWell", 3, "the process that trains left with status 0, without a message", marks=LINUX),
+        pytest.param("Crashes", 139, "the process that trains was ended by SIGSEGV, without a message", marks=LINUX),
+    ],
+)
+def test_a_command_tells_how_its_environments_end_it(wrapper: str, status: int, told: str, tmp_path: Path) -> None:
+    with start(tmp_path, wrapper) as command:
+        output, _ = command.communicate(timeout=300)
+    assert command.returncode == status, output
+    assert told in output and f"accel train --resume {tmp_path}/run" in output, output
+
+
+@LINUX
+@pytest.mark.long
+def test_a_command_ends_though_a_thread_of_its_environments_does_not(tmp_path: Path) -> None:
+    with start(tmp_path, "NeverEnds", "--total-env-steps", "500") as command:
+        output, _ = command.communicate(timeout=300)
+    assert command.returncode == 0 and (tmp_path / "run" / "summary.json").exists(), output
+    assert "the run is complete; then its process was still running 10 s later" in output
+
+
+@LINUX
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_environments_have_started_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    """Two simulators of each of two environments, one of them in a session of its own."""
+    with start(tmp_path, "Simulator") as command:
+        _wait(lambda: list(tmp_path.glob("run/checkpoints/step-*")))
+        family = descendants(command.pid)
+        assert sum(b"86400" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family) == 4
+        command.send_signal(number)
+        output, _ = command.communicate(timeout=60)
+        _wait(lambda: not any(map(is_running, family)))
+    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0), output
+    assert not any(map(is_running, family))
+    assert (tmp_path / "run" / "summary.json").exists() == (number == signal.SIGTERM)
 
 
 def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

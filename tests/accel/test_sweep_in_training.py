@@ -103,7 +103,7 @@ def test_a_pruner_stops_hopeless_runs_on_the_way(tmp_path: Path) -> None:
     assert all(step % 300 == 0 for trial in trials for step in trial.intermediate_values)
     for trial in pruned:
         summary = json.loads((tmp_path / "out" / "runs" / trial.user_attrs["run"] / "summary.json").read_text())
-        assert summary["reason"] == "stopped by SIGTERM"
+        assert summary["reason"] == "stopped on request"
         assert 600 <= summary["env_steps"] < 6000
     assert result.front[0].values["return"] == 10.0
 
@@ -191,7 +191,7 @@ def test_an_interrupted_worker_queues_its_trial_again(tmp_path: Path) -> None:
     states = [trial.state.name for trial in trials_of(default_url(out), "out")]
     assert states == ["FAIL", "WAITING"]
     summary = json.loads((out / "runs" / "trial-0000" / "summary.json").read_text())
-    assert summary["reason"] == "stopped by SIGTERM"
+    assert summary["reason"] == "stopped on request"
 
 
 @pytest.mark.long

@@ -5,11 +5,13 @@ Wrappers find their instructions in the environment variables that a test gives 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -250,3 +252,38 @@ class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         time.sleep(3600)
+
+
+class LeavesWell(_Counting):
+    """Leaves the process after some steps, as if all were well."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            os._exit(0)
+        return super().step(action)
+
+
+class Crashes(_Counting):
+    """Crashes the process after some steps."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            _segfault()
+        return super().step(action)
+
+
+class HoldsTheLock(_Counting):
+    """Hangs in C, after some steps, with the interpreter's lock held."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            sum(itertools.repeat(0))
+        return super().step(action)
+
+
+class NeverEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Has a thread that the interpreter waits for when the process ends."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        threading.Thread(target=time.sleep, args=(3600,)).start()

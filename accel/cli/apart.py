@@ -1,0 +1,175 @@
+"""``accel train --actors 0`` on Linux: what trains is a child of the command, which outlives it.
+
+Learner and environments share one process, and environments are other people's code: they crash, leave, hang, and start
+processes. The command tells of an end that the child could not tell of, is never done with status 0 without a summary,
+ends a child that hangs where nothing in its process can run, and ends whatever the child has started. The child is a
+fork: it has the terminal, for a debugger too, and costs no second start.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from accel.cli import guarded
+from accel.cli.launch import EXIT_ABORTED, EXIT_INTERRUPTED, learn_alone, summary_of, what_is_kept
+from accel.display.text import show
+from accel.errors import JobError
+from accel.runs.job import Job
+from accel.system.kept import MARK, Keeper, new_mark
+from accel.system.pulse import PREPARING, WORDS, Pulse, Watch
+from accel.system.signals import FORWARDED, STOP_SIGNALS, end_with_parent, handle
+
+_POLL_S = 0.02
+_LEAVE_S = 10.0
+_KEEPER_S = 5.0
+_HUNG_TIMES = 3  # The child itself interrupts its environments the first time, and leaves the second.
+
+logger = logging.getLogger("accel")
+
+
+def train_apart(job: Job) -> int:
+    """Train in a child; returns the exit status, 0 where this job's summary was written.
+
+    In the child this raises SystemExit.
+
+    Raises:
+        JobError: the child ended without a word.
+    """
+    memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
+    _pulse(memory).enter(PREPARING)
+    mark, command = new_mark(), os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    handle((signal.SIGINT, FORWARDED), _interrupt)  # Until both have handlers of their own.
+    child = os.fork()
+    if child == 0:
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != command:
+            os._exit(EXIT_ABORTED)
+        faulthandler.enable()
+        os.environ[MARK] = mark
+        sys.exit(_train(job, memory))
+    return _Command(job, child, Keeper(mark), memory).wait()
+
+
+def _train(job: Job, memory: memoryview) -> int:
+    """The child's part; its messages are all out when it says so in ``memory``."""
+
+    def leave(status: int) -> NoReturn:
+        memory[WORDS] = 1
+        os._exit(status)
+
+    def work() -> int:
+        show(f"{learn_alone(job, leave=leave, pulse=_pulse(memory)).text()}\n")
+        return 0
+
+    try:
+        return guarded(work, "accel train")
+    finally:
+        memory[WORDS] = 1
+
+
+def _pulse(memory: memoryview) -> Pulse:
+    return Pulse(memory[:WORDS])
+
+
+class _Command:
+    """The command's part: it waits for the child, forwards stop signals, and ends what does not end."""
+
+    def __init__(self, job: Job, child: int, keeper: Keeper, memory: memoryview) -> None:
+        self._job, self._child, self._keeper, self._memory = job, child, keeper, memory
+        self._requests: list[int] = []
+        self._trouble = ""
+
+    def wait(self) -> int:
+        """The exit status. Raises JobError."""
+        options = self._job.config
+        limits_s = options.acting.actor_timeout_s, options.run.peer_timeout_s
+        try:
+            with self._forwarding(), Watch(_pulse(self._memory), *limits_s, self._on_hang):
+                status = self._wait()
+        finally:
+            self._keeper.end(_KEEPER_S)
+        if summary_of(self._job) is not None:
+            if status != 0:
+                logger.warning("the run is complete; then %s", self._trouble or f"its process {_ended(status)}")
+            return 0
+        if self._told and status > 0:
+            return status
+        if self._requests:
+            raise JobError(f"stopped before the run could end in good order{self._kept()}", EXIT_INTERRUPTED)
+        if self._trouble:
+            raise JobError(f"{self._trouble}{self._kept()}", EXIT_ABORTED)
+        why = f"the process that trains {_ended(status)}, without a message; an environment may have ended it"
+        raise JobError(f"{why}{self._kept()}", (128 - status if status < 0 else status) or EXIT_ABORTED)
+
+    @property
+    def _told(self) -> bool:
+        return self._memory[WORDS] != 0
+
+    def _kept(self) -> str:
+        return f". {what_is_kept(self._job)}" if self._job.path.exists() else ""
+
+    def _wait(self) -> int:
+        """Until the child has ended; its status, or minus the signal that ended it."""
+        said_at_s: float | None = None
+        while True:
+            found, status = os.waitpid(self._child, os.WNOHANG)
+            if found:
+                self._child = 0
+                return os.waitstatus_to_exitcode(status)
+            if self._told:
+                said_at_s = said_at_s or time.monotonic()
+                if time.monotonic() > said_at_s + _LEAVE_S:  # Threads of an environment that never end, say.
+                    self._end(f"its process was still running {_LEAVE_S:g} s later")
+            time.sleep(_POLL_S)
+
+    def _on_hang(self, why: str, times: int) -> None:
+        if times >= _HUNG_TIMES and not self._told:
+            self._end(f"{why}, and nothing in their process can run")
+
+    def _end(self, trouble: str) -> None:
+        self._trouble = self._trouble or trouble
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._child:
+            os.kill(self._child, number)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """The first stop signal asks the child to stop, which may have it from the terminal too; the same again ends
+        it."""
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            if number in self._requests and number != FORWARDED:
+                self._send(signal.SIGKILL)
+            self._requests.append(number)
+            self._send(FORWARDED)
+
+        before = handle(STOP_SIGNALS, forward)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGINT, FORWARDED):  # A terminal's signal comes to the child twice.
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _ended(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
