@@ -3,6 +3,9 @@
     y = R_t + γ^m Z̄(o', tanh π̄(o')), projected onto the atoms,   critic −E[y · log Z(o, a)]
     policy −E[E Z(o, tanh π(o))],   actors a = tanh π(o) + σ ε
 
+The derivative of tanh is replaced by that of Hausknecht & Stone 2016, arXiv:1511.04143 ("inverting gradients"), so that
+an action at its bound is left again when the critic comes to prefer another: see ``bounded``.
+
 Source: Barth-Maron et al. 2018, arXiv:1804.08617, algorithm 1; the projection is that of Bellemare et al. 2017,
 arXiv:1707.06887, algorithm 1. Deviations: policy and critic step at once, with one optimiser, each at the parameters
 before the step; rewards are normalised (an option), so that one range of atoms serves most environments; replay is
@@ -16,6 +19,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Phase, Update
@@ -25,6 +29,29 @@ from accel.config import TrainConfig
 from accel.config.algorithms import D4pgConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample, Transitions
+
+
+def bounded(outputs: Tensor) -> Tensor:
+    """tanh of a policy's outputs [N, n]; its gradient fades only towards the bound that a descent step moves to.
+
+    It is g (1 − a) where that raises the action, g (1 + a) where it lowers it. tanh's own, g (1 − a²), is nothing at
+    either bound, and a policy that an early critic has driven there stays.
+    """
+    actions: Tensor = _BoundedAction.apply(outputs)  # type: ignore[no-untyped-call]
+    return actions
+
+
+class _BoundedAction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, outputs: Tensor) -> Tensor:
+        actions = torch.tanh(outputs)
+        ctx.save_for_backward(actions)
+        return actions
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        (actions,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
 
 
 class D4pg(ContinuousControl):
@@ -59,7 +86,7 @@ class D4pg(ContinuousControl):
         errors = -(targets * torch.log_softmax(logits, -1)).sum(-1)
         critic_loss = self.mean(errors, sample)
         with self.autocast():
-            actions = torch.tanh(self.outputs(self.network, steps.observations))
+            actions = bounded(self.outputs(self.network, steps.observations))
             rated = self.critics(observations, actions, frozen=True)[0].float()
         values = torch.softmax(rated, -1) @ self._atoms
         loss = critic_loss - values.mean()

@@ -18,7 +18,7 @@ from accel.acting.rules import Seat, make_rule
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
-from accel.algorithms.d4pg import project
+from accel.algorithms.d4pg import bounded, project
 from accel.algorithms.dqn import rescale, unscale
 from accel.algorithms.impact import surrogate_log_ratio
 from accel.config import TrainConfig
@@ -474,6 +474,24 @@ def test_a_projected_distribution_keeps_its_sum_and_its_mean(atoms: int) -> None
     assert torch.allclose(project(probabilities, support.expand(40, -1), support), probabilities, atol=1e-5)
     outside = project(probabilities, inside + 100, support)
     assert torch.allclose(outside[:, -1], torch.ones(40))
+
+
+def test_an_action_at_its_bound_is_left_again() -> None:
+    """Descent on the distance to a target inside, from outputs whose tanh is ±1 to the last bit."""
+    outputs = torch.tensor([[12.0, -12.0]], requires_grad=True)
+    assert torch.equal(torch.tanh(outputs.detach()).abs(), torch.ones(1, 2))
+    target = torch.tensor([[-0.5, 0.25]])
+    for _ in range(500):
+        (step,) = torch.autograd.grad(((bounded(outputs) - target) ** 2).sum(), outputs)
+        outputs = (outputs - 0.1 * step).detach().requires_grad_()
+    assert torch.allclose(torch.tanh(outputs), target, atol=1e-3)
+
+
+def test_an_action_is_not_driven_beyond_its_bound() -> None:
+    outputs = torch.tensor([[0.0, 0.0, 12.0, -12.0]], requires_grad=True)
+    wanted = torch.tensor([[1.0, -1.0, 1.0, -1.0]])  # d(−Σ a · wanted)/da
+    (step,) = torch.autograd.grad(-(bounded(outputs) * wanted).sum(), outputs)
+    assert torch.equal(step, torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
 
 
 # --- DQN ---
