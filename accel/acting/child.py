@@ -29,7 +29,6 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +42,7 @@ from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.kept import KeptProcess
+from accel.system.memory import anonymous_memory
 from accel.system.processes import process_started, process_state
 from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse, hang_text
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
@@ -95,7 +95,7 @@ class Link:
     def make(cls) -> tuple[Self, socket.socket]:
         """A rank's end, and the socket for its first child."""
         ours, theirs = socket.socketpair()
-        files = [_memory() for _ in range(4)]
+        files = [anonymous_memory() for _ in range(4)]
         os.ftruncate(files[2], 8 * WORDS)
         link = cls(ours, *files)
         link.pulse.enter(PREPARING)
@@ -247,14 +247,6 @@ def _read(file: int, size: int, start: int) -> bytes:
             break
         found += more
     return found
-
-
-def _memory() -> int:
-    """A file of memory that has no name."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("accel")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 class ChildActor:

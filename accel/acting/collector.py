@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import cast
 
@@ -14,7 +15,7 @@ from accel.acting.policy import ActingPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs import VectorEnvironment
-from accel.envs.base import Actions
+from accel.envs.base import Actions, EnvFailure
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Stopped
 
@@ -22,24 +23,24 @@ ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", 
 _LOOK_S = 0.1
 
 
-class UnrollCollector:
-    """Steps environments with a policy and fills unrolls; keeps the state between unrolls.
+class Collector(ABC):
+    """Completes unrolls whose rows are filled, and keeps what goes on from one to the next.
 
     Args:
-        environment, policy, sampler, layout: of this actor.
+        policy, sampler, layout: of this actor.
         priorities: where unrolls carry some.
+    Attributes:
+        unrolls: how many are complete.
     """
 
     def __init__(
         self,
-        environment: VectorEnvironment,
         policy: ActingPolicy,
         sampler: Sampler,
         layout: UnrollLayout,
         priorities: TemporalDifferences | None = None,
     ) -> None:
         self._priorities = priorities
-        self._environment = environment
         self._policy = policy
         self._layout = layout
         self._sampler = sampler
@@ -50,11 +51,11 @@ class UnrollCollector:
         self._valid = np.ones(envs, np.bool_)
         self._return = np.zeros(envs, np.float64)
         self._length = np.zeros(envs, np.int64)
-        self._observations = environment.reset()
         self.unrolls = 0
 
+    @abstractmethod
     def collect(self, unroll: Unroll, env_steps: int = 0, is_over: Callable[[], object] | None = None) -> None:
-        """Fill every field of one unroll by stepping T times.
+        """Fill every field of the next unroll.
 
         ``env_steps``: of the whole run so far, as far as this actor knows. ``is_over``: asked between steps, several
         times a second; when it says so, this raises Stopped, and the unroll is lost.
@@ -62,68 +63,12 @@ class UnrollCollector:
         Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and overhead
         are written.
         """
-        start = perf_counter()
-        arrays = unroll.arrays
-        policy, environment, sampler = self._policy, self._environment, self._sampler
-        act, step = policy.act, environment.step
-        to_env = cast(Callable[[ActionArray], Actions], sampler.to_env)
-        for target, state in zip(unroll.states, policy.states(), strict=True):
-            target[...] = state
-        recurrent = bool(unroll.states)
-        sampler.begin(env_steps)
-        observations = self._observations
-        write = (
-            self._frame_writer(unroll, observations) if self._stack > 1 else list(arrays["observations"]).__getitem__
-        )
-        newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
-        first, valid = self._first, self._valid
-        pulse = environment.pulse.words
-        env_s = policy_s = 0.0
-        look_s = math.inf if is_over is None else start
-        rows = zip(
-            list(arrays["actions"]), list(arrays["behaviour_params"]), list(arrays["rewards"]),
-            list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
-        )  # fmt: skip
-        for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
-            pulse[0] = t
-            write(t)[...] = observations if newest is None else observations[:, newest]
-            before_policy = perf_counter()
-            act(observations, first if recurrent and first.any() else None, t, actions, params)
-            env_actions = to_env(actions)
-            before_env = perf_counter()
-            observations, rewards[...], terminated[...], truncated[...] = step(env_actions)
-            after_env = perf_counter()
-            policy_s += before_env - before_policy
-            env_s += after_env - before_env
-            if after_env >= look_s:
-                if is_over is not None and is_over():
-                    raise Stopped("the run is over")
-                look_s = after_env + _LOOK_S
-            if self._same_step:
-                arrays["final_observations"][t] = environment.final_observations
-            if recurrent:
-                done = terminated | truncated
-                first, valid = (done, valid) if self._same_step else (~valid, ~done)
-        write(self._layout.unroll_length)[...] = observations if newest is None else observations[:, newest]
-        self._observations = observations
-        self._finish(unroll)
-        timings = arrays["timings_s"]
-        timings[ENV], timings[POLICY] = env_s, policy_s
-        timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
 
-    def _frame_writer(
-        self, unroll: Unroll, observations: npt.NDArray[np.generic]
-    ) -> Callable[[int], npt.NDArray[np.generic]]:
-        """Store the older frames of row 0's stack; return where each row's newest frame goes."""
-        frames = unroll["frames"]
-        older = self._stack - 1
-        channels = self._layout.frame_shape[0]
-        for k in range(older):
-            frames[k] = observations[:, k * channels : (k + 1) * channels]
-        return list(frames[older:]).__getitem__
+    def _finish(self, unroll: Unroll, failures: Iterable[EnvFailure]) -> None:
+        """Everything that can be computed for the whole unroll at once, but what the policy's answers decide.
 
-    def _finish(self, unroll: Unroll) -> None:
-        """Everything that can be computed for the whole unroll at once."""
+        ``failures``: of environments in rows of this unroll.
+        """
         arrays = unroll.arrays
         done = np.logical_or(arrays["terminated"], arrays["truncated"])
         first, valid = arrays["first"], arrays["valid"]
@@ -135,15 +80,10 @@ class UnrollCollector:
             np.logical_not(done, out=valid[1:])
             np.logical_not(valid[:-1], out=first[1:])
         self._first, self._valid = first[-1].copy(), valid[-1].copy()
-        params, actions = cast(FloatArray, arrays["behaviour_params"]), cast(ActionArray, arrays["actions"])
-        arrays["behaviour_log_prob"][...] = self._sampler.log_prob(params, actions)
-        if self._sampler.exploration is not None:
-            arrays["exploration"][...] = self._sampler.exploration
         if self._priorities is not None:
             arrays["priority"][...] = self._priorities.of(unroll)
-        self._policy.sign(unroll)
         self._record_episodes(arrays["rewards"], done, valid[:-1], arrays["episode_return"], arrays["episode_length"])
-        for failure in self._environment.failures:
+        for failure in failures:
             # As for numbers that are not finite: the environment's part of the unroll is left out.
             valid[:, failure.environment] = False
             row = failure.tick - 1 - self.unrolls * self._layout.unroll_length
@@ -152,7 +92,7 @@ class UnrollCollector:
         header = arrays["header"]
         header[0], header[1], header[2], header[3] = (
             self.unrolls,
-            arrays["policy_version"][0, 0],  # Versions never go down.
+            arrays["policy_version"][0].min(),  # Versions never go down.
             int(np.count_nonzero(valid[:-1])),
             0,
         )
@@ -202,3 +142,95 @@ class UnrollCollector:
                 self._return += rewards[row]
             returns[row, ends] = self._return[ends]
             self._return[ends] = 0.0
+
+
+class UnrollCollector(Collector):
+    """Steps environments together with a policy and fills unrolls; keeps the state between unrolls.
+
+    Args:
+        environment: of this actor. policy, sampler, layout, priorities: as for ``Collector``.
+    """
+
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        policy: ActingPolicy,
+        sampler: Sampler,
+        layout: UnrollLayout,
+        priorities: TemporalDifferences | None = None,
+    ) -> None:
+        super().__init__(policy, sampler, layout, priorities)
+        self._environment = environment
+        self._observations = environment.reset()
+
+    def collect(self, unroll: Unroll, env_steps: int = 0, is_over: Callable[[], object] | None = None) -> None:
+        """Step T times; see ``Collector.collect``."""
+        start = perf_counter()
+        arrays = unroll.arrays
+        policy, environment, sampler = self._policy, self._environment, self._sampler
+        act, step = policy.act, environment.step
+        to_env = cast(Callable[[ActionArray], Actions], sampler.to_env)
+        for target, state in zip(unroll.states, policy.states(), strict=True):
+            target[...] = state
+        recurrent = bool(unroll.states)
+        sampler.begin(env_steps)
+        observations = self._observations
+        write = (
+            self._frame_writer(unroll, observations) if self._stack > 1 else list(arrays["observations"]).__getitem__
+        )
+        newest = slice(-(self._layout.frame_shape[0]), None) if self._stack > 1 else None
+        first, valid = self._first, self._valid
+        pulse = environment.pulse.words
+        env_s = policy_s = 0.0
+        look_s = math.inf if is_over is None else start
+        rows = zip(
+            list(arrays["actions"]), list(arrays["behaviour_params"]), list(arrays["rewards"]),
+            list(arrays["terminated"]), list(arrays["truncated"]), strict=True,
+        )  # fmt: skip
+        for t, (actions, params, rewards, terminated, truncated) in enumerate(rows):
+            pulse[0] = t
+            write(t)[...] = observations if newest is None else observations[:, newest]
+            before_policy = perf_counter()
+            act(observations, first if recurrent and first.any() else None, t, actions, params)
+            env_actions = to_env(actions)
+            before_env = perf_counter()
+            observations, rewards[...], terminated[...], truncated[...] = step(env_actions)
+            after_env = perf_counter()
+            policy_s += before_env - before_policy
+            env_s += after_env - before_env
+            if after_env >= look_s:
+                if is_over is not None and is_over():
+                    raise Stopped("the run is over")
+                look_s = after_env + _LOOK_S
+            if self._same_step:
+                arrays["final_observations"][t] = environment.final_observations
+            if recurrent:
+                done = terminated | truncated
+                first, valid = (done, valid) if self._same_step else (~valid, ~done)
+        write(self._layout.unroll_length)[...] = observations if newest is None else observations[:, newest]
+        self._observations = observations
+        self._sign(unroll)
+        self._finish(unroll, self._environment.failures)
+        timings = arrays["timings_s"]
+        timings[ENV], timings[POLICY] = env_s, policy_s
+        timings[OVERHEAD] = perf_counter() - start - env_s - policy_s
+
+    def _frame_writer(
+        self, unroll: Unroll, observations: npt.NDArray[np.generic]
+    ) -> Callable[[int], npt.NDArray[np.generic]]:
+        """Store the older frames of row 0's stack; return where each row's newest frame goes."""
+        frames = unroll["frames"]
+        older = self._stack - 1
+        channels = self._layout.frame_shape[0]
+        for k in range(older):
+            frames[k] = observations[:, k * channels : (k + 1) * channels]
+        return list(frames[older:]).__getitem__
+
+    def _sign(self, unroll: Unroll) -> None:
+        """What the policy's answers decide, for the whole unroll at once."""
+        arrays = unroll.arrays
+        params, actions = cast(FloatArray, arrays["behaviour_params"]), cast(ActionArray, arrays["actions"])
+        arrays["behaviour_log_prob"][...] = self._sampler.log_prob(params, actions)
+        if self._sampler.exploration is not None:
+            arrays["exploration"][...] = self._sampler.exploration
+        self._policy.sign(unroll)
