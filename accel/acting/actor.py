@@ -11,13 +11,15 @@ from typing import cast
 import numpy as np
 
 from accel.acting.central import CentralPolicy
-from accel.acting.collector import UnrollCollector
+from accel.acting.collector import Collector, UnrollCollector
 from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
+from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
 from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
 from accel.acting.timing import LevelTimer, split_update
 from accel.config.actor import ActorAgreement, ActorConfig
-from accel.envs import make_vector_env
+from accel.envs import VectorEnvironment, make_vector_env
+from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
@@ -50,15 +52,7 @@ class Actor:
         incarnation = [config.incarnation] if config.incarnation else []
         number = config.number(transport.actor)
         seeds = np.random.SeedSequence([config.seed, number, config.restart, *incarnation]).spawn(2)
-        self._environment = make_vector_env(
-            config.task(number),
-            config.envs_per_actor,
-            backend=config.backend,
-            env_args=config.env_args,
-            wrappers=config.wrappers,
-            seed=int(seeds[0].generate_state(1)[0]),
-            squash_actions=config.squash_actions,
-        )
+        self._environment = _make_environment(config, number, int(seeds[0].generate_state(1)[0]))
         self._environment.pulse = transport.pulse
         self.spec: EnvSpec = self._environment.spec
         self._generator = np.random.default_rng(seeds[1])
@@ -107,13 +101,13 @@ class Actor:
         if agreement.priorities is not None:
             priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
         before = self._transport.pulse.enter(PREPARING)
-        self._collector = UnrollCollector(self._environment, self._policy, sampler, self.layout, priorities)
+        self._collector = self._make_collector(sampler, priorities)
         self._transport.pulse.enter(before)
 
     def step(self, is_over: Callable[[], object] | None = None) -> None:
         """Collect one unroll: acquire a buffer, pull the newest policy, take T vector steps, push. Raises Stopped.
 
-        ``is_over``: see ``UnrollCollector.collect``. The policy is pulled after the wait for a free buffer, as one
+        ``is_over``: see ``Collector.collect``. The policy is pulled after the wait for a free buffer, as one
         pulled before it would be older.
         """
         before = perf_counter()
@@ -170,6 +164,13 @@ class Actor:
         """Inverse of ``generator_state``."""
         self._generator.bit_generator.state = state
 
+    def _make_collector(self, sampler: Sampler, priorities: TemporalDifferences | None) -> Collector:
+        if isinstance(self._environment, VectorEnvironment):
+            return UnrollCollector(self._environment, self._policy, sampler, self.layout, priorities)
+        ahead = 0 if self.config.waits_for_policy else AHEAD
+        policy = cast(ReadyPolicy, self._policy)
+        return ReadyCollector(self._environment, policy, sampler, self.layout, priorities, ahead)
+
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
         if self.config.torch_options is not None:
             from accel.acting.torch_policy import TorchPolicy, make_module
@@ -178,7 +179,8 @@ class Actor:
         if self.config.central:
             transport = cast(InferenceTransport, self._transport)
             return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
-        return SessionPolicy(self.layout, sampler, self.config.schemes)
+        make = ReadyPolicy if self.config.env_workers else SessionPolicy
+        return make(self.layout, sampler, self.config.schemes)
 
     def _wait_for_newer(self) -> PolicyUpdate:
         """The policy that was learned from this actor's last unroll, waited for. Raises Stopped, TransportError."""
@@ -228,6 +230,36 @@ class Actor:
         return perf_counter() - before
 
 
+def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | EnvironmentPool:
+    """The environments of the actor of this number among the run's."""
+    if not config.env_workers:
+        return make_vector_env(
+            config.task(number),
+            config.envs_per_actor,
+            backend=config.backend,
+            env_args=config.env_args,
+            wrappers=config.wrappers,
+            seed=seed,
+            squash_actions=config.squash_actions,
+        )
+    environment = {
+        "id": config.task(number),
+        "num_envs": config.envs_per_actor,
+        "backend": config.backend,
+        "env_args": config.env_args,
+        "wrappers": config.wrappers,
+        "seed": seed,
+        "squash_actions": config.squash_actions,
+    }
+    return EnvironmentPool(
+        environment,
+        config.env_workers,
+        step_s=config.actor_timeout_s,
+        preparation_s=config.peer_timeout_s,
+        max_restarts=config.max_actor_restarts,
+    )
+
+
 class InlineActor:
     """The one actor of a run in a single process, which takes turns with the learner."""
 
@@ -253,7 +285,7 @@ def join(transport: ActorTransport, timeout_s: float, pin: Callable[[int], objec
         AccelError: the environments cannot be made; the learner was told. TransportError: no welcome in time.
     """
     config = ActorConfig.from_json(transport.welcome(timeout_s))
-    if config.pin_cores:
+    if config.pin_cores and not config.env_workers:  # Workers would share the actor's core.
         pin(config.learners)
     try:
         actor = Actor(config, transport)

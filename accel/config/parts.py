@@ -61,6 +61,12 @@ class ActingConfig(Options):
     envs_per_actor: Annotated[Count, at_most(65_536, "one process holds and steps them all")] = Field(
         8, description="environments that one actor steps together"
     )
+    env_workers: Annotated[int, at_most(1024, "each worker is a process of its own")] = Field(
+        0,
+        ge=0,
+        description="processes that step an actor's environments, an equal share each; the actor acts on those that "
+        "are ready; 0: it steps all of them itself, together",
+    )
     unroll_length: Annotated[Count, at_most(65_536, "an unroll is held in memory whole")] = Field(
         20, description="T, vector steps per unroll sent to the learner"
     )
@@ -86,9 +92,13 @@ class ActingConfig(Options):
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
 
     @model_validator(mode="after")
-    def _hosts_make_sense(self) -> Self:
+    def _actors_make_sense(self) -> Self:
         if self.hosts is not None and self.hostfile is not None:
             raise ValueError("give hosts or hostfile, not both")
+        if self.env_workers and self.envs_per_actor % self.env_workers:
+            raise ValueError(
+                f"env_workers = {self.env_workers} cannot share out envs_per_actor = {self.envs_per_actor} equally"
+            )
         if self.actors == 0 and (self.hosts is not None or self.hostfile is not None):
             raise ValueError("actors = 0 runs in one process: leave out hosts and hostfile, or ask for actors")
         return self

@@ -105,6 +105,7 @@ class TrainConfig(BaseModel):
                 f"use {' or '.join(allowed)}"
             )
         self._check_inference()
+        self._check_env_workers()
         if isinstance(self.schedule, SynchronousConfig):
             self._check_rounds()
         if isinstance(self.store, FifoConfig | TrajectoriesConfig) and isinstance(
@@ -150,6 +151,18 @@ class TrainConfig(BaseModel):
                 f"inference = 'central': compressor '{self.compression.compressor}' chooses for each actor what it "
                 "runs itself; choose a scheme for all, such as fp32 or int8"
             )
+
+    def _check_env_workers(self) -> None:
+        if not self.acting.env_workers:
+            return
+        name = f"env_workers = {self.acting.env_workers}"
+        if self.acting.actor_runtime == "torch" or self.inference_ranks:
+            raise ConfigError(
+                f"{name}: the policy runs on onnxruntime in the actor itself: leave actor_runtime = 'torch' and "
+                "inference = 'central' out"
+            )
+        if self.environment.backend == "envpool":
+            raise ConfigError(f"{name}: EnvPool has threads: set env_arg = 'num_threads=N' instead")
 
     def _check_learners(self) -> None:
         learners, acting, scheme = self.learner.learners, self.acting, self.compression.compressor

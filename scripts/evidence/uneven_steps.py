@@ -1,11 +1,12 @@
 """What environments whose steps take unequal time cost one actor, and what actors of their own give.
 
-    python scripts/evidence/uneven_steps.py        (five minutes)
+    python scripts/evidence/uneven_steps.py        (seven minutes)
 
 Four environments sleep at every step, 20 ms in the mean: equally long, or exponentially distributed. One actor steps
-all four; or four actors one each, with a policy of their own, or with the one of an inference rank (``--inference
-central``), which answers whoever is ready in one batch. Sleeping takes no core, so that two suffice. Environment
-steps per second of training, variants in turns; writes ``results/uneven-steps/rows.json``.
+all four, itself or by a worker process each (``--env-workers``); or four actors one each, with a policy of their own,
+or with the one of an inference rank (``--inference central``), which answers whoever is ready in one batch. Sleeping
+takes no core, so that two suffice. Environment steps per second of training, variants in turns; writes
+``results/uneven-steps/rows.json``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 OUT = PROJECT / "results" / "uneven-steps" / "rows.json"
 VARIANTS = {
     "one actor": ["--actors", "1", "--envs-per-actor", str(ENVS)],
+    "one actor, a worker each": ["--actors", "1", "--envs-per-actor", str(ENVS), "--env-workers", str(ENVS)],
     "an actor each": ["--actors", str(ENVS), "--envs-per-actor", "1"],
     "an actor each, central inference": ["--actors", str(ENVS), "--envs-per-actor", "1", "--inference", "central"],
 }

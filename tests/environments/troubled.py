@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,14 @@ class Laborious(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
+class Uneven(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sleeps for an exponentially distributed time at every step."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(random.expovariate(1.0 / LEISURE_S))
+        return super().step(action)
+
+
 class Diary(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps this process's number of steps in ``steps-RANK``, and at the end writes what it imported."""
 
@@ -138,9 +148,10 @@ class Obedient(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._order.exists():
-            how = self._order.read_text()
-            self._order.unlink()
-            FAILURES[how]()
+            taken = self._order.with_name(f"taken-{os.getpid()}")
+            with suppress(FileNotFoundError):  # Another process of this rank takes it.
+                self._order.rename(taken)
+                FAILURES[taken.read_text()]()
         return super().step(action)
 
 

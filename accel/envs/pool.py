@@ -1,0 +1,327 @@
+"""An actor's environments in worker processes, of which it hears as they are ready. No torch.
+
+A slow step holds up its own worker alone. A worker that dies, hangs or raises is replaced with other seeds, while the
+others go on; the row in which that happened is no transition, as where an environment of a loop raises
+(``accel.envs.base.EnvFailure``). Failures in a row are followed by longer and longer pauses, and by an error after
+``max_restarts``; a worker that has worked for ``STEADY_S`` ends the row.
+
+What a worker's environments start ends with it (``accel.system.kept``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
+from accel.envs.spaces import EnvSpec
+from accel.envs.worker import Lines, SharedPulses, SharedRows
+from accel.errors import EnvError, MissingExtraError
+from accel.json_object import Json
+from accel.system.kept import KeptProcess
+from accel.system.memory import anonymous_memory
+from accel.system.pulse import PREPARING, Pulse, hang_text
+
+WAIT_S = 0.1
+"""How long ``EnvironmentPool.receive`` waits for a worker at most."""
+STEADY_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
+_GRACE_S = 5.0
+
+
+@dataclass
+class _Worker:
+    """One worker process, and what it owes.
+
+    Attributes:
+        asked_s: when it was told to do something that it has not done yet; also to start. None: it waits, or is down.
+        is_up: whether its environments are reset. is_sent: whether its rows have actions that are not answered.
+        owes: after its death, the row that ends the episodes which that cut off, then the row of new ones.
+        again_s: when it is started again; None: it runs. ticks: rows answered. failures: in a row.
+    """
+
+    number: int
+    incarnation: int = 0
+    kept: KeptProcess | None = None
+    lines: Lines | None = None
+    asked_s: float | None = None
+    up_s: float = 0.0
+    is_up: bool = False
+    is_sent: bool = False
+    owes: Literal["nothing", "end", "beginning"] = "nothing"
+    again_s: float | None = None
+    ticks: int = 0
+    failures: int = 0
+    last_words: Json = field(default_factory=dict)
+
+
+class EnvironmentPool:
+    """B environments, the same number in each of W workers; a worker's rows are one group, ready together.
+
+    Args:
+        environment: keyword arguments of ``accel.envs.make_vector_env`` for all of them, JSON-ready; ``num_envs`` is B.
+        workers: W, a divisor of B.
+        step_s: how long a step may take. preparation_s: how long construction and a reset may.
+        max_restarts: how many failures of a worker in a row are made good.
+    Attributes:
+        spec, failures, pulse: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
+        groups: W. rows: of each group.
+        observations, rewards, terminated, truncated, final_observations: [B, ...]; those of a group are valid from
+            when it is received until it is sent actions.
+    Raises:
+        EnvError, MissingExtraError: the environments cannot be made, or not in time.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, object],
+        workers: int,
+        *,
+        step_s: float,
+        preparation_s: float,
+        max_restarts: int,
+    ) -> None:
+        self._request = dict(environment)
+        self._request["num_envs"] = int(str(environment["num_envs"])) // workers
+        seed = environment["seed"]
+        self._seed = [seed] if isinstance(seed, int) else list(cast(Sequence[int], seed))
+        self._step_s, self._preparation_s, self._max_restarts = step_s, max(step_s, preparation_s), max_restarts
+        self.groups = workers
+        self.failures: list[EnvFailure] = []
+        self.pulse = Pulse()
+        self._memory = anonymous_memory()
+        self._pulses = SharedPulses(self._memory, workers).pulses
+        self._selector = selectors.DefaultSelector()
+        self._workers = [_Worker(number) for number in range(workers)]
+        self._ready: list[int] = []
+        self._clock_s, self._last_s, self._judged_s = 0.0, time.monotonic(), 0.0
+        self._is_started = False
+        try:
+            for worker in self._workers:
+                self._start(worker)
+            self.spec, self.rows = self._meet()
+        except BaseException:
+            self.close()
+            raise
+        shared = self._shared = SharedRows(self._memory, workers, workers * self.rows, self.spec)
+        self.observations: Observations = shared.observations
+        self.rewards: Floats = shared.rewards
+        self.terminated: Flags = shared.terminated
+        self.truncated: Flags = shared.truncated
+
+    @property
+    def final_observations(self) -> Observations:
+        """As of ``VectorEnvironment``."""
+        if self._shared.final_observations is None:
+            raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
+        return self._shared.final_observations
+
+    def reset(self) -> Observations:
+        """Start a first episode everywhere and wait for all of them. Raises EnvError."""
+        for worker in self._workers:
+            self._tell(worker, "reset")
+        while not all(worker.is_up for worker in self._workers):
+            self._hear(WAIT_S)
+        self._is_started = True
+        return self.observations
+
+    def send(self, group: int, actions: Actions) -> None:
+        """Give a group its actions [rows, *shape], as ``VectorEnvironment.step`` takes them."""
+        worker = self._workers[group]
+        self._shared.actions[group * self.rows : (group + 1) * self.rows] = actions
+        worker.is_sent = True
+        if worker.is_up and worker.owes == "nothing":
+            self._tell(worker, "step")
+        else:
+            self._settle(worker)
+
+    def receive(self) -> list[int]:
+        """Groups that have taken their step; waits ``WAIT_S`` for one at most. Raises EnvError."""
+        self._hear(0.0 if self._ready else WAIT_S)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def close(self) -> None:
+        """End the workers; more calls do nothing."""
+        for worker in self._workers:
+            if worker.lines is not None:
+                self._forget(worker)
+        until_s = time.monotonic() + _GRACE_S
+        for worker in self._workers:
+            if worker.kept is not None and worker.is_up:
+                with suppress(subprocess.TimeoutExpired):
+                    worker.kept.process.wait(max(until_s - time.monotonic(), 0.0))
+            self._end(worker)
+        self._selector.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _meet(self) -> tuple[EnvSpec, int]:
+        """What the workers' environments look like, once all are made."""
+        self._hellos: dict[int, Json] = {}
+        while len(self._hellos) < self.groups:
+            self._hear(WAIT_S)
+        first = self._hellos[0]
+        for number, hello in self._hellos.items():
+            if hello != first:
+                raise EnvError(f"the environments of workers 0 and {number} of one actor have different spaces")
+        return EnvSpec.from_json(cast(Json, first["spec"])), int(str(first["rows"]))
+
+    def _start(self, worker: _Worker) -> None:
+        ours, theirs = socket.socketpair()
+        incarnation = [worker.incarnation] if worker.incarnation else []
+        request = self._request | {"seed": [*self._seed, worker.number, *incarnation]}
+        told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
+        command = (sys.executable, "-P", "-m", "accel.envs.worker", str(theirs.fileno()), str(self._memory), told)
+        self._pulses[worker.number].enter(PREPARING)
+        worker.kept = KeptProcess(command, os.environ, files=(theirs.fileno(), self._memory))
+        theirs.close()
+        worker.lines = Lines(ours)
+        worker.asked_s, worker.again_s, worker.last_words = self._clock_s, None, {}
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def _tell(self, worker: _Worker, kind: str) -> None:
+        worker.asked_s = self._clock_s
+        with suppress(OSError):  # It is gone, as its end of the socket will say.
+            if worker.lines is not None:
+                worker.lines.send(kind)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take in what workers say, for which to wait so long, and judge those that say nothing."""
+        for key, _ in self._selector.select(timeout_s):
+            worker: _Worker = key.data
+            messages = worker.lines.receive() if worker.lines is not None else []
+            for kind, body in messages:
+                self._take(worker, kind, body)
+            if not messages:
+                self._fail(worker, self._how_it_ended(worker))
+        now_s = time.monotonic()
+        # Time in which this process was stopped or did something else is nobody's silence.
+        self._clock_s += min(now_s - self._last_s, 2.0 * WAIT_S)
+        self._last_s = now_s
+        if self._clock_s > self._judged_s + WAIT_S:
+            self._judged_s = self._clock_s
+            for worker in self._workers:
+                self._judge(worker)
+
+    def _take(self, worker: _Worker, kind: str, body: Json) -> None:
+        if kind == "hello":
+            worker.asked_s = None
+            first = self._hellos.setdefault(worker.number, body)
+            if body != first:
+                raise EnvError(f"the environments of worker {worker.number} have other spaces than before")
+            if self._is_started:
+                self._tell(worker, "reset")
+        elif kind == "failed":
+            place = worker.number * self.rows + int(str(body["environment"]))
+            told = EnvFailure(worker.ticks + 1, place, str(body["raised"]), str(body["traceback"]))
+            self.failures.append(told)
+        elif kind == "error":
+            worker.last_words = body
+        elif worker.is_up:
+            worker.asked_s = None
+            self._answer(worker)
+        else:
+            worker.asked_s, worker.is_up, worker.up_s = None, True, self._clock_s
+            self._settle(worker)
+
+    def _judge(self, worker: _Worker) -> None:
+        if worker.again_s is not None:
+            if self._clock_s >= worker.again_s:
+                self._start(worker)
+        elif worker.asked_s is not None:
+            phase = self._pulses[worker.number].words[1]
+            limit_s = self._preparation_s if phase == PREPARING or not worker.is_up else self._step_s
+            if self._clock_s > worker.asked_s + limit_s:
+                self._fail(worker, hang_text(phase if worker.is_up else PREPARING, limit_s))
+
+    def _fail(self, worker: _Worker, why: str) -> None:
+        """A worker is lost: end what is left of it, and plan another. Raises EnvError: too often, or at the start."""
+        words = worker.last_words
+        if not self._is_started:
+            if words.get("kind") == "MissingExtraError":
+                raise MissingExtraError(str(words["error"]))
+            raise EnvError(str(words.get("error", f"worker {worker.number}: {why}")))
+        self._forget(worker)
+        self._end(worker)
+        was_up, worker.is_up, worker.asked_s = worker.is_up, False, None
+        if was_up and self._clock_s > worker.up_s + STEADY_S:
+            worker.failures = 0
+        worker.failures += 1
+        if worker.failures > self._max_restarts:
+            raise EnvError(
+                f"environment worker {worker.number} failed {worker.failures} times in a row, the last time because "
+                f"{why} (--max-actor-restarts)"
+            )
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (worker.failures - 1), _LONGEST_PAUSE_S)
+        worker.again_s = self._clock_s + pause_s
+        worker.incarnation += 1
+        if was_up:
+            self._report(worker, why)
+            worker.owes = "end" if self.spec.autoreset == "next_step" else "beginning"
+            self._settle(worker)
+
+    def _report(self, worker: _Worker, why: str) -> None:
+        trace = str(worker.last_words.get("traceback", ""))
+        told = why if worker.last_words else f"EnvError: {why}"
+        start = worker.number * self.rows
+        self.failures += [EnvFailure(worker.ticks + 1, start + k, told, trace) for k in range(self.rows)]
+
+    def _settle(self, worker: _Worker) -> None:
+        """Answer the rows that a worker owes after its death, none of which is a transition.
+
+        Where environments reset within a step, the end of an episode shows the next one's beginning, and waits for it.
+        """
+        if worker.is_sent and worker.owes == "end":
+            worker.owes = "beginning"
+            self._answer(worker, truncated=True)
+        elif worker.is_sent and worker.owes == "beginning" and worker.is_up:
+            worker.owes = "nothing"
+            self._answer(worker, truncated=self.spec.autoreset == "same_step")
+
+    def _answer(self, worker: _Worker, truncated: bool | None = None) -> None:
+        """A group is ready; ``truncated`` where its worker did not write flags and rewards."""
+        rows = slice(worker.number * self.rows, (worker.number + 1) * self.rows)
+        if truncated is not None:
+            self.rewards[rows], self.terminated[rows], self.truncated[rows] = 0.0, False, truncated
+        worker.is_sent = False
+        worker.ticks += 1
+        self._ready.append(worker.number)
+
+    def _how_it_ended(self, worker: _Worker) -> str:
+        if "error" in worker.last_words:
+            return str(worker.last_words["error"])
+        if worker.kept is None:
+            return "its process ended"
+        try:
+            status = worker.kept.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "its process closed what it shares with the actor"
+        if status < 0:
+            with suppress(ValueError):
+                return f"its process was ended by {signal.Signals(-status).name}"
+        return f"its process left through exit({status})"
+
+    def _end(self, worker: _Worker) -> None:
+        if worker.kept is not None:
+            worker.kept.end(_GRACE_S)
+            with suppress(subprocess.TimeoutExpired):  # One that cannot be interrupted ends when it returns.
+                worker.kept.process.wait(_GRACE_S)
+            worker.kept = None
+
+    def _forget(self, worker: _Worker) -> None:
+        if worker.lines is not None:
+            self._selector.unregister(worker.lines.socket)
+            worker.lines.socket.close()
+            worker.lines = None

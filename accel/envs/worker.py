@@ -1,0 +1,182 @@
+"""A process that steps some of an actor's environments: python -P -m accel.envs.worker SOCKET MEMORY REQUEST. No torch.
+
+Messages are lines, a kind and a JSON object. A worker makes its environments and says ``hello``; told ``reset`` or
+``step``, it does so and says ``done``. Actions, observations, rewards and flags lie in memory that both map
+(``SharedRows``). A worker ends when the other end of its socket is closed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import mmap
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from accel.envs.base import VectorEnvironment
+from accel.envs.spaces import EnvSpec
+from accel.errors import AccelError
+from accel.json_object import Json
+from accel.system.module_path import add_working_directory
+from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
+from accel.system.signals import ignore_stop_signals
+
+_ALIGNMENT = 64
+
+
+class SharedPulses:
+    """The workers' pulses, at the start of the memory that they share with their actor."""
+
+    def __init__(self, memory: int, workers: int) -> None:
+        self.nbytes = 8 * WORDS * workers
+        if os.fstat(memory).st_size < self.nbytes:
+            os.ftruncate(memory, self.nbytes)
+        words = memoryview(mmap.mmap(memory, self.nbytes)).cast("q")
+        self.pulses = [Pulse(words[WORDS * k : WORDS * (k + 1)]) for k in range(workers)]
+
+
+class SharedRows:
+    """One row for each environment (or agent) of an actor, behind the pulses.
+
+    Attributes:
+        actions: [B, *shape] for the next step. observations: [B, *obs]. rewards, terminated, truncated: [B].
+        final_observations: [B, *obs] where environments reset within a step, else None.
+    """
+
+    def __init__(self, memory: int, workers: int, rows: int, spec: EnvSpec) -> None:
+        observation, action = (np.dtype(spec.observation_dtype), spec.observation_shape), spec.action
+        fields: list[tuple[str, npt.DTypeLike, tuple[int, ...]]] = [
+            ("actions", action.dtype, action.shape),
+            ("observations", *observation),
+            ("rewards", np.float32, ()),
+            ("terminated", np.bool_, ()),
+            ("truncated", np.bool_, ()),
+        ]
+        if spec.autoreset == "same_step":
+            fields.append(("final_observations", *observation))
+        end, starts = _aligned(8 * WORDS * workers), []
+        sizes = [int(np.prod((rows, *shape), dtype=np.int64)) * np.dtype(dtype).itemsize for _, dtype, shape in fields]
+        for size in sizes:
+            starts.append(end)
+            end += _aligned(size)
+        if os.fstat(memory).st_size < end:
+            os.ftruncate(memory, end)
+        everything = np.frombuffer(mmap.mmap(memory, end), np.uint8)
+        arrays = {
+            name: everything[start : start + size].view(dtype).reshape(rows, *shape)
+            for (name, dtype, shape), start, size in zip(fields, starts, sizes, strict=True)
+        }
+        self.actions, self.observations = arrays["actions"], arrays["observations"]
+        self.rewards, self.final_observations = arrays["rewards"], arrays.get("final_observations")
+        self.terminated = cast(npt.NDArray[np.bool_], arrays["terminated"])
+        self.truncated = cast(npt.NDArray[np.bool_], arrays["truncated"])
+
+
+class Lines:
+    """One end of the socket between an actor and a worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._rest = b""
+
+    def send(self, kind: str, body: Mapping[str, object] | None = None) -> None:
+        """Send one message. Raises OSError: the other end is closed."""
+        self.socket.sendall(f"{kind} {json.dumps(body or {})}\n".encode())
+
+    def receive(self) -> list[tuple[str, Json]]:
+        """What has come, at least one message; nothing when the other end is closed."""
+        while True:
+            try:
+                chunk = self.socket.recv(1 << 16)
+            except ConnectionError:
+                chunk = b""
+            if not chunk:
+                return []
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if lines:
+                words = (line.partition(b" ") for line in lines)
+                return [(kind.decode(), json.loads(body)) for kind, _, body in words]
+
+
+def main() -> int:
+    """Step environments until the actor closes the socket."""
+    ignore_stop_signals()
+    # Where memory runs out the system ends this process, which can be replaced, rather than its actor.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("600")
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    add_working_directory()
+    lines, memory, request = Lines(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2]), json.loads(sys.argv[3])
+    for file in (lines.socket.fileno(), memory):
+        os.set_inheritable(file, False)
+    try:
+        _serve(lines, memory, request)
+    except ConnectionError:
+        return 1  # The actor is gone, and nobody is left to tell.
+    except Exception as error:  # noqa: BLE001 - the actor reports it
+        named = isinstance(error, AccelError)
+        told = {"error": str(error) if named else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
+        with suppress(OSError):
+            lines.send("error", told | {"traceback": "" if named else traceback.format_exc()})
+        return 1
+    return 0
+
+
+def _serve(lines: Lines, memory: int, request: Json) -> None:
+    from accel.envs.factory import make_vector_env
+
+    number, workers = int(str(request["worker"])), int(str(request["workers"]))
+    pulse = SharedPulses(memory, workers).pulses[number]
+    environment = make_vector_env(**request["environment"])  # type: ignore[arg-type]
+    environment.pulse = pulse
+    count = environment.num_envs
+    lines.send("hello", {"spec": environment.spec.to_json(), "rows": count})
+    shared: SharedRows | None = None
+    mine = slice(number * count, (number + 1) * count)
+    while messages := lines.receive():
+        for kind, _ in messages:
+            if shared is None:
+                shared = SharedRows(memory, workers, workers * count, environment.spec)
+            if kind == "reset":
+                pulse.enter(PREPARING)
+                shared.observations[mine] = environment.reset()
+            else:
+                pulse.enter(STEPPING)
+                _step(environment, shared, mine)
+                for failure in environment.failures:
+                    told = {"environment": failure.environment, "raised": failure.error}
+                    lines.send("failed", told | {"traceback": failure.traceback})
+                environment.failures.clear()
+            pulse.enter(WAITING)
+            lines.send("done")
+    pulse.enter(PREPARING)  # It may take longer than a step.
+    environment.close()
+
+
+def _step(environment: VectorEnvironment, shared: SharedRows, mine: slice) -> None:
+    # A copy, because some environments keep a reference to their last action.
+    actions = shared.actions[mine].copy()
+    observations, rewards, terminated, truncated = environment.step(actions)
+    shared.observations[mine], shared.rewards[mine] = observations, rewards
+    shared.terminated[mine], shared.truncated[mine] = terminated, truncated
+    if shared.final_observations is not None:
+        shared.final_observations[mine] = environment.final_observations
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""Environments in worker processes: every row is what its environment gives for its action, at whatever pace."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel
+from accel.acting.actor import Actor, join
+from accel.acting.policy import SessionPolicy
+from accel.acting.rules import make_sampler
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
+from accel.envs import make_vector_env
+from accel.envs.pool import EnvironmentPool
+from accel.errors import ConfigError, EnvError
+from accel.experience.unroll import Unroll, UnrollLayout
+from accel.publishing.publisher import Publisher
+from accel.transport.base import PolicyUpdate
+from accel.transport.local import LocalTransport
+from tests.accel.live_policies import config_for
+from tests.environments.troubled import DIARY, order_failure
+
+LENGTH = 6
+TROUBLED = "tests.environments.troubled:"
+
+
+class Run:
+    """An actor with workers and its learner's end, in one thread; ``unrolls`` are copies of what it sent."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        transport = LocalTransport(1)
+        self.learner, self.config = transport.learner, config
+        self.learner.welcome(ActorConfig.of(config).to_json())
+        self.actor: Actor = join(transport.actor(0), 0.0)
+        torch.manual_seed(0)
+        self.algorithm = make_algorithm(config, self.actor.spec, torch.device("cpu"))
+        self.payloads = dict(Publisher(config, self.algorithm.network).payloads())
+        agreement, self.layout = agree(config, self.algorithm)
+        self.learner.welcome(agreement.to_json())
+        self.learner.configure(self.layout.nbytes)
+        self.learner.publish(1, self.payloads)
+        self.actor.start()
+        self.learner.messages()
+        self.unrolls: list[Unroll] = []
+
+    def step(self) -> Unroll:
+        self.actor.step()
+        arrival = self.learner.receive()
+        assert arrival is not None
+        self.unrolls.append(self.layout.view(arrival.buffer.copy()))
+        self.learner.release(arrival)
+        return self.unrolls[-1]
+
+    def joined(self, name: str) -> Any:
+        return np.concatenate([unroll[name][:LENGTH] for unroll in self.unrolls])
+
+
+@contextmanager
+def running(env: str, network: str = "mlp:16x1", **options: object) -> Any:
+    small: dict[str, object] = {"unroll_length": LENGTH, "envs_per_actor": 4, "env_workers": 4, "env": env}
+    run = Run(config_for(network, "fp32", **(small | options)))
+    try:
+        yield run
+    finally:
+        run.actor.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("tests.environments:ClosedForm-v0", {}),
+        ("tests.environments:ClosedForm-v0", {"env_workers": 2}),
+        ("tests.environments:ClosedFormSameStep-v0", {"env_workers": 3, "envs_per_actor": 3}),
+        ("CartPole-v1", {"wrapper": (f"{TROUBLED}Uneven",)}),
+        ("tests.environments.learnable:BoxTarget-v0", {"wrapper": (f"{TROUBLED}Uneven",)}),
+    ],
+    ids=["next step", "several in a worker", "same step", "uneven", "continuous and uneven"],
+)
+def test_every_row_is_what_its_environment_gives(env: str, options: dict[str, object]) -> None:
+    with running(env, **options) as run:
+        for _ in range(8):
+            run.step()
+        _assert_replayed(run)
+
+
+def _assert_replayed(run: Run) -> None:
+    """Each worker's environments again, alone and in this process, with the actions that were recorded."""
+    config, spec = ActorConfig.of(run.config), run.actor.spec
+    seed = int(np.random.SeedSequence([config.seed, 0, 0]).spawn(2)[0].generate_state(1)[0])
+    share = config.envs_per_actor // config.env_workers
+    names = ("rewards", "terminated", "truncated")
+    actions, rows = run.joined("actions"), {name: run.joined(name) for name in names}
+    sampler = make_sampler(spec.action, share, LENGTH, np.random.default_rng(0))
+    for worker in range(config.env_workers):
+        mine = slice(worker * share, (worker + 1) * share)
+        alone = make_vector_env(config.task(0), share, seed=(seed, worker))
+        shown = [np.array(alone.reset())]
+        for t in range(len(actions)):
+            observations, *answer = alone.step(sampler.to_env(actions[t, mine]))  # type: ignore[arg-type]
+            for name, found in zip(names, answer, strict=True):
+                assert np.array_equal(rows[name][t, mine], found), (worker, t, name)
+            done = rows["terminated"][t, mine] | rows["truncated"][t, mine]
+            if spec.autoreset == "same_step" and done.any():
+                final = run.joined("final_observations")[t, mine]
+                assert np.array_equal(final[done], alone.final_observations[done])
+            shown.append(np.array(observations))
+        alone.close()
+        assert np.array_equal(run.joined("observations")[:, mine], shown[:-1])
+        assert all(
+            np.array_equal(u["observations"][-1, mine], shown[LENGTH * (k + 1)]) for k, u in enumerate(run.unrolls)
+        )
+    assert (rows["terminated"] | rows["truncated"]).any()
+
+
+def test_a_recurrent_state_goes_with_its_environment() -> None:
+    """μ of every row is the policy's, run over that environment's rows alone; episodes have their returns."""
+    wrappers = (f"{TROUBLED}Uneven",)
+    with running("tests.environments.learnable:Memory-v0", "mlp:8x1+lstm:8", wrapper=wrappers) as run:
+        for _ in range(8):
+            run.step()
+    (payload,) = run.payloads.values()
+    layout = UnrollLayout(run.layout.spec, LENGTH, 1, run.layout.state_shapes)
+    sampler = make_sampler(run.actor.spec.action, 4, LENGTH, np.random.default_rng(0))
+    params = np.zeros((1, 2), np.float32)
+    for env in range(4):
+        policy = SessionPolicy(layout, make_sampler(run.actor.spec.action, 1, LENGTH, np.random.default_rng(0)))
+        policy.load(PolicyUpdate(1, "fp32", payload))
+        total = 0.0
+        for unroll in run.unrolls:
+            for state, ours in zip(unroll.states, policy.states(), strict=True):
+                np.testing.assert_allclose(state[env], ours[0], atol=1e-5)
+            for t in range(LENGTH):
+                first = unroll["first"][t, env : env + 1]
+                policy.infer(unroll["observations"][t, env : env + 1], first if first.any() else None, params)  # type: ignore[arg-type]
+                np.testing.assert_allclose(unroll["behaviour_params"][t, env], params[0], atol=1e-5)
+                total += float(unroll["rewards"][t, env])
+                if unroll["terminated"][t, env]:
+                    assert (unroll["episode_return"][t, env], unroll["episode_length"][t, env]) == (total, 4)
+                    total = 0.0
+                else:
+                    assert unroll["episode_length"][t, env] == 0
+    mu = sampler.log_prob(run.joined("behaviour_params"), run.joined("actions"))
+    np.testing.assert_allclose(run.joined("behaviour_log_prob"), mu, atol=1e-6)
+    assert np.ptp(run.joined("behaviour_params")) > 0 and run.joined("episode_length").sum() > 0
+
+
+@pytest.mark.parametrize(("algorithm", "ahead"), [("impala", True), ("a2c", False)])
+def test_rows_ahead_of_the_slowest_name_the_policy_that_chose_them(algorithm: str, ahead: bool) -> None:
+    """Synchronous learning has none: all rows of an unroll are the newest policy's."""
+    wrappers = (f"{TROUBLED}Uneven",)
+    with running("CartPole-v1", wrapper=wrappers, algorithm=algorithm) as run:
+        mixed = False
+        for version in range(2, 12):
+            unroll = run.step()
+            versions = unroll["policy_version"]
+            assert (np.diff(versions, axis=0) >= 0).all() and versions.max() == version - 1
+            assert unroll.oldest_version == versions.min() >= version - 2
+            mixed = mixed or versions.min() < versions.max()
+            run.learner.publish(version, run.payloads)
+        assert mixed == ahead
+        assert (run.joined("scheme_id") == 0).all()
+
+
+@pytest.mark.parametrize("how", ["segfault", "exit", "raise", "hang"])
+def test_a_failure_costs_its_environment_alone(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that raises is made anew in its worker, any other failure takes a new worker."""
+    monkeypatch.setenv(DIARY, str(tmp_path))
+    wrappers = (f"{TROUBLED}Leisurely", f"{TROUBLED}Obedient")
+    with running("CartPole-v1", wrapper=wrappers, actor_timeout_s=1.0) as run:
+        run.step()
+        order_failure(tmp_path, 0, how)
+        told: list[dict[str, object]] = []
+        while not told:
+            run.step()
+            told = [dict(message) for _, message in run.learner.messages()]
+        seen = len(run.unrolls)
+        for _ in range(3):
+            run.step()
+        assert not run.learner.messages()
+        (failure,) = told
+        env = int(str(failure["environment"]))
+        others = [other for other in range(4) if other != env]
+        expected = {
+            "segfault": "ended by SIGSEGV", "exit": "exit(7)", "raise": "the simulator broke",
+            "hang": "a step took longer than 1 s (--actor-timeout-s)",
+        }  # fmt: skip
+        assert expected[how] in str(failure["raised"])
+        broken = [unroll for unroll in run.unrolls if not unroll["valid"][:, env].any()]
+        assert len(broken) == 1 and run.unrolls.index(broken[0]) < seen + 1
+        for unroll in run.unrolls:
+            done = unroll["terminated"] | unroll["truncated"]
+            assert np.array_equal(unroll["valid"][1:, others], ~done[:, others])
+            assert unroll.valid_steps == np.count_nonzero(unroll["valid"][:LENGTH])
+        (row,) = np.flatnonzero(broken[0]["truncated"][:, env])
+        assert broken[0]["rewards"][row, env] == 0 and broken[0]["episode_length"][row, env] == 0
+        # New episodes begin behind it, and rows go on from unroll to unroll.
+        for now, following in pairwise(run.unrolls):
+            assert np.array_equal(now["observations"][-1], following["observations"][0])
+        assert np.abs(run.unrolls[-1]["observations"][:, env]).max() > 0
+
+
+def test_a_worker_that_fails_again_and_again_ends_its_actor() -> None:
+    wrappers = (f"{TROUBLED}Leaves",)
+    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=1, env_workers=1) as run:
+        with pytest.raises(EnvError, match=r"failed 2 times in a row, .* exit\(7\) \(--max-actor-restarts"):
+            for _ in range(200):
+                run.step()
+
+
+@pytest.mark.parametrize(
+    ("env", "wrappers", "limit_s", "message"),
+    [
+        ("NoSuchThing-v0", [], 600.0, "NoSuchThing"),
+        ("CartPole-v1", [f"{TROUBLED}HangsInTheMaking"], 1.0, "construction or a reset took longer than 1 s"),
+    ],
+    ids=["unknown", "hangs"],
+)
+def test_environments_that_cannot_be_made_are_named(
+    env: str, wrappers: list[str], limit_s: float, message: str
+) -> None:
+    environment = {"id": env, "num_envs": 2, "seed": 0, "wrappers": wrappers}
+    with pytest.raises(EnvError, match=message):
+        EnvironmentPool(environment, 2, step_s=0.5, preparation_s=limit_s, max_restarts=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env_workers": 3}, "cannot share out envs_per_actor = 8 equally"),
+        ({"env_workers": 2, "actor_runtime": "torch", "compressor": "fp32"}, "leave actor_runtime = 'torch'"),
+        ({"env_workers": 2, "algorithm": "seed"}, "inference = 'central' out"),
+        ({"env_workers": 2, "backend": "envpool"}, "num_threads=N"),
+    ],
+)
+def test_what_workers_do_not_go_with_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.create(**options)
+
+
+def test_a_run_trains_with_workers(tmp_path: Path) -> None:
+    config = config_for(
+        "mlp:16x1", "fp32", env="CartPole-v1", env_workers=2, envs_per_actor=4, total_env_steps=800,
+        results_dir=tmp_path, name="run", algorithm="dqn", learning_starts=200, normalise_observations=False,
+    )  # fmt: skip
+    summary = accel.train(config)
+    assert summary.finished and summary.env_steps >= 800 and summary.updates > 0
