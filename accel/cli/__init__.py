@@ -37,6 +37,10 @@ COMMANDS = {
     "doctor": ("accel.cli.doctor:main", "say what this machine offers: MPI, instruction sets, GPU, versions"),
 }
 
+# Import environments, networks and wrappers of the user's. The others read what somebody else may have made, in the
+# directory that it came in, and must import nothing from there.
+_IMPORTING = {"train", "evaluate", "bench", "compress", "export", "sweep"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``accel``; returns the exit status. Errors a user can cause are one message on standard error."""
@@ -56,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"accel: unknown command '{argv[0]}'\n\n{usage()}", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    add_working_directory()
+    if argv[0] in _IMPORTING:
+        add_working_directory()
     return guarded(lambda: _run(argv), f"accel {argv[0]}")
 
 

@@ -63,6 +63,7 @@ _KEYS = {
 # what a bundle may ask for; far above any policy
 _MAX_FILES, _MAX_MODEL_BYTES, _MAX_JSON_BYTES, _MAX_JSON_DEPTH = 64, 2**31, 2**22, 32
 _MAX_TENSORS, _MAX_RANK, _MAX_ELEMENTS, _MAX_ROWS, _MAX_VECTORS_BYTES = 64, 8, 2**24, 4096, 2**30
+_ZIP_END, _MAX_DIRECTORY_BYTES = struct.Struct("<4s8xL4xH"), 2**18
 _NPY_MAGIC, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1024
 _ALLOWED_ABOVE = -5e8
 _DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
@@ -123,8 +124,11 @@ class OnnxSession:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
             raise BundleError(f"onnxruntime {ort.__version__} cannot load {self._path}: {error}") from error
-        for kind, found in (("inputs", self._session.get_inputs()), ("outputs", self._session.get_outputs())):
-            self._check_tensors(contract[kind], found, kind, batch)
+        try:
+            for kind, found in (("inputs", self._session.get_inputs()), ("outputs", self._session.get_outputs())):
+                self._check_tensors(contract[kind], found, kind, batch)
+        except UnicodeDecodeError as error:  # onnxruntime hands names on as they are
+            raise BundleError(f"{self._path} has names that are no text: {error}") from error
         self._binding = self._session.io_binding()
         self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)
         self.outputs: Mapping[str, Array] = empty_arrays(contract["outputs"], batch)
@@ -387,7 +391,14 @@ def check_contract(contract: Contract) -> None:
     vectors = contract["vectors"]
     _require(vectors["path"] in contract["files"], "the file of the test vectors is none of the bundle's")
     _require(_is_count(vectors["rows"], _MAX_ROWS), f"the test vectors have {vectors['rows']!r} rows")
+    rows = sum(_row_bytes(spec) for kind in ("inputs", "outputs") for spec in contract[kind])
+    _require(vectors["rows"] * rows <= _MAX_VECTORS_BYTES, f"the test vectors have over {_MAX_VECTORS_BYTES:,} bytes")
     _require(_is_number(vectors["bound"]) and 0 < vectors["bound"] <= 1, "the bound is no number between 0 and 1")
+
+
+def _row_bytes(spec: Contract) -> int:
+    sizes: list[int] = spec["shape"][1:]
+    return math.prod(sizes) * np.dtype(spec["dtype"]).itemsize
 
 
 def _check_specs(specs: object, kind: str) -> None:
@@ -512,6 +523,7 @@ def load_vectors(bundle: Path, contract: Contract) -> tuple[dict[str, Array], di
     vectors = contract["vectors"]
     try:
         content = read_file(bundle / vectors["path"], _MAX_VECTORS_BYTES)
+        _check_directory(content)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             inputs, outputs = (
                 {spec["name"]: _read_array(archive, kind, spec, vectors["rows"]) for spec in contract[f"{kind}s"]}
@@ -525,14 +537,24 @@ def load_vectors(bundle: Path, contract: Contract) -> tuple[dict[str, Array], di
     return inputs, outputs
 
 
+def _check_directory(content: bytes) -> None:
+    """Hold a ZIP archive's directory, of which zipfile makes an object for each entry, to the size of a bundle's."""
+    end, locator_64 = content[-_ZIP_END.size :], content[-_ZIP_END.size - 20 : -_ZIP_END.size]
+    if len(end) < _ZIP_END.size or locator_64.startswith(b"PK\x06\x07"):
+        raise ValueError("it is no ZIP archive of few files")
+    magic, size, comment_bytes = _ZIP_END.unpack(end)
+    if magic != b"PK\x05\x06" or comment_bytes or size > _MAX_DIRECTORY_BYTES:
+        raise ValueError("it is no ZIP archive of few files")
+
+
 def _read_array(archive: zipfile.ZipFile, kind: str, spec: Contract, rows: int) -> Array:
     """One array of an .npz, of the type and shape that the contract says: nothing is allocated for another."""
     shape = (rows, *spec["shape"][1:])
     dtype = np.dtype(spec["dtype"])
     size = math.prod(shape) * dtype.itemsize
     info = archive.getinfo(f"{kind}/{spec['name']}.npy")
-    if size > _MAX_VECTORS_BYTES or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"'{spec['name']}' is too large, or compressed in an unknown way")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"'{spec['name']}' is compressed in an unknown way")
     with archive.open(info) as file:
         content = file.read(size + _NPY_HEADER_BYTES)
     start = len(_NPY_MAGIC) + 2

@@ -259,6 +259,68 @@ def test_vectors_of_lying_headers_take_no_memory(bundle: Path, member: bytes) ->
     assert "the test vectors of" in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+ENTRY = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, *[0] * 8, 1, *[0] * 6) + b"a"
+CROWD = ENTRY * 2**16
+
+
+def ends(count: int, size: int, comment: bytes = b"") -> bytes:
+    return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count, count, size, 0, len(comment)) + comment
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ends(2**16 - 1, len(CROWD)),
+        ends(2**16 - 1, len(CROWD), b"!"),
+        struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 2**16, 2**16, len(CROWD), 0)
+        + struct.pack("<4sLQL", b"PK\x06\x07", 0, len(CROWD), 1)
+        + ends(0, 0),
+    ],
+    ids=["plain", "comment", "zip64"],
+)
+def test_an_archive_of_a_crowd_of_entries_is_refused(bundle: Path, end: bytes) -> None:
+    """Each of which takes zipfile ten times as much memory as it has bytes."""
+    assert len(zipfile.ZipFile(io.BytesIO(CROWD + end)).infolist()) == 2**16
+    (bundle / "vectors.npz").write_bytes(CROWD + end)
+    resum(bundle)
+    with pytest.raises(BundleError, match="no ZIP archive of few files"):
+        verify(bundle)
+
+
+def test_all_vectors_together_are_bounded(bundle: Path) -> None:
+    """Four of them that fit one by one."""
+
+    def enlarge(contract: dict[str, Any]) -> None:
+        contract["vectors"].update(rows=4096)
+        spare = {"name": "spare", "dtype": "float32", "shape": ["batch", 2**14]}
+        contract["inputs"] = [{**spare, "name": f"spare{i}"} for i in range(4)] + contract["inputs"]
+
+    resum(bundle, enlarge)
+    with pytest.raises(BundleError, match="the test vectors have over 1,073,741,824 bytes"):
+        verify(bundle)
+
+
+# Tells which modules are asked for in vain, and whether they would have been found in the working directory.
+ASKING = """
+import os, sys
+class Asked:
+    def find_spec(name, path=None, target=None):
+        if path is None:
+            print("asked for", name, bool({"", os.getcwd()} & set(sys.path)))
+sys.meta_path.append(Asked)
+from accel.cli import main
+sys.exit(main(["verify", "."]))
+"""
+
+
+def test_nothing_is_imported_from_the_directory_of_a_bundle(bundle: Path) -> None:
+    """Not even what some library would import if only it were installed."""
+    done = subprocess.run([sys.executable, "-P", "-c", ASKING], cwd=bundle, capture_output=True, text=True)
+    asked = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("asked for")]
+    assert done.returncode == 0 and asked, done.stderr
+    assert not [name for name, would_be_found in asked if would_be_found == "True"]
+
+
 def test_settings_of_openvino_are_known_ones(bundle: Path, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     cache = tmp_path / "cache"
@@ -266,6 +328,16 @@ def test_settings_of_openvino_are_known_ones(bundle: Path, tmp_path: Path) -> No
     with pytest.raises(BundleError, match="other settings of OpenVINO"):
         verify(bundle)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", [b"observations", b"batch"])
+def test_names_that_are_no_text_are_refused(bundle: Path, name: bytes) -> None:
+    content = (bundle / "model.onnx").read_bytes()
+    assert name in content
+    (bundle / "model.onnx").write_bytes(content.replace(name, b"\x80" * len(name)))
+    resum(bundle)
+    with pytest.raises(BundleError, match=r"has names that are no text|cannot load"):
+        verify(bundle)
 
 
 def test_a_report_that_is_none_is_refused(bundle: Path) -> None:
