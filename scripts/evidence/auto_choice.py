@@ -20,9 +20,11 @@ from accel.runs.summary import Summary
 from accel.system.machine import describe_machine, read_machine
 from monitor.decisions import read_decisions
 
+_CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().split())
+_PRECISION = "bf16" if _CPU_FLAGS & {"avx512_bf16", "amx_bf16"} else "none"  # elsewhere the learner refuses bf16
 _LARGE = (
     "--preset", "halfcheetah", "--algorithm", "impala", "--network", "mlp:2048x3", "--separate-value-torso", "False",
-    "--mixed-precision", "bf16", "--envs-per-actor", "1", "--unroll-length", "128", "--batch-unrolls", "1",
+    "--mixed-precision", _PRECISION, "--envs-per-actor", "1", "--unroll-length", "128", "--batch-unrolls", "1",
     "--learning-rate", "1e-4", "--total-env-steps", "100000000",
 )  # fmt: skip
 CASES = {
