@@ -1,7 +1,8 @@
 """``int8``: weights and activations in 8 bits, with calibrated activation ranges; layers run in integer kernels.
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
-``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales.
+``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. ``w2``, ``w3`` and ``w4`` give weights codes
+of so many bits, ±1, ±3 or ±7: kernels still read them as bytes, but the C export packs them.
 
 Activations are U8 or S8, weights S8 and heads float. Ranges come from recent real observations; until there are enough
 of them a run publishes fp32. Calibrations narrow a range slowly; drift, which is looked for on a few rows, widens what
@@ -32,7 +33,15 @@ from compressors.method_arguments import LayerFormat, Variant, parse_int8
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
-from compressors.quantisation.affine import INT8, UINT8, WEIGHT_INT7, WEIGHT_INT8, activation_parameters, bias_codes
+from compressors.quantisation.affine import (
+    INT8,
+    UINT8,
+    WEIGHT_INT7,
+    WEIGHT_INT8,
+    activation_parameters,
+    bias_codes,
+    symmetric_codes,
+)
 from compressors.quantisation.ranges import Range, RangeObserver
 from compressors.quantisation.weight_codes import Changes, CodeWriter, as_float
 from compressors.scheme import Context, MethodText
@@ -51,12 +60,14 @@ class Int8(Format):
             faster on ARM. None: the best one for the CPU.
         cpu: features of the CPU that will act; this machine's when None.
         layers: formats by layer, overriding ``per_channel``.
+        weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
     """
 
     per_channel: bool = False
     variant: Variant | None = None
     cpu: frozenset[str] | None = None
     layers: tuple[tuple[str, LayerFormat], ...] = ()
+    weight_bits: int | None = None
 
     @property
     def method(self) -> MethodText:
@@ -64,6 +75,8 @@ class Int8(Format):
         options = ["per_channel"] if self.per_channel else []
         if self.variant is not None:
             options.append(self.variant)
+        if self.weight_bits is not None:
+            options.append(f"w{self.weight_bits}")
         return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
 
     def layer_format(self, layer: str) -> LayerFormat:
@@ -105,6 +118,8 @@ class Int8Encoder(Encoder):
         self.variant = variant
         self.per_channel = options.per_channel
         self._codes, self.weight_codes = _CODES[variant]
+        if options.weight_bits is not None:
+            self.weight_codes = symmetric_codes(options.weight_bits)
         integer = IntegerGraph(graph, self._codes, options.layer_format)
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
@@ -209,7 +224,7 @@ class Int8Encoder(Encoder):
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
     """The ``int8`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments)
-    return Int8(parsed.per_channel, parsed.variant, context.cpu, parsed.layers)
+    return Int8(parsed.per_channel, parsed.variant, context.cpu, parsed.layers, parsed.weight_bits)
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:

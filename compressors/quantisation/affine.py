@@ -47,6 +47,12 @@ WEIGHT_INT8 = IntegerType(np.dtype(np.int8), -127, 127)
 WEIGHT_INT7 = IntegerType(np.dtype(np.int8), -64, 64)
 
 
+def symmetric_codes(bits: int) -> IntegerType:
+    """Weight codes of so many bits that are stored as bytes: ±1 of two, ±3 of three, ±7 of four."""
+    greatest = 2 ** (bits - 1) - 1
+    return IntegerType(np.dtype(np.int8), -greatest, greatest)
+
+
 def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
     """(scale, zero point) of a range, in single precision; scale 1 and the least code for a range of only zero."""
     low, high = min(float(np.float32(low)), 0.0), max(float(np.float32(high)), 0.0)

@@ -130,7 +130,7 @@ def change_vector(bundle: Path) -> None:
 
 def change_weight(bundle: Path) -> None:
     """One code of the policy head, from one end of the range to the other."""
-    replace(bundle, r"int8_t weight\d+_params_matrix\[\d+\]\[2\] = \{\s*\{\s*(-?\d+)", "(\\1) > 0 ? -127 : 127")
+    replace(bundle, r"int8_t weight\d+_params_matrix\[\d+\]\[\d+\] = \{\s*\{\s*(-?\d+)", "(\\1) > 0 ? -127 : 127")
 
 
 def double_scale(bundle: Path) -> None:

@@ -39,7 +39,7 @@ def test_rows_of_two_environments_stand_beside_each_other_and_are_measured_once(
     for name, row in rows.items():
         assert name.startswith(row["env"]) and row["acted"] == "greedy"
         if (row["scheme"], row["format"]) == ("int4", "c"):
-            assert "C has no 4-bit weights" in row["refused"]
+            assert "C has no blocks of 4-bit weights" in row["refused"]
             continue
         returns = row["report"]["returns"]
         assert len(returns["model"]["returns"]) == 20 and returns["model"]["worst"] == min(returns["model"]["returns"])

@@ -11,6 +11,7 @@ from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.cpu import ARM, AVX2, VNNI
 from compressors.errors import SchemeError
 from compressors.pipeline import make_compressor
+from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 VARIANTS = ["int8(u8s8)", "int8(reduce_range)", "int8(s8s8)"]
@@ -99,10 +100,25 @@ def test_formats_without_variants_say_none() -> None:
     assert case.bind("fp16", module).refresh(module, version=1).variant == ""
 
 
-@pytest.mark.parametrize("text", ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)"])
+@pytest.mark.parametrize(
+    "text", ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)", "int8(w2,w4)", "int8(w5)"]
+)
 def test_options_that_contradict_are_refused(text: str) -> None:
-    with pytest.raises(SchemeError, match="options are per_channel and one of u8s8, reduce_range, s8s8"):
+    with pytest.raises(
+        SchemeError, match="options are per_channel and one of u8s8, reduce_range, s8s8 and one of w2, w3, w4"
+    ):
         make_compressor(text)
+
+
+@pytest.mark.parametrize(("option", "greatest"), [("w2", 1), ("w3", 3), ("w4", 7)])
+def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: str, greatest: int) -> None:
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=0)
+    plan = case.bind(f"int8(per_channel,s8s8,{option})", module)
+    assert plan.scheme == f"int8(per_channel,s8s8,{option})"
+    numbers = initializers(plan.refresh(module, version=1).model)
+    for layer in plan.encoder.layers:
+        assert np.abs(numbers[f"{layer.stem}:codes"]).max() == greatest
 
 
 def test_changed_codes_are_counted() -> None:

@@ -20,7 +20,7 @@ from compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
-OPTIONS = ["u8s8", "reduce_range", "s8s8", "per_channel,u8s8"]
+OPTIONS = ["u8s8", "reduce_range", "s8s8", "per_channel,u8s8", "per_channel,reduce_range,w2"]
 POLICIES = ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"]
 
 

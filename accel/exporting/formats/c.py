@@ -24,6 +24,7 @@ from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.c_check import BUILD, CHECK, RUN, VECTORS, check_program, chosen_rows, vectors_header
+from accel.exporting.formats.c_products import arrange_products
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.json_object import Json
@@ -61,8 +62,8 @@ class CFormat:
         refused = sorted(_REFUSED & operators(portable).keys())
         if refused:
             raise ExportError(
-                f"format c cannot take operator {refused[0]} of scheme {artifact.scheme!r}: C has no 4-bit weights; "
-                "choose int8 or fp32, or format onnx"
+                f"format c cannot take operator {refused[0]} of scheme {artifact.scheme!r}: C has no blocks of "
+                "4-bit weights; choose int8(w4), int8 or fp32, or format onnx"
             )
         model = fixed_batch(portable, 1)
         options = CompilerOptions(
@@ -77,6 +78,7 @@ class CFormat:
                 f"format c cannot take scheme {artifact.scheme!r} of this policy: {error}; choose another scheme, such "
                 "as fp32 or int8, or another format"
             ) from error
+        source, packed = arrange_products(source, model)
         (directory / SOURCE).write_text(source, encoding="utf-8")
         (directory / HEADER).write_text(_header(artifact), encoding="utf-8")
         (directory / VECTORS).write_text(vectors_header(vectors), encoding="ascii")
@@ -87,6 +89,7 @@ class CFormat:
         facts: Json = {
             "function": FUNCTION,
             "operators": operators(model),
+            "packed_weight_bits": packed,
             "compiled": compiled,
             "check": {"build": BUILD, "run": RUN, "rows": len(chosen_rows(vectors))},
         }

@@ -1,0 +1,83 @@
+"""Weights of 2 to 4 bits in a C bundle: packed in words, computed as the byte-wide codes are, and smaller."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel.exporting import run_policy
+from accel.exporting.build import Bundle, export
+from accel.exporting.formats import make_format
+from accel.exporting.formats.c_products import pack
+from tests.accel.trained_runs import make_run
+
+
+@given(
+    st.integers(2, 4), st.tuples(st.integers(1, 40), st.integers(1, 5)), st.integers(0, 2**32 - 1)
+)  # fmt: skip
+def test_words_hold_every_code(bits: int, shape: tuple[int, int], seed: int) -> None:
+    greatest = 2 ** (bits - 1) - 1
+    codes = np.random.default_rng(seed).integers(-greatest, greatest, shape, np.int8, endpoint=True)
+    codes[0, 0] = greatest
+    packed = pack(codes)
+    assert packed is not None and packed.bits == bits
+    per_word, (inputs, outputs) = 32 // bits, shape
+    for n in range(outputs):
+        for k in range(inputs):
+            field = int(packed.words[n, k // per_word]) >> (bits * (k % per_word)) & (2**bits - 1)
+            assert (field ^ 2 ** (bits - 1)) - 2 ** (bits - 1) == codes[k, n]
+
+
+SHAPES = [(4, 40), (40, 40), (40, 2)]
+
+
+def source(bundle: Bundle) -> str:
+    """The policy in C."""
+    return (bundle.path / "policy.c").read_text()
+
+
+def test_wider_codes_stay_bytes() -> None:
+    assert pack(np.array([[8]], np.int8)) is None and pack(np.array([[-8]], np.int8)) is None
+
+
+@pytest.fixture(scope="module", params=["tanh", "relu"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = {"network": "mlp:40x2", "activation": request.param}
+    options: dict[str, Any] = {"env": "CartPole-v1", "calibration_size": 64, **network}
+    return make_run(tmp_path_factory.mktemp("runs"), **options)
+
+
+@pytest.fixture(scope="module")
+def wide(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same policy with weights of 8 bits."""
+    return export(run, tmp_path_factory.mktemp("wide") / "bundle", scheme="int8", format="c", episodes=0)
+
+
+@pytest.mark.parametrize(("option", "bits"), [("w2", 2), ("w3", 3), ("w4", 4)])
+def test_a_bundle_of_packed_weights_computes_as_the_model_does(
+    run: Path, wide: Bundle, option: str, bits: int, tmp_path: Path
+) -> None:
+    bundle = export(run, tmp_path / "bundle", scheme=f"int8({option})", format="c", episodes=0)
+    target = bundle.contract["target"]
+    assert list(target["packed_weight_bits"].values()) == [bits] * 3
+    assert wide.contract["target"]["packed_weight_bits"] == {}
+    sizes = [bundle.report["bytes"]["model"] for bundle in (bundle, wide)]
+    assert sizes[0] < sizes[1] - 200
+    declared = re.findall(r"^extern const uint32_t weight\w+\[(\d+)\]\[(\d+)\];$", source(bundle), re.MULTILINE)
+    assert [(int(n), int(words)) for n, words in declared] == [(n, -(-k // (32 // bits))) for k, n in SHAPES]
+    make_format("c").check(bundle.path)
+    session = make_format("c").session(bundle.path, bundle.contract, 1)
+    inputs, wanted = run_policy.load_vectors(bundle.path, bundle.contract)
+    np.testing.assert_allclose(run_policy.run_rows(session, inputs)["params"], wanted["params"], rtol=1e-5, atol=1e-5)
+
+
+def test_packed_weights_are_all_that_the_source_has_of_them(run: Path, tmp_path: Path) -> None:
+    bundle = export(run, tmp_path / "bundle", scheme="int8(per_channel,w4)", format="c", episodes=0)
+    assert len(re.findall(r"^const EMX_UNUSED uint32_t weight", source(bundle), re.MULTILINE)) == 3
+    assert not re.search(r"\bint8_t weight\w+(matrix|weight_codes)", source(bundle))
