@@ -30,6 +30,16 @@ def test_a_minute_of_chaos(tmp_path: Path) -> None:
     assert "- yes: every fault was told, and nothing else" in (tmp_path / "README.md").read_text()
 
 
+OTHERS = ("ppo", "ptr-ppo", "a2c", "dppo", "impact", "seed", "ga3c", "dqn", "apex", "r2d2", "d4pg", "sac")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_every_algorithm_goes_on_through_chaos(algorithm: str) -> None:
+    chaos("--minutes", "0.4", "--faults", "6", "--algorithm", algorithm)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ten_minutes_with_a_hundred_faults() -> None:
