@@ -189,6 +189,7 @@ class Loop:
     def _begin(self) -> None:
         self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
+        self._recorded_updates = self.counters.updates
         self._rates = ActorRates(self.transport.actors, self._started)
         self._timer.reset()  # without what was published before
         self._timer.restart()
@@ -199,7 +200,8 @@ class Loop:
         self.training_s = now - self._started
         self.trained_env_steps = self.counters.env_steps - self._first_env_steps
         self._learner_times = self._timer.snapshot()
-        if self.counters.env_steps > self._recorded_env_steps or self.counters.updates == 0:
+        recorded = self._recorded_env_steps, self._recorded_updates
+        if (self.counters.env_steps, self.counters.updates) != recorded or self.counters.updates == 0:
             self._write_record(now)
 
     def _reason_to_stop(self) -> str | None:
@@ -364,5 +366,6 @@ class Loop:
             record |= {f"{side}_{phase}_share": share for phase, share in (times - recorded).shares().items()}
         self._recorded = (learner_times, actor_times)
         self._last_record, self._recorded_env_steps = now, counters.env_steps
+        self._recorded_updates = counters.updates
         self.record(counters.env_steps, record)
         self._timer.mark("record")
