@@ -87,7 +87,7 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
     """One line per training configuration: the learner's limit in each precision, and whether bf16 pays."""
     lines = []
     for cells in _groups(rows, ("network", "T", "B", "algorithm", "passes", "minibatches")):
-        by_precision = {str(row["precision"]): row for row in cells}
+        by_precision = {str(row["precision"]): row for row in cells if row["learner"] == "accel"}
         limits = [
             f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {'single precision' if name == 'none' else name}"
             for name, row in by_precision.items()
@@ -98,6 +98,15 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
             pays = is_faster(half, single, "us_per_env_step")
             line += f"; bf16 {'pays' if pays else 'does not pay'} ({number(half, 'speedup_none'):.2f}x)"
         lines.append(line)
+        others = [row for row in cells if row["learner"] != "accel"]
+        if others and by_precision:
+            best = min(by_precision.values(), key=lambda row: number(row, "us_per_env_step"))
+            times = [
+                f"{row['learner']} {number(row, 'us_per_env_step') / number(best, 'us_per_env_step'):.2f}x"
+                for row in others
+            ]
+            precision = "single precision" if best["precision"] == "none" else str(best["precision"])
+            lines.append(f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in {precision}")
     return lines
 
 

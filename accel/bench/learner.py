@@ -12,6 +12,7 @@ import torch
 
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.bench.checks import check_budget
+from accel.bench.other_learners import OTHERS, Task
 from accel.bench.rows import Notify, Row, number, provenance, spread
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
@@ -47,6 +48,7 @@ def bench_learner(
     spec: EnvSpec,
     *,
     precisions: Sequence[str] = PRECISIONS,
+    against: Sequence[str] = (),
     seconds: float = 20.0,
     repeats: int = 50,
     notify: Notify = logger.info,
@@ -64,29 +66,36 @@ def bench_learner(
             device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
+        against: other learners' updates of the same size, in single precision: ``cleanrl``, ``sb3``; see
+            ``accel.bench.other_learners``. For ppo with an mlp.
         seconds: measuring time in all.
         repeats: updates of each cell at most.
         notify: called with a message about each refused precision.
     Returns:
-        Flat rows: ``network``, ``precision``, ``device``, ``T``, ``B`` (environments in a batch), ``algorithm``,
-        ``passes``, ``minibatches``; ``us_per_env_step`` (median, with ``_low`` and ``_high``), of it ``batch_us``,
-        ``forward_us``, ``correct_us`` and ``backward_us`` (medians); ``env_steps_per_s``, the learner's limit;
-        ``speedup_none`` over single precision (None where that was not measured); ``samples``, ``cpu_share``; threads,
-        machine and versions.
+        Flat rows: ``learner`` (``accel`` or one of ``against``), ``network``, ``precision``, ``device``, ``T``, ``B``
+        (environments in a batch), ``algorithm``, ``passes``, ``minibatches``; ``us_per_env_step`` (median, with
+        ``_low`` and ``_high``), of accel's ``batch_us``, ``forward_us``, ``correct_us`` and ``backward_us`` (medians);
+        ``env_steps_per_s``, the learner's limit; ``speedup_none`` over accel's in single precision (None where that
+        was not measured); ``samples``, ``cpu_share``; threads, machine and versions.
     Raises:
-        ConfigError: an unknown precision, none that this device supports, a missing device, a number that is not
-            positive, a network that does not take the observations, no configuration.
+        MissingExtraError: Stable-Baselines3 is not installed.
+        ConfigError: an unknown precision or learner, one that has no such update, no precision that this device
+            supports, a missing device, a number that is not positive, a network that does not take the observations,
+            no configuration.
     """
     check_budget(seconds, repeats)
     if not configs:
         raise ConfigError("no configuration is given: name at least one")
     if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
         raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
+    if unknown := [name for name in against if name not in OTHERS]:
+        raise ConfigError(f"unknown learner {unknown[0]!r}: choose from {', '.join(OTHERS)}")
     where, threads = choose_device(configs[0].learner.device), _threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
-        cells = _cells(configs, spec, precisions, where, notify)
+        cells: list[_Cell | _OtherCell] = [*_cells(configs, spec, precisions, where, notify)]
+        cells += [_OtherCell(name, config, spec, where) for name in against for config in configs]
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
     shared: Row = {"torch_threads": threads} | provenance()
@@ -164,20 +173,50 @@ class _Cell:
 
     def row(self, samples: Sequence[Times]) -> Row:
         """Microseconds per environment step."""
-        config, scale = self._config, 1e6 / self.valid_steps
-        row: Row = {
-            "network": config.policy.network,
-            "precision": config.learner.mixed_precision,
-            "device": str(self._device),
-            "T": config.acting.unroll_length,
-            "B": config.acting.envs_per_actor * config.store.held_unrolls,
-            "algorithm": config.algorithm.algorithm,
-            "passes": _number_option(config, "passes"),
-            "minibatches": _number_option(config, "minibatches"),
-        }
+        scale = 1e6 / self.valid_steps
+        row = _training(self._config, self._device) | {"precision": self._config.learner.mixed_precision}
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
+
+
+class _OtherCell:
+    """Another learner on a batch of the same size."""
+
+    def __init__(self, name: str, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+        self._name, self._config, self._device = name, config, device
+        task = Task.of(config, spec, device)
+        self._steps, self._update = task.steps, OTHERS[name](task)
+
+    def take(self) -> Times:
+        """One update, whose parts nobody marks."""
+        before = time.perf_counter()
+        self._update()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return Times(0.0, 0.0, 0.0, time.perf_counter() - before)
+
+    def row(self, samples: Sequence[Times]) -> Row:
+        """Microseconds per environment step."""
+        row = _training(self._config, self._device) | {"learner": self._name, "precision": "none"}
+        row |= spread("us_per_env_step", [1e6 / self._steps * sum(times) for times in samples])
+        row |= dict.fromkeys(f"{phase}_us" for phase in PHASES)
+        return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
+
+
+def _training(config: TrainConfig, device: torch.device) -> Row:
+    """What is learned; rows in which all of it is equal are compared."""
+    return {
+        "learner": "accel",
+        "network": config.policy.network,
+        "precision": "none",
+        "device": str(device),
+        "T": config.acting.unroll_length,
+        "B": config.acting.envs_per_actor * config.store.held_unrolls,
+        "algorithm": config.algorithm.algorithm,
+        "passes": _number_option(config, "passes"),
+        "minibatches": _number_option(config, "minibatches"),
+    }
 
 
 def random_experience(layout: UnrollLayout, seed: int) -> Unroll:
@@ -218,6 +257,8 @@ def _threads(config: TrainConfig) -> int:
 
 def _speedup(row: Row, rows: Sequence[Row]) -> float | None:
     for other in rows:
-        if other["precision"] == "none" and all(other[name] == row[name] for name in TRAINING):
+        if (other["learner"], other["precision"]) == ("accel", "none") and all(
+            other[name] == row[name] for name in TRAINING
+        ):
             return number(other, "us_per_env_step") / number(row, "us_per_env_step")
     return None

@@ -248,6 +248,13 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     passes: Annotated[int | None, tyro.conf.arg(help="passes over a batch; more than one trains with ppo")] = None
     minibatches: Annotated[int | None, tyro.conf.arg(help="minibatches per pass; more than one trains with ppo")] = None
     precisions: Annotated[str, tyro.conf.arg(help="any of none (single precision) and bf16 (autocast)")] = "none,bf16"
+    against: Annotated[
+        str,
+        tyro.conf.arg(
+            help="other learners' updates of the same size, for ppo with an mlp: any of cleanrl (its ppo.py, written "
+            "here in plain torch) and sb3 (Stable-Baselines3, where installed)"
+        ),
+    ] = ""
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")
     ] = None

@@ -107,6 +107,7 @@ def learner_panels(rows: Sequence[Row]) -> list[Panel]:
     panels = []
     for title, cells in _cells(rows, ("network", "T", "B"), "{}, T = {}, B = {}"):
         parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
+        cells = [row for row in cells if row["learner"] == "accel"]  # the others' have no parts
         labels = [{"none": "single precision"}.get(str(row["precision"]), str(row["precision"])) for row in cells]
         panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step")))
     return panels

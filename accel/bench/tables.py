@@ -99,6 +99,7 @@ BITS = (
     Column("fp32", "return_fp32", "number"),
 )
 LEARNER = (
+    Column("learner", "learner"),
     Column("network", "network"),
     Column("precision", "precision"),
     Column("µs/step", "us_per_env_step", "number"),

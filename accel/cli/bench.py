@@ -278,6 +278,7 @@ def _learner(options: LearnerOptions, refuse: Callable[[str], None]) -> Measured
         [options.changed(config.replace(network=network)) for network in networks],
         layouts.pop(),
         precisions=texts(options.precisions),
+        against=texts(options.against) if options.against else (),
         seconds=options.seconds,
         repeats=options.repeats,
         notify=refuse,

@@ -1,0 +1,242 @@
+"""PPO's update as others make it, on a batch of the same size by networks of the same size, beside accel's.
+
+- ``cleanrl``: the update of CleanRL's ``ppo.py`` and ``ppo_continuous_action.py``, which are scripts and no library,
+  written here in plain torch, eager throughout: advantages in a loop over time, shuffled minibatches, advantages
+  normalised in each, clipped values, clipped gradients, torch's Adam, and the statistics that the scripts record.
+  Source: Huang et al. 2022, JMLR 23(274). Deviations: none in what is computed.
+- ``sb3``: ``PPO.train`` of the Stable-Baselines3 that is installed, after ``compute_returns_and_advantage``.
+
+Both take values and log-probabilities from acting. accel computes them in the update, for its correction, and
+normalises observations in the network: it does that much more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Normal
+
+from accel.config import TrainConfig
+from accel.config.algorithms import PpoConfig
+from accel.envs.spaces import EnvSpec
+from accel.errors import ConfigError, MissingExtraError
+from accel.networks.text import parse_network
+
+Update = Callable[[], None]
+ENDS = 0.01
+"""Share of steps that end an episode."""
+_LEARNING_RATE = 1e-7  # as accel's in this benchmark: hundreds of updates leave the policy unchanged
+_DISCOUNT, _LAMBDA, _CLIP, _VALUE_COST, _ENTROPY_COST, _NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one update learns from, and by which networks.
+
+    Attributes:
+        spec: observations [size] float32, and one discrete action or continuous ones.
+        hidden: widths of the layers of the actor's torso, and of the critic's. activation: between them.
+        length, envs: T and B. passes, minibatches: of an update. device: where.
+    """
+
+    spec: EnvSpec
+    hidden: tuple[int, ...]
+    activation: type[nn.Module]
+    length: int
+    envs: int
+    passes: int
+    minibatches: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, config: TrainConfig, spec: EnvSpec, device: torch.device) -> Task:
+        """That of a configuration. Raises ConfigError: others have no such update."""
+        options, text = config.algorithm, parse_network(config.policy.network).for_observations(spec)
+        is_plain = len(spec.observation_shape) == 1 and not spec.parts and spec.action.kind != "multi_categorical"
+        if not isinstance(options, PpoConfig) or options.algorithm != "ppo":
+            raise ConfigError(f"--against compares ppo's update, not that of {options.algorithm}: leave it out")
+        if text.torso != "mlp" or text.core is not None or not is_plain or config.policy.separate_value_torso is False:
+            raise ConfigError(
+                "--against compares an mlp whose critic has its own torso, on vectors, with one discrete action or "
+                f"continuous ones; not {text} with {spec.action.kind} actions here: leave it out"
+            )
+        width, depth = (int(size) for size in text.sizes)
+        return cls(
+            spec,
+            (width,) * depth,
+            {"tanh": nn.Tanh, "relu": nn.ReLU}[config.policy.activation],
+            config.acting.unroll_length,
+            config.acting.envs_per_actor * config.store.held_unrolls,
+            options.passes,
+            options.minibatches,
+            device,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Of a batch."""
+        return self.length * self.envs
+
+    @property
+    def minibatch(self) -> int:
+        """Steps of one, so that there are as many as asked for."""
+        return math.ceil(self.steps / self.minibatches)
+
+
+class _Agent(nn.Module):
+    """Two mlps, and a deviation that does not depend on the observation."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        outputs, size = task.spec.action.sizes[0], task.spec.observation_shape[0]
+        self.actor, self.critic = _mlp(task, size, outputs), _mlp(task, size, 1)
+        self.is_continuous = task.spec.action.kind == "gaussian"
+        self.log_std = nn.Parameter(torch.zeros(1, outputs)) if self.is_continuous else None
+
+    def policy(self, observations: Tensor) -> Distribution:
+        output = self.actor(observations)
+        if self.log_std is None:
+            return Categorical(logits=output)
+        return Normal(output, self.log_std.expand_as(output).exp())
+
+    def total(self, by_component: Tensor) -> Tensor:
+        return by_component.sum(-1) if self.is_continuous else by_component
+
+
+def _mlp(task: Task, size: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in task.hidden:
+        layers += [nn.Linear(size, width), task.activation()]
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, outputs))
+
+
+def cleanrl_update(task: Task) -> Update:
+    """CleanRL's update on one batch of random experience, in plain torch."""
+    agent = _Agent(task).to(task.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=_LEARNING_RATE, eps=1e-5)
+    random, shuffle = torch.Generator().manual_seed(0), np.random.default_rng(0).shuffle
+    shape = (task.length, task.envs)
+    observations = torch.randn(*shape, *task.spec.observation_shape, generator=random).to(task.device)
+    rewards = torch.randn(*shape, generator=random).to(task.device)
+    dones = (torch.rand(task.length + 1, task.envs, generator=random) < ENDS).float().to(task.device)
+    with torch.no_grad():
+        policy = agent.policy(observations)
+        actions = policy.sample()
+        log_probs = agent.total(policy.log_prob(actions))
+        values = agent.critic(observations).squeeze(-1)
+        next_value = values[-1]
+
+    def advantages() -> Tensor:
+        found, last = torch.zeros_like(rewards), torch.zeros_like(next_value)
+        for t in reversed(range(task.length)):
+            following = next_value if t == task.length - 1 else values[t + 1]
+            alive = 1.0 - dones[t + 1]
+            delta = rewards[t] + _DISCOUNT * following * alive - values[t]
+            found[t] = last = delta + _DISCOUNT * _LAMBDA * alive * last
+        return found
+
+    def update() -> None:
+        with torch.no_grad():
+            advantage = advantages()
+            target = advantage + values
+        flat = [x.flatten(0, 1) for x in (observations, actions, log_probs, advantage, target, values)]
+        order, statistics = np.arange(task.steps), []
+        for _ in range(task.passes):
+            shuffle(order)
+            for start in range(0, task.steps, task.minibatch):
+                chosen = order[start : start + task.minibatch]
+                loss, recorded = _cleanrl_loss(agent, *(x[chosen] for x in flat))
+                statistics.append(recorded)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(agent.parameters(), _NORM)
+                optimizer.step()
+
+    return update
+
+
+def _cleanrl_loss(
+    agent: _Agent, observations: Tensor, actions: Tensor, old: Tensor, advantage: Tensor, target: Tensor, values: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor, float]]:
+    """PPO's loss, and what is recorded: two estimates of the KL divergence, the share of ratios beyond the clip."""
+    policy = agent.policy(observations)
+    entropy = agent.total(policy.entropy()).mean()
+    log_ratio = agent.total(policy.log_prob(actions)) - old
+    ratio = log_ratio.exp()
+    with torch.no_grad():
+        kl = (-log_ratio).mean(), ((ratio - 1.0) - log_ratio).mean()
+        share = ((ratio - 1.0).abs() > _CLIP).float().mean().item()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    surrogate = torch.max(-advantage * ratio, -advantage * ratio.clamp(1.0 - _CLIP, 1.0 + _CLIP)).mean()
+    value = agent.critic(observations).view(-1)
+    near = values + (value - values).clamp(-_CLIP, _CLIP)
+    error = 0.5 * torch.max((value - target) ** 2, (near - target) ** 2).mean()
+    return surrogate - _ENTROPY_COST * entropy + _VALUE_COST * error, (*kl, share)
+
+
+def sb3_update(task: Task) -> Update:
+    """Stable-Baselines3's update on one batch of random experience. Raises MissingExtraError: it is not installed."""
+    try:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.logger import Logger
+        from stable_baselines3.common.vec_env import DummyVecEnv
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--against sb3 needs Stable-Baselines3 ({error}): pip install stable-baselines3, or leave sb3 out"
+        ) from error
+    hidden = list(task.hidden)
+    model = PPO(
+        "MlpPolicy", DummyVecEnv([lambda: _Shape(task.spec)] * task.envs), n_steps=task.length,
+        batch_size=task.minibatch, n_epochs=task.passes, learning_rate=_LEARNING_RATE, gamma=_DISCOUNT,
+        gae_lambda=_LAMBDA, clip_range=_CLIP, clip_range_vf=_CLIP, ent_coef=_ENTROPY_COST, vf_coef=_VALUE_COST,
+        max_grad_norm=_NORM, device=task.device,
+        policy_kwargs={"net_arch": {"pi": hidden, "vf": hidden}, "activation_fn": task.activation},
+    )  # fmt: skip
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    random, buffer = np.random.default_rng(0), model.rollout_buffer
+    starts = np.ones(task.envs, np.float32)
+    for _ in range(task.length):
+        shown = random.standard_normal((task.envs, *task.spec.observation_shape), np.float32)
+        with torch.no_grad():
+            actions, values, log_probs = model.policy(torch.from_numpy(shown).to(task.device))
+        rewards = random.standard_normal(task.envs, np.float32)
+        buffer.add(shown, actions.cpu().numpy().reshape(task.envs, -1), rewards, starts, values, log_probs)
+        starts = (random.random(task.envs) < ENDS).astype(np.float32)
+    names = ("observations", "actions", "values", "log_probs", "advantages", "returns")
+    whole = {name: getattr(buffer, name) for name in names}
+
+    def update() -> None:
+        for name, array in whole.items():  # a pass over the batch leaves them flat
+            setattr(buffer, name, array)
+        buffer.generator_ready = False
+        buffer.compute_returns_and_advantage(last_values=values, dones=starts)
+        model.train()
+
+    return update
+
+
+class _Shape(gymnasium.Env[object, object]):
+    """Spaces alone: nothing is stepped."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        action = spec.action
+        self.observation_space = cast(
+            spaces.Space[object], spaces.Box(-np.inf, np.inf, spec.observation_shape, np.float32)
+        )
+        if action.kind == "gaussian":
+            self.action_space = cast(spaces.Space[object], spaces.Box(-1.0, 1.0, action.sizes, np.float32))
+        else:
+            self.action_space = cast(spaces.Space[object], spaces.Discrete(action.sizes[0]))
+
+
+OTHERS: Mapping[str, Callable[[Task], Update]] = MappingProxyType({"cleanrl": cleanrl_update, "sb3": sb3_update})
