@@ -170,12 +170,8 @@ def test_other_learners_have_no_other_updates() -> None:
     with pytest.raises(ConfigError, match="ppo's update, not that of impala"):
         bench_learner([config], VECTOR, precisions=["none"], against=["cleanrl"])
     with pytest.raises(ConfigError, match="mlp whose critic has its own torso"):
-        bench_learner(
-            [config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")],
-            VECTOR,
-            precisions=["none"],
-            against=["cleanrl"],
-        )
+        recurrent = config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")
+        bench_learner([recurrent], VECTOR, precisions=["none"], against=["cleanrl"])
     with pytest.raises(ConfigError, match="unknown learner 'rllib'"):
         bench_learner([config], VECTOR, precisions=["none"], against=["rllib"])
 
@@ -190,7 +186,7 @@ def test_stable_baselines_is_named_where_it_is_missing(monkeypatch: pytest.Monke
 @pytest.mark.skipif(importlib.util.find_spec("stable_baselines3") is None, reason="a machine with Stable-Baselines3")
 @pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
 def test_stable_baselines_makes_its_optimiser_steps_in_every_update(spec: EnvSpec) -> None:
-    task, steps = other_learners.Task(spec, (8,), torch.nn.Tanh, 6, 5, 3, 4, torch.device("cpu")), list[object]()
+    task, steps = other_learners.Task(spec, (8,), torch.nn.Tanh, 6, 4, 3, 4, torch.device("cpu")), list[object]()
     update = other_learners.sb3_update(task)
     hook = register_optimizer_step_post_hook(lambda *given: steps.append(given))
     try:
