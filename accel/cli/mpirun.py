@@ -10,6 +10,7 @@ import codecs
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -198,7 +199,7 @@ class _Job:
         """Which ranks the others wait for."""
         never = [str(rank) for rank in range(self._ranks) if rank not in self._signs]
         recent_s = self._clock_s - self._patience_s / 2.0
-        silent = [self._signs[rank].where for rank, heard_s in self._heard_s.items() if heard_s < recent_s]
+        silent = [sign.where for rank, sign in self._signs.items() if self._heard_s[rank] < recent_s or _is_gone(sign)]
         problems = [f"rank {', '.join(never)} never started"] if never else []
         problems += [f"{where} fell silent" for where in silent]
         what = "; ".join(problems) or "no rank is missing, but MPI does not start"
@@ -214,6 +215,11 @@ class _Job:
         if self._ending_since_s is None:
             self._ending_since_s = self._clock_s
         self._process.terminate()
+
+
+def _is_gone(sign: Sign) -> bool:
+    """Whether a rank on this machine has ended, as far as the system tells."""
+    return sign.host == socket.gethostname() and bool(process_state(os.getpid())) and process_state(sign.pid) in "Z"
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

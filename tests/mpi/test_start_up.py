@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 
-# Python runs this before anything else, so rank 2 dies where no code of ours can be asked.
+# Python runs this before anything else, so a rank dies where no code of ours can be asked.
 DEATHS = {
     "killed at once": "os.kill(os.getpid(), signal.SIGKILL)",
     "killed while starting": """
@@ -29,29 +29,30 @@ sys.meta_path.insert(0, Killer())
     "package missing": "sys.modules['mpi4py'] = None",
 }
 TOLD = {
-    "killed at once": "rank 2 never started",
-    "killed while starting": "rank 2 on",
+    "killed at once": "rank {rank} never started",
+    "killed while starting": "rank {rank} on",
     "package missing": "could not start; its message is above",
 }
 
 
-def environment(directory: Path, death: str) -> dict[str, str]:
-    """In which rank 2 dies."""
+def environment(directory: Path, death: str, rank: int = 2) -> dict[str, str]:
+    """In which a rank dies."""
     lines = "\n".join(f"    {line}" for line in DEATHS[death].splitlines())
-    program = f"import os, signal, sys, time\nif os.environ.get('OMPI_COMM_WORLD_RANK') == '2':\n{lines}\n"
+    program = f"import os, signal, sys, time\nif os.environ.get('OMPI_COMM_WORLD_RANK') == '{rank}':\n{lines}\n"
     (directory / "sitecustomize.py").write_text(program)
     return {"PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
 
 
-@pytest.mark.parametrize("death", DEATHS)
-def test_the_command_names_the_rank_and_ends(death: str, tmp_path: Path) -> None:
-    with TrainingRun(
-        tmp_path, "--actors", "2", "--peer-timeout-s", "6", environment=environment(tmp_path, death)
-    ) as job:
+@pytest.mark.parametrize(
+    ("death", "rank"), [*((death, 2) for death in DEATHS), ("killed at once", 0), ("killed while starting", 0)]
+)
+def test_the_command_names_the_rank_and_ends(death: str, rank: int, tmp_path: Path) -> None:
+    died = environment(tmp_path, death, rank)
+    with TrainingRun(tmp_path, "--actors", "2", "--peer-timeout-s", "6", environment=died) as job:
         job.wait_for_ranks(1)
         ranks = job.ranks()
         assert job.finish() not in (0, None), job.output
-        assert TOLD[death] in job.output, job.output
+        assert TOLD[death].format(rank=rank) in job.output, job.output
         assert "Traceback" not in job.output and "--resume" not in job.output
         assert job.leaves_no_rank(list(ranks.values()))
 
