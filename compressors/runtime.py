@@ -86,8 +86,11 @@ class PolicySession:
     def _bind(self, batch: int) -> None:
         artifact = self.artifact
         self.batch = batch
-        _check_tensors(artifact, "inputs", artifact.inputs, self._session.get_inputs(), batch)
-        _check_tensors(artifact, "outputs", artifact.outputs, self._session.get_outputs(), batch)
+        try:
+            _check_tensors(artifact, "inputs", artifact.inputs, self._session.get_inputs(), batch)
+            _check_tensors(artifact, "outputs", artifact.outputs, self._session.get_outputs(), batch)
+        except UnicodeDecodeError as error:  # onnxruntime hands names on as they are
+            _refuse(artifact, f"its model has names that are no text ({error})")
         self._binding = self._session.io_binding()
         self.inputs: Mapping[str, Array] = {spec.name: self._bind_input(spec) for spec in artifact.inputs}
         self.outputs: Mapping[str, Array] = {spec.name: self._bind_output(spec) for spec in artifact.outputs}

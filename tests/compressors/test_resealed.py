@@ -137,3 +137,11 @@ def test_a_model_that_fails_on_its_rows_says_so(artifact: CompressedPolicy) -> N
     session = PolicySession(broken, batch=ROWS)
     with pytest.raises(ArtifactError, match=r"policy 'int8' version 7 fails on 3 rows: .*discard it"):
         session.run()
+
+
+def test_names_that_are_no_text_are_refused(artifact: CompressedPolicy) -> None:
+    name = artifact.inputs[0].name.encode()
+    assert name in artifact.model
+    model = artifact.model.replace(name, b"\x80" * len(name))
+    with pytest.raises(ArtifactError, match="names that are no text"):
+        PolicySession(dataclasses.replace(artifact, model=model), batch=ROWS)
