@@ -46,7 +46,7 @@ def test_wider_codes_stay_bytes() -> None:
     assert pack(np.array([[8]], np.int8)) is None and pack(np.array([[-8]], np.int8)) is None
 
 
-@pytest.fixture(scope="module", params=["tanh", "relu"])
+@pytest.fixture(scope="module", params=[pytest.param("tanh", marks=pytest.mark.long), "relu"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = {"network": "mlp:40x2", "activation": request.param}
     options: dict[str, Any] = {"env": "CartPole-v1", "calibration_size": 64, **network}
