@@ -530,7 +530,7 @@ def load_vectors(bundle: Path, contract: Contract) -> tuple[dict[str, Array], di
                 for kind in ("input", "output")
             )
     except (
-        *(OSError, KeyError, ValueError, EOFError, RuntimeError, NotImplementedError, OverflowError),
+        *(OSError, KeyError, ValueError, EOFError, RuntimeError, OverflowError),
         *(zipfile.BadZipFile, zlib.error, struct.error),
     ) as error:
         raise BundleError(f"the test vectors of {bundle} cannot be read: {error}") from error

@@ -105,7 +105,7 @@ def _read_npz(content: bytes) -> dict[str, object]:
             return {info.filename.removesuffix(".npy"): _read_npy(archive.read(info)) for info in archive.infolist()}
     except (
         *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError),
-        *(NotImplementedError, MemoryError, SyntaxError),
+        *(MemoryError, SyntaxError),
     ) as error:
         raise ValueError(f"it is no sound .npz file: {error}") from error
 

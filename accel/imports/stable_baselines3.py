@@ -146,8 +146,7 @@ def _members(path: Path) -> dict[str, bytes]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except (
-        *(zipfile.BadZipFile, zlib.error, struct.error, KeyError, ValueError, EOFError, OverflowError),
-        *(RuntimeError, NotImplementedError),
+        *(zipfile.BadZipFile, zlib.error, struct.error, KeyError, ValueError, EOFError, OverflowError, RuntimeError),
     ) as error:
         raise CheckpointError(
             f"{path} is no zip file of Stable-Baselines3 ({error}): give what model.save() wrote"
