@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
@@ -10,14 +9,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 from accel.acting.child import ChildActor, LinkLostError, adopt_link
 from accel.errors import AccelError
-from accel.system.module_path import add_working_directory
+from accel.system.child import begin_child
 from accel.system.pulse import STEPPING
-from accel.system.signals import end_with_parent, ignore_stop_signals
+from accel.system.signals import end_with_parent
 from accel.transport.base import ActorTransport, Stopped
 from accel.transport.launcher import LaunchInfo
 
@@ -38,13 +35,7 @@ def main() -> int:
     end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1  # The rank died before it could be noticed.
-    ignore_stop_signals()
-    # Where memory runs out the system ends this process, which can be replaced, rather than its rank.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    faulthandler.enable()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    add_working_directory()
+    begin_child(500)  # above the rank's
     link = adopt_link(sys.argv[2])
     from accel.system.pinning import pin_rank
 

@@ -7,9 +7,7 @@ Messages are lines, a kind and a JSON object. A worker makes its environments an
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import logging
 import mmap
 import os
 import socket
@@ -17,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -27,9 +24,8 @@ from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError
 from accel.json_object import Json
-from accel.system.module_path import add_working_directory
+from accel.system.child import begin_child
 from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
-from accel.system.signals import ignore_stop_signals
 
 _ALIGNMENT = 64
 
@@ -110,13 +106,7 @@ class Lines:
 
 def main() -> int:
     """Step environments until the actor closes the socket."""
-    ignore_stop_signals()
-    # Where memory runs out the system ends this process, which can be replaced, rather than its actor.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("600")
-    faulthandler.enable()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    add_working_directory()
+    begin_child(600)  # above the actor's
     lines, memory, request = Lines(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2]), json.loads(sys.argv[3])
     for file in (lines.socket.fileno(), memory):
         os.set_inheritable(file, False)
