@@ -27,7 +27,7 @@ from accel.errors import JobError
 from accel.runs.job import Job
 from accel.system.kept import MARK, Keeper, new_mark
 from accel.system.pulse import PREPARING, WORDS, Pulse, Watch
-from accel.system.signals import FORWARDED, STOP_SIGNALS, end_with_parent, handle
+from accel.system.signals import FORWARDED, STOP_SIGNALS, end_with_parent, handle, restore
 
 _POLL_S = 0.02
 _LEAVE_S = 10.0
@@ -50,7 +50,7 @@ def train_apart(job: Job) -> int:
     mark, command = new_mark(), os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    handle((signal.SIGINT, FORWARDED), _interrupt)  # Until both have handlers of their own.
+    before = handle((signal.SIGINT, FORWARDED), _interrupt)  # Until both have handlers of their own.
     child = os.fork()
     if child == 0:
         end_with_parent(signal.SIGKILL)
@@ -59,7 +59,10 @@ def train_apart(job: Job) -> int:
         faulthandler.enable()
         os.environ[MARK] = mark
         sys.exit(_train(job, memory))
-    return _Command(job, child, Keeper(mark), memory).wait()
+    try:
+        return _Command(job, child, Keeper(mark), memory).wait()
+    finally:
+        restore(before)
 
 
 def _train(job: Job, memory: memoryview) -> int:
@@ -161,8 +164,7 @@ class _Command:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore(before)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ from types import FrameType
 from accel.cli.signs import Sign, SignReader
 from accel.display.text import show
 from accel.system.processes import process_state
-from accel.system.signals import FORWARDED, handle, parent_death
+from accel.system.signals import FORWARDED, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
 
 SAVE_S = 30.0
@@ -73,8 +73,7 @@ def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], p
     try:
         return job.watch(job.start(arguments))
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)
 
 
 def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:

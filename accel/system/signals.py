@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeAlias
@@ -36,8 +36,7 @@ class StopRequest:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore(before)
 
     def __call__(self) -> str | None:
         """Why the run should stop, or None."""
@@ -55,10 +54,16 @@ def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Handler | int 
     """Install a handler in the main thread; what the caller of this process ignores (nohup) stays ignored.
 
     Returns:
-        What ``signal.signal`` takes to put the earlier handlers back.
+        What was there before, for ``restore``.
     """
     heard = (number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
     return {number: signal.signal(number, handler) for number in heard}
+
+
+def restore(before: Mapping[int, Handler | int | None]) -> None:
+    """Put handlers back that ``handle`` has replaced."""
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @contextmanager
@@ -127,5 +132,4 @@ def terminations_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)

@@ -107,6 +107,24 @@ def test_a_command_tells_how_its_environments_end_it(wrapper: str, status: int, 
 
 
 @LINUX
+def test_a_command_leaves_the_signals_of_its_process_as_they_were(tmp_path: Path) -> None:
+    words = ["train", "--env", "CartPole-v1", "--actors", "0", "--network", "mlp:16x1", "--total-env-steps", "200"]
+    words += ["--results-dir", str(tmp_path), "--name", "run"]
+    program = f"""
+import os, signal
+from accel.cli import main
+numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+before, command = [signal.getsignal(number) for number in numbers], os.getpid()
+assert main({words}) == 0
+if os.getpid() == command:
+    assert [signal.getsignal(number) for number in numbers] == before
+    print("as they were")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "as they were" in done.stdout, done.stderr
+
+
+@LINUX
 @pytest.mark.long
 def test_a_command_ends_though_a_thread_of_its_environments_does_not(tmp_path: Path) -> None:
     with start(tmp_path, "NeverEnds", "--total-env-steps", "500") as command:
