@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -232,17 +232,7 @@ class Actor:
 
 def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | EnvironmentPool:
     """The environments of the actor of this number among the run's."""
-    if not config.env_workers:
-        return make_vector_env(
-            config.task(number),
-            config.envs_per_actor,
-            backend=config.backend,
-            env_args=config.env_args,
-            wrappers=config.wrappers,
-            seed=seed,
-            squash_actions=config.squash_actions,
-        )
-    environment = {
+    environment: dict[str, Any] = {
         "id": config.task(number),
         "num_envs": config.envs_per_actor,
         "backend": config.backend,
@@ -251,6 +241,8 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
         "seed": seed,
         "squash_actions": config.squash_actions,
     }
+    if not config.env_workers:
+        return make_vector_env(**environment)
     return EnvironmentPool(
         environment,
         config.env_workers,

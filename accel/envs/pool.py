@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -93,8 +93,7 @@ class EnvironmentPool:
     ) -> None:
         self._request = dict(environment)
         self._request["num_envs"] = int(str(environment["num_envs"])) // workers
-        seed = environment["seed"]
-        self._seed = [seed] if isinstance(seed, int) else list(cast(Sequence[int], seed))
+        self._seed = int(str(environment["seed"]))
         self._step_s, self._preparation_s, self._max_restarts = step_s, max(step_s, preparation_s), max_restarts
         self.groups = workers
         self.failures: list[EnvFailure] = []
@@ -181,7 +180,7 @@ class EnvironmentPool:
     def _start(self, worker: _Worker) -> None:
         ours, theirs = socket.socketpair()
         incarnation = [worker.incarnation] if worker.incarnation else []
-        request = self._request | {"seed": [*self._seed, worker.number, *incarnation]}
+        request = self._request | {"seed": [self._seed, worker.number, *incarnation]}
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
         command = (sys.executable, "-P", "-m", "accel.envs.worker", str(theirs.fileno()), str(self._memory), told)
         self._pulses[worker.number].enter(PREPARING)

@@ -39,12 +39,9 @@ def compare_backends(env: str, batch: int, *, squash_actions: bool = False) -> B
     except AccelError:
         return None
     with closing(pool), closing(make_vector_env(env, batch, squash_actions=squash_actions)) as plain:
-        here, there = plain.spec, pool.spec
-        if (here.observation_shape, here.observation_dtype, here.action.kind, here.action.sizes) != (
-            *(there.observation_shape, there.observation_dtype, there.action.kind, there.action.sizes),
-        ):
+        if _spaces(plain) != _spaces(pool):
             return None
-        actions = _random_actions(here.action, batch)
+        actions = _random_actions(plain.spec.action, batch)
         samples: dict[VectorEnvironment, list[float]] = {plain: [], pool: []}
         for environment in samples:
             environment.reset()
@@ -53,6 +50,11 @@ def compare_backends(env: str, batch: int, *, squash_actions: bool = False) -> B
             for environment in (plain, pool) if turn % 2 else (pool, plain):
                 samples[environment].append(_step_us(environment, actions))
         return BackendComparison(batch, median(samples[plain]), median(samples[pool]))
+
+
+def _spaces(environment: VectorEnvironment) -> tuple[object, ...]:
+    spec = environment.spec
+    return spec.observation_shape, spec.observation_dtype, spec.action.kind, spec.action.sizes
 
 
 def _random_actions(action: ActionSpec, batch: int) -> Actions:
