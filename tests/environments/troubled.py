@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,19 @@ class _Counting(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.steps += 1
         return super().step(action)
+
+
+class _Failing(_Counting):
+    """Fails in every step after some."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE:
+            self.fail()
+        return super().step(action)
+
+    @abstractmethod
+    def fail(self) -> None:
+        """What goes wrong."""
 
 
 class NanReward(_Counting):
@@ -188,22 +202,18 @@ class Simulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.simulators = [subprocess.Popen(["sleep", "86400"], start_new_session=apart) for apart in (False, True)]
 
 
-class Leaves(_Counting):
+class Leaves(_Failing):
     """Leaves the process after some steps, always."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            os._exit(7)
-        return super().step(action)
+    def fail(self) -> None:
+        os._exit(7)
 
 
-class Hangs(_Counting):
+class Hangs(_Failing):
     """Never comes back from a step, after some; in one actor of two, or in all where there is one."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            time.sleep(3600)
-        return super().step(action)
+    def fail(self) -> None:
+        time.sleep(3600)
 
 
 class Deaf(Hangs):
@@ -239,13 +249,11 @@ class HangsWhenClosed(gymnasium.Wrapper[Any, Any, Any, Any]):
         time.sleep(3600)
 
 
-class Exits(_Counting):
+class Exits(_Failing):
     """Ends the program after some steps, as if all were well."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            sys.exit(0)
-        return super().step(action)
+    def fail(self) -> None:
+        sys.exit(0)
 
 
 class HangsInEvaluation(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -265,31 +273,25 @@ class HangsInTheMaking(gymnasium.Wrapper[Any, Any, Any, Any]):
         time.sleep(3600)
 
 
-class LeavesWell(_Counting):
+class LeavesWell(_Failing):
     """Leaves the process after some steps, as if all were well."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            os._exit(0)
-        return super().step(action)
+    def fail(self) -> None:
+        os._exit(0)
 
 
-class Crashes(_Counting):
+class Crashes(_Failing):
     """Crashes the process after some steps."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            _segfault()
-        return super().step(action)
+    def fail(self) -> None:
+        _segfault()
 
 
-class HoldsTheLock(_Counting):
+class HoldsTheLock(_Failing):
     """Hangs in C, after some steps, with the interpreter's lock held."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.steps > FIRST_TROUBLE:
-            sum(itertools.repeat(0))
-        return super().step(action)
+    def fail(self) -> None:
+        sum(itertools.repeat(0))
 
 
 class NeverEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
