@@ -123,6 +123,8 @@ prepare_environment() {
   local extras=$1 python started=$SECONDS
   # Packages from elsewhere would count as installed, or shadow the pinned ones.
   unset PYTHONPATH PYTHONHOME
+  # Images of containers often set it: then nothing that is imported here is kept compiled, and each process does it anew.
+  unset PYTHONDONTWRITEBYTECODE
   export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
   if ! is_ready "$extras"; then
     python=$(find_python)

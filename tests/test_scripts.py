@@ -59,6 +59,14 @@ def test_a_complete_environment_is_taken_as_it_is(project: Path) -> None:
     assert done.stderr == ""
 
 
+def test_what_is_imported_is_kept_compiled_whatever_the_image_says(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    told = 'prepare_environment openmpi; python -c "import sys; print(sys.dont_write_bytecode)"'
+    assert shell(project, told).stdout == "False\n"
+
+
 def test_other_extras_are_not_there_yet_but_everything_covers_each(project: Path) -> None:
     assert not is_ready(project, "dev")
     (project / ".venv" / "ready-openmpi").rename(project / ".venv" / "ready-dev")
