@@ -18,7 +18,7 @@ from monitor.errors import RunReportError
 from monitor.report import charts
 from monitor.report.analysis import Analysis, Choices, analyse
 from monitor.report.charts import ratio_ticks
-from monitor.report.document import to_json, write_report
+from monitor.report.document import WrittenReport, to_json, write_report
 from monitor.report.runs import Run
 from monitor.report.samples import run_from_json, run_to_json
 from monitor.report.series import Series
@@ -83,8 +83,21 @@ def analysis() -> Analysis:
 
 
 @pytest.fixture(scope="module")
-def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(analysis, tmp_path_factory.mktemp("out") / "page", written=EVIL).directory
+def written(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> WrittenReport:
+    return write_report(analysis, tmp_path_factory.mktemp("out") / "page", written=EVIL)
+
+
+@pytest.fixture(scope="module")
+def report(written: WrittenReport) -> Path:
+    return written.directory
+
+
+@pytest.fixture(scope="module")
+def bare() -> Analysis:
+    """One running seed without a finished episode, of which there is little to draw."""
+    run = make_run("a", "int8", 0, 1.0)
+    columns = {name: run.series.columns[name] for name in ("elapsed_s", "env_steps", "lag_mean")}
+    return analyse([replace(run, series=Series(columns, 30, 2), summary=None, decisions=(), machine={})], Choices())
 
 
 class Elements(HTMLParser):
@@ -129,9 +142,8 @@ def test_untrusted_text_stays_text(report: Path) -> None:
     assert "<" not in re.sub(r"\n    accel train.*", "", markdown)
 
 
-def test_no_control_character_is_left(report: Path, analysis: Analysis, tmp_path: Path) -> None:
+def test_no_control_character_is_left(report: Path, written: WrittenReport) -> None:
     texts = [path.read_text() for path in report.rglob("*") if path.suffix in {".html", ".md", ".svg", ".json"}]
-    written = write_report(analysis, tmp_path / "again", written=EVIL)
     for text in (*texts, written.headline):
         assert "[31m" in text or "figure" in text or written.headline == text
         assert not [c for c in text if (unicodedata.category(c) == "Cc" and c != "\n") or c == "\u202e"]
@@ -190,11 +202,8 @@ def test_the_json_holds_every_number(report: Path, analysis: Analysis) -> None:
     assert to_json(analysis)["headline"] == value["headline"]
 
 
-def test_a_report_of_one_running_seed_without_episodes(tmp_path: Path) -> None:
-    run = make_run("a", "int8", 0, 1.0)
-    columns = {name: run.series.columns[name] for name in ("elapsed_s", "env_steps", "lag_mean")}
-    bare = replace(run, series=Series(columns, 30, 2), summary=None, decisions=(), machine={})
-    written = write_report(analyse([bare], Choices()), tmp_path / "r", written="now")
+def test_a_report_of_one_running_seed_without_episodes(bare: Analysis, tmp_path: Path) -> None:
+    written = write_report(bare, tmp_path / "r", written="now")
     assert "no finished episode" in written.headline
     assert "2 damaged" in written.page.read_text()
 
@@ -236,25 +245,26 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_nothing_is_left_when_writing_fails(analysis: Analysis, tmp_path: Path) -> None:
+def test_nothing_is_left_when_writing_fails(bare: Analysis, tmp_path: Path) -> None:
     with pytest.raises(RunReportError, match="cannot write"):
-        write_report(analysis, tmp_path / ("x" * 250), written="now")
+        write_report(bare, tmp_path / ("x" * 250), written="now")
     (tmp_path / "file").write_text("")
     with pytest.raises(RunReportError, match="not a directory you may write to"):
-        write_report(analysis, tmp_path / "file" / "r", written="now")
+        write_report(bare, tmp_path / "file" / "r", written="now")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_only_reports_are_replaced(analysis: Analysis, report: Path, tmp_path: Path) -> None:
+def test_only_reports_are_replaced(bare: Analysis, tmp_path: Path) -> None:
+    report = write_report(bare, tmp_path / "out" / "page", written="first").directory
     with pytest.raises(RunReportError, match="--overwrite"):
-        write_report(analysis, report, written="now")
+        write_report(bare, report, written="now")
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     with pytest.raises(RunReportError, match="is not a report"):
-        write_report(analysis, mine, written="now", overwrite=True)
+        write_report(bare, mine, written="now", overwrite=True)
     before = (report / "index.html").read_text()
-    write_report(analysis, report, written="later", overwrite=True)
+    write_report(bare, report, written="later", overwrite=True)
     assert (report / "index.html").read_text() != before
     assert [path.name for path in report.parent.iterdir()] == [report.name]
 
