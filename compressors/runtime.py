@@ -22,6 +22,7 @@ _LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 _FATAL_ONLY = 4  # log level: errors are raised with the same message
+_NOWHERE = "/dev/null/nowhere"
 # onnxruntime's names of the types that an artifact's header may have
 _TYPES = {
     "float32": "tensor(float)",
@@ -40,6 +41,8 @@ def session_options(optimisation: str = "none") -> ort.SessionOptions:
     options.log_severity_level = _FATAL_ONLY
     # fold 16- and 4-bit weights to single precision instead of fusing them into quantised layers
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    # an artifact holds all of its weights: none are read from files, whose paths would begin here
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NOWHERE)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,3 +146,28 @@ def test_names_that_are_no_text_are_refused(artifact: CompressedPolicy) -> None:
     model = artifact.model.replace(name, b"\x80" * len(name))
     with pytest.raises(ArtifactError, match="names that are no text"):
         PolicySession(dataclasses.replace(artifact, model=model), batch=ROWS)
+
+
+@pytest.mark.parametrize(
+    "location", ["weights.bin", "../here/weights.bin", "/{path}/weights.bin", "*/_ORT_MEM_ADDR_/*"]
+)
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+def test_weights_in_other_files_are_never_read(
+    scheme: str, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    artifact = _artifact(scheme, "tanh-mlp")
+    model = onnx.load_from_string(artifact.model)
+    tensor = max(model.graph.initializer, key=lambda found: len(found.raw_data))
+    Path("weights.bin").write_bytes(tensor.raw_data)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location.format(path=here)), ("length", str(len(tensor.raw_data)))):
+        tensor.external_data.add(key=key, value=value)
+    tensor.ClearField("raw_data")
+    resealed = dataclasses.replace(artifact, model=model.SerializeToString()).to_bytes()
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        PolicySession(CompressedPolicy.from_bytes(resealed), batch=ROWS)
