@@ -12,6 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -203,7 +204,11 @@ class RunDirectory:
 
     def check_space(self, needed_bytes: int) -> None:
         """Raises RunDirectoryError where the file system has less than that free."""
-        free_bytes = shutil.disk_usage(self.path).free
+        self.check_exists()
+        try:
+            free_bytes = shutil.disk_usage(self.path).free
+        except OSError as error:
+            raise RunDirectoryError(f"cannot look at {self.path}: {error.strerror}") from error
         if free_bytes < needed_bytes:
             raise RunDirectoryError(
                 f"{self.path} has {free_bytes / 2**20:.1f} MiB free, and the run's checkpoints and policies need "
@@ -256,11 +261,16 @@ class RunDirectory:
         return store.load_latest()
 
     def abandon(self) -> None:
-        """Remove the directory again unless it holds results: a run that never started leaves its name free."""
+        """Remove the directory again unless it holds results: a run that never started leaves its name free.
+
+        One that cannot be removed, or is another by now, stays.
+        """
         kept = {_LOCK, STARTS, self.config.name, self.machine.name}
-        entries = [entry for entry in self.path.iterdir() if entry.name not in kept]
-        if all(entry.is_file() and not entry.stat().st_size for entry in entries):
-            shutil.rmtree(self.path)
+        with suppress(OSError, RunDirectoryError):
+            self.check_exists()
+            entries = [entry for entry in self.path.iterdir() if entry.name not in kept]
+            if all(entry.is_file() and not entry.stat().st_size for entry in entries):
+                shutil.rmtree(self.path)
         self.close()
 
     def close(self) -> None:

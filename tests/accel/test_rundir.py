@@ -192,6 +192,20 @@ def test_a_run_that_never_started_leaves_its_name_free(tmp_path: Path) -> None:
     assert run.metrics.exists()
 
 
+@pytest.mark.parametrize("becomes", ["gone", "another", "a file"])
+def test_only_a_run_s_own_directory_is_removed_and_one_that_is_gone_is_no_error(becomes: str, tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.path.rename(tmp_path / "moved")
+        if becomes == "another":
+            run.path.mkdir()
+        elif becomes == "a file":
+            run.path.touch()
+        with pytest.raises(RunDirectoryError, match="was removed, moved or replaced"):
+            run.check_space(1)
+        run.abandon()
+    assert run.path.exists() == (becomes != "gone") and (tmp_path / "moved").exists()
+
+
 def test_partial_files_of_a_killed_writer_are_cleared_when_the_run_goes_on(tmp_path: Path) -> None:
     make(tmp_path).close()
     partial = tmp_path / "run" / ".summary.json.99999.partial"
