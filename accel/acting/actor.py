@@ -24,7 +24,8 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.system.pulse import PREPARING, STEPPING, WAITING
-from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate
+from accel.system.signals import Interrupted
+from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
 
@@ -42,6 +43,7 @@ class Actor:
         config: from the learner. transport: this actor's end.
     Attributes:
         spec: its environments' layout.
+        is_over: what ``turn`` was given, while it lasts: whether nobody waits for its end.
     Raises:
         EnvError, MissingExtraError: the environment cannot be made here.
     """
@@ -64,6 +66,7 @@ class Actor:
         self._newest = -1
         self._timed = ""
         self._untimed: Mapping[str, bytes] = {}
+        self.is_over: Callable[[], object] = _goes_on
 
     def start(self) -> None:
         """Take the learner's agreement, wait for the first policy and reset the environments.
@@ -137,12 +140,19 @@ class Actor:
         self._send_s = perf_counter() - before
 
     def turn(self, is_over: Callable[[], object]) -> None:
-        """``step`` for a caller that does other things in between, in which nobody's environment hangs."""
+        """``step`` for a caller that does other things in between, in which nobody's environment hangs.
+
+        Another thread that finds this over may interrupt it (``Interrupted``). Raises Stopped.
+        """
+        self.is_over = is_over
         self._transport.pulse.enter(STEPPING)
         try:
             self.step(is_over)
+        except Interrupted:
+            raise Stopped("the run is over") from None
         finally:
             self._transport.pulse.enter(WAITING)
+            self.is_over = _goes_on
 
     def _report_failures(self) -> None:
         for failure in self._environment.failures:
@@ -228,6 +238,10 @@ class Actor:
                 {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
             )
         return perf_counter() - before
+
+
+def _goes_on() -> bool:
+    return False
 
 
 def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | EnvironmentPool:

@@ -21,7 +21,7 @@ from accel.errors import AccelError, DivergenceError, EnvError, JobError, Launch
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
 from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
 from accel.system.pulse import WAITING, Pulse, Watch
-from accel.system.signals import StopRequest, end_with_parent, ignore_stop_signals, interruptible
+from accel.system.signals import Interrupted, StopRequest, end_with_parent, ignore_stop_signals, interruptible
 from accel.system.untrusted import read_toml
 from accel.transport import (
     LaunchInfo,
@@ -66,7 +66,8 @@ logger = logging.getLogger("accel")
 def train(config: TrainConfig, *, resume: Path | None = None) -> Summary:
     """Train a policy and return what happened.
 
-    With ``actors = 0`` everything happens in this process. Otherwise mpirun is started, with the learner and the actors
+    With ``actors = 0`` everything happens in this process: an environment that crashes it, or leaves through C's
+    ``exit`` (``os._exit``), ends it without a word. Otherwise mpirun is started, with the learner and the actors
     as its ranks, unless this process is a rank itself: then rank 0 learns and returns, and other ranks must not call
     this but ``act``.
 
@@ -326,8 +327,15 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pul
         limits_s = job.config.acting.actor_timeout_s, job.config.run.peer_timeout_s
         with interruptible(lambda: end.pulse.words[1] != WAITING) as interrupt:
             hung = partial(_end_hang, job, interrupt, leave)
+
+            def interrupted() -> bool:
+                is_over = inline.actor is not None and bool(inline.actor.is_over())
+                if is_over:
+                    interrupt(Interrupted())
+                return is_over
+
             try:
-                with Watch(end.pulse, *limits_s, hung):
+                with Watch(end.pulse, *limits_s, hung, interrupted):
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
             except SystemExit as left:
                 raise EnvError(
@@ -350,7 +358,7 @@ def _close(inline: InlineActor) -> None:
 
 
 def _end_hang(
-    job: Job, interrupt: Callable[[Exception], None], leave: Callable[[int], NoReturn] | None, why: str, times: int
+    job: Job, interrupt: Callable[[BaseException], None], leave: Callable[[int], NoReturn] | None, why: str, times: int
 ) -> None:
     """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
     if times == 1 or leave is None:

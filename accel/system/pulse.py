@@ -12,6 +12,7 @@ STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
 WORDS = 2
 _LOOK_S = 0.25
+_GRACE_S = 1.0
 
 
 class Words(Protocol):
@@ -52,10 +53,19 @@ class Watch:
     Args:
         pulse: what is watched. step_s, preparation_s: how long a step may take, and construction or a reset.
         hung: called in the thread with what took too long and 1; with 2, 3 … where it takes as long again.
+        interrupted: asked where what is watched has taken a second. True: nobody waits for it any longer, and it was
+            interrupted, which counts as the first time.
     """
 
-    def __init__(self, pulse: Pulse, step_s: float, preparation_s: float, hung: Callable[[str, int], None]) -> None:
-        self._words, self._hung = pulse.words, hung
+    def __init__(
+        self,
+        pulse: Pulse,
+        step_s: float,
+        preparation_s: float,
+        hung: Callable[[str, int], None],
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._words, self._hung, self._interrupted = pulse.words, hung, interrupted
         self._limits_s = {STEPPING: step_s, PREPARING: max(step_s, preparation_s)}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -81,6 +91,8 @@ class Watch:
             elif clock_s > since_s + self._limits_s[now[1]]:
                 since_s, times = clock_s, times + 1
                 self._hung(hang_text(now[1], self._limits_s[now[1]]), times)
+            elif times == 0 and clock_s > since_s + _GRACE_S and self._interrupted():
+                times = 1
 
 
 def hang_text(phase: int, limit_s: float) -> str:

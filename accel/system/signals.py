@@ -18,6 +18,10 @@ _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
 
+class Interrupted(BaseException):
+    """Raised in somebody else's code that nobody waits for any longer, whose ``except Exception`` is not for this."""
+
+
 class StopRequest:
     """Set by a signal. The same one again, unless forwarded, ends the process at once; a launcher's SIGTERM after the
     terminal's SIGINT does not, so that a checkpoint under way is finished."""
@@ -67,7 +71,7 @@ def restore(before: Mapping[int, Handler | int | None]) -> None:
 
 
 @contextmanager
-def interruptible(applies: Callable[[], bool]) -> Iterator[Callable[[Exception], None]]:
+def interruptible(applies: Callable[[], bool]) -> Iterator[Callable[[BaseException], None]]:
     """Meanwhile other threads can raise an exception in the main thread, where that runs Python code and ``applies``.
 
     In a thread other than the main one, which cannot be interrupted, what is yielded does nothing.
@@ -75,14 +79,14 @@ def interruptible(applies: Callable[[], bool]) -> Iterator[Callable[[Exception],
     if threading.current_thread() is not threading.main_thread():
         yield lambda error: None
         return
-    main, errors = threading.get_ident(), list[Exception]()
+    main, errors = threading.get_ident(), list[BaseException]()
 
     def raise_newest(_number: int, _frame: FrameType | None) -> None:
         newest = errors.pop() if errors else None
         if newest is not None and applies():
             raise newest
 
-    def interrupt(error: Exception) -> None:
+    def interrupt(error: BaseException) -> None:
         errors.append(error)
         signal.pthread_kill(main, signal.SIGUSR2)
 

@@ -51,6 +51,18 @@ def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
     assert f"raised EnvError: its environments hang: {told}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("wrapper", ["Hangs", "HangsInReset", "HangsAtTheEnd"])
+def test_the_end_of_a_run_waits_for_no_hang(wrapper: str, tmp_path: Path) -> None:
+    """Four environments hang, each for much longer than the run may take."""
+    limits: dict[str, object] = {"actor_timeout_s": 30.0, "peer_timeout_s": 60.0, "envs_per_actor": 4}
+    is_stopped = wrapper == "HangsAtTheEnd"
+    summary = accel.train(configure(tmp_path, wrapper, max_seconds=100.0 if is_stopped else 1.0, **limits))
+    assert summary.reason == ("stopped by SIGTERM" if is_stopped else "max_seconds = 1 reached")
+    assert summary.training_s < 20.0 and summary.environment_restarts == 0
+    kept = summary.updates and RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps
+    assert kept == (summary.env_steps if summary.updates else 0)
+
+
 def test_an_unroll_that_takes_long_is_not_waited_for(tmp_path: Path) -> None:
     """Twenty seconds; a run that is asked to stop ends in the same way."""
     summary = accel.train(configure(tmp_path, "Laborious", max_seconds=1.0, unroll_length=1000))

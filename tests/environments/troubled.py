@@ -216,6 +216,14 @@ class Hangs(_Failing):
         time.sleep(3600)
 
 
+class HangsAtTheEnd(Hangs):
+    """Hangs when its run is asked to stop."""
+
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().fail()
+
+
 class Deaf(Hangs):
     """Hangs where nothing can interrupt it."""
 
