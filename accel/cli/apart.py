@@ -66,10 +66,11 @@ def train_apart(job: Job) -> int:
 
 
 def _train(job: Job, memory: memoryview) -> int:
-    """The child's part; its messages are all out when it says so in ``memory``."""
+    """The child's part; its messages are all out when it says so in ``memory``: one more than its exit status."""
+    status = EXIT_ABORTED
 
     def leave(status: int) -> NoReturn:
-        memory[WORDS] = 1
+        memory[WORDS] = 1 + status
         os._exit(status)
 
     def work() -> int:
@@ -77,9 +78,10 @@ def _train(job: Job, memory: memoryview) -> int:
         return 0
 
     try:
-        return guarded(work, "accel train")
+        status = guarded(work, "accel train")
+        return status
     finally:
-        memory[WORDS] = 1
+        memory[WORDS] = 1 + status
 
 
 def _pulse(memory: memoryview) -> Pulse:
@@ -107,8 +109,8 @@ class _Command:
             if status != 0:
                 logger.warning("the run is complete; then %s", self._trouble or f"its process {_ended(status)}")
             return 0
-        if self._told and status > 0:
-            return status
+        if self._told and (said := status if status > 0 else self._memory[WORDS] - 1):
+            return said
         if self._requests:
             raise JobError(f"stopped before the run could end in good order{self._kept()}", EXIT_INTERRUPTED)
         if self._trouble:

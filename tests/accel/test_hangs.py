@@ -146,6 +146,15 @@ def test_a_command_ends_though_a_thread_of_its_environments_does_not(tmp_path: P
 
 
 @LINUX
+@pytest.mark.long
+def test_an_error_is_told_once_though_a_thread_of_its_environments_does_not_end(tmp_path: Path) -> None:
+    with start(tmp_path, "NeverEnds", "--wrapper", f"{TROUBLED}Exits") as command:
+        output, _ = command.communicate(timeout=300)
+    assert command.returncode == EnvError.exit_code, output
+    assert output.count("accel:") == 1 and "left through exit(0)" in output, output
+
+
+@LINUX
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_environments_have_started_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     """Two simulators of each of two environments, one of them in a session of its own."""
