@@ -583,7 +583,7 @@ class Host:
         if self._down_until_s is not None:
             if status is not None and self._clock_s >= self._down_until_s:
                 if transport.fence is None or transport.rejoin():
-                    self._replace()
+                    self._replace(transport)
             return
         if transport.fence is not None:  # The learner had not heard of this rank: everything before is too late.
             self._kill(wait=False)
@@ -641,19 +641,23 @@ class Host:
             transport.report(told)
             self._over = True
 
-    def _replace(self) -> None:
+    def _replace(self, transport: RemoteActor) -> None:
         self._incarnation += 1
         self._handed_on = 0
         self._asks = self._is_asked = False
         self._down_until_s = self._cut_off_s = None
         self._progress_s = self._running_s = self._clock_s
-        self._kept = self._start(self._link.renew())
+        try:
+            self._kept = self._start(self._link.renew())
+        except OSError as error:  # Too many processes, say.
+            self._fail(transport, f"another process cannot be started: {error.strerror}")
 
     def _start(self, theirs: socket.socket) -> KeptProcess:
         files = self._link.files(theirs)
-        kept = KeptProcess((*self._command, ",".join(map(str, files))), _environment(), files=files)
-        theirs.close()
-        return kept
+        try:
+            return KeptProcess((*self._command, ",".join(map(str, files))), _environment(), files=files)
+        finally:
+            theirs.close()
 
     @property
     def _child(self) -> subprocess.Popen[bytes]:

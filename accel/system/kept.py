@@ -38,11 +38,16 @@ class Keeper:
         self._lifeline: int | None = lifeline
         # It has no mark of this process's: another keeper would kill it before its work is done.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
-        self._process = subprocess.Popen(
-            ("sh", "-c", _KEEP, "sh", f"{MARK}={mark}"), env=environment, process_group=group, stdin=parent_is_gone,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(parent_is_gone)
+        try:
+            self._process = subprocess.Popen(
+                ("sh", "-c", _KEEP, "sh", f"{MARK}={mark}"), env=environment, process_group=group, stdin=parent_is_gone,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(parent_is_gone)
 
     def end(self, patience_s: float) -> None:
         """Tell it to, and wait so long; more calls do nothing."""
@@ -67,6 +72,8 @@ class KeptProcess:
         files: which it inherits. stdin, stdout, stderr: as ``subprocess.Popen`` takes them.
     Attributes:
         process: it.
+    Raises:
+        OSError: the system starts no more processes.
     """
 
     def __init__(
@@ -84,7 +91,12 @@ class KeptProcess:
             words, env={**environment, MARK: mark}, pass_fds=files, process_group=0, stdin=stdin, stdout=stdout,
             stderr=stderr,
         )  # fmt: skip
-        self._keeper = Keeper(mark, self.process.pid)
+        try:
+            self._keeper = Keeper(mark, self.process.pid)
+        except OSError:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def end(self, patience_s: float) -> None:
         """Kill all of it, and wait so long for its keeper; ``process`` may take longer, where the system holds it.

@@ -6,15 +6,20 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.acting.child import ChildActor, Link, LinkLostError
+from accel.acting.child import ChildActor, Host, Link, LinkLostError
 from accel.cli.actor import command
+from accel.config import TrainConfig
+from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.system.pulse import PREPARING, STEPPING, WAITING
 from accel.transport.base import PolicyUpdate, Stopped
@@ -210,3 +215,46 @@ def test_a_policy_is_waited_for() -> None:
         child.wait_policy(0.1)
     threading.Timer(0.2, lambda: ours.policies.write(PolicyUpdate(3, "fp32", np.arange(9).tobytes()))).start()
     assert child.wait_policy(10.0).version == 3 and child.pull() is None
+
+
+class Told:
+    """A rank's transport to a learner that has welcomed it, and stops it when it gives up."""
+
+    actor, fence, has_news, stopping, aborted = 0, None, True, False, False
+
+    def __init__(self, config: ActorConfig) -> None:
+        self._welcomes = [config.to_json()]
+        self.reports: list[dict[str, Any]] = []
+
+    def poll_welcome(self) -> Any:
+        return self._welcomes.pop() if self._welcomes else None
+
+    def hello(self, message: dict[str, Any]) -> None:
+        self.reports.append(message)
+        self.stopping = True
+
+    def report(self, message: dict[str, Any]) -> None:
+        self.reports.append(message)
+
+    def pull(self) -> None: ...
+
+    def try_acquire(self) -> None: ...
+
+    pump = beat = pull
+
+
+def test_a_system_that_starts_no_more_processes_costs_restarts(tmp_path: Path) -> None:
+    program = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\n: > {tmp_path}/ran\nexit 7\n")
+    program.chmod(0o755)
+    config = TrainConfig.create(env="CartPole-v1", actors=1, max_actor_restarts=2)
+    host, transport = Host([str(program)]), Told(ActorConfig.of(config, schemes=("fp32",)))
+    ran = tmp_path / "ran"
+    while not ran.exists():
+        time.sleep(0.01)
+    program.unlink()
+    assert host.serve(transport) == 0  # type: ignore[arg-type]
+    assert [report.get("down") for report in transport.reports[:2]] == [
+        "its process left through exit(7)", "another process cannot be started: No such file or directory",
+    ]  # fmt: skip
+    assert transport.reports[2]["error"] == "another process cannot be started: No such file or directory"

@@ -59,6 +59,20 @@ def test_all_of_it_ends_also_when_the_process_itself_is_dead(is_dead: bool) -> N
     assert other.process.wait(10.0) == -signal.SIGKILL
 
 
+def test_nothing_is_left_where_its_keeper_cannot_be_started(tmp_path: Path) -> None:
+    """As where the system allows one more process, not two."""
+    told = tmp_path / "told"
+    words = ["/bin/sh", "-c", f"echo $$ > {told}; exec /bin/sleep 600"]
+    path, os.environ["PATH"] = os.environ["PATH"], str(tmp_path)
+    try:
+        with pytest.raises(FileNotFoundError):
+            KeptProcess(words, os.environ)
+    finally:
+        os.environ["PATH"] = path
+    number = told.read_text() if told.exists() else ""
+    assert not number or not is_running(int(number))
+
+
 def test_all_of_it_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         family = numbers(parent)
