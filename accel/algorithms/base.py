@@ -212,8 +212,21 @@ class GradientAlgorithm:
         limit = self.config.optimiser.max_gradient_norm
         if limit is not None and size > limit:
             torch._foreach_mul_(gradients, limit / size)
-        self.optimizer.step()
+        self.exchange.step(self.optimizer)
         return norm
+
+    def apply(self, gradients: Mapping[str, Tensor], progress: float) -> None:
+        """One optimiser step from another learner's ``gradients``."""
+        self.set_learning_rate(progress)
+        for i, parameter in enumerate(self.parameters):
+            gradient = gradients.get(str(i))
+            parameter.grad = None if gradient is None else gradient.to(self.device)
+        self.optimizer.step()
+
+    @property
+    def gradients(self) -> Mapping[str, Tensor]:
+        """What the last ``step`` stepped with, clipped; for another learner's ``apply``."""
+        return {str(i): p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
 
     def check(self) -> None:
         """At the end of an update of several steps: read whether all of them were made. Raises DivergenceError."""
@@ -232,7 +245,7 @@ class GradientAlgorithm:
         if limit is not None:
             torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0))
         self.optimizer.skip = (~finite).float()
-        self.optimizer.step()
+        self.exchange.step(self.optimizer)
 
 
 def make_optimizer(options: OptimiserConfig, parameters: list[nn.Parameter]) -> QuickAdam | QuickRMSprop:

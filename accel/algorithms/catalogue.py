@@ -48,6 +48,7 @@ _CLASSES = {
     "seed": "accel.algorithms.impala:Impala",
     "ga3c": "accel.algorithms.impala:Impala",
     "a2c": "accel.algorithms.impala:Impala",
+    "a3c": "accel.algorithms.impala:Impala",
     "ppo": "accel.algorithms.ppo:Ppo",
     "dppo": "accel.algorithms.ppo:Ppo",
     "ptr-ppo": "accel.algorithms.ptr_ppo:PtrPpo",

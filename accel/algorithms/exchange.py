@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 class GradientExchange(Protocol):
@@ -36,6 +37,10 @@ class GradientExchange(Protocol):
         """The content that this one of the learners gives, on all of them."""
         ...
 
+    def step(self, optimizer: Optimizer) -> None:
+        """Make the step that the parameters' gradients ask for, where the parameters are kept."""
+        ...
+
 
 class LocalGradients:
     """The identity: one learner."""
@@ -57,3 +62,7 @@ class LocalGradients:
     def share(self, content: bytes | None, learner: int = 0) -> bytes:
         """The content itself."""
         return content or b""
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Here."""
+        optimizer.step()

@@ -15,7 +15,7 @@ from accel.algorithms.actor_critic import ActorCritic, Statistics, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
-from accel.config.algorithms import A2cConfig, ImpalaConfig
+from accel.config.algorithms import A2cConfig, A3cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample
 
@@ -24,7 +24,7 @@ class Impala(ActorCritic):
     """Args: as for ``ActorCritic``; the options say which correction."""
 
     def __init__(
-        self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig | A2cConfig
+        self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: ImpalaConfig | A2cConfig | A3cConfig
     ) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
 

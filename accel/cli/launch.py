@@ -184,6 +184,8 @@ class _Seat:
         # Another learner may wait for its actors, and import torch, before it answers.
         patience_s = 2.0 * job.config.run.peer_timeout_s + START_TIMEOUT_S
         self.link = LearnerLink(endpoint, topology, patience_s) if topology.learners > 1 else None
+        if self.link is not None:
+            self.transport.others = self.link.take
         self._job, self._info, self._endpoint = job, info, endpoint
 
     def pin(self) -> tuple[int, ...]:

@@ -40,11 +40,13 @@ class AlgorithmConfig(Clips):
         system: option defaults that go with the algorithm, its store and schedule among them.
         stores: the stores that it can learn from; empty for any.
         many_learners: whether several learners can share its updates.
+        asynchronous_gradients: whether they do so without waiting for each other, one's gradients after another's.
     """
 
     system: ClassVar[Mapping[str, object]] = {}
     stores: ClassVar[tuple[str, ...]] = ()
     many_learners: ClassVar[bool] = False
+    asynchronous_gradients: ClassVar[bool] = False
 
     discount: float = Field(0.99, ge=0, le=1, description="γ, per environment step")
 
@@ -136,6 +138,18 @@ class A2cConfig(ActorCriticConfig):
     algorithm: Literal["a2c"] = "a2c"
     corrector: Literal["vtrace", "retrace", "none"] = Field(
         "none", description="correction for the compression of the policy that acted; none: no correction"
+    )
+
+
+class A3cConfig(ActorCriticConfig):
+    """A3C: policy gradient and critic on n-step targets; learners apply their gradients as they come."""
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
+    asynchronous_gradients: ClassVar[bool] = True
+
+    algorithm: Literal["a3c"] = "a3c"
+    corrector: Literal["vtrace", "retrace", "none"] = Field(
+        "none", description="off-policy correction; none: every step counts as on-policy"
     )
 
 
@@ -405,6 +419,7 @@ AnyAlgorithm = (
     | SeedConfig
     | Ga3cConfig
     | A2cConfig
+    | A3cConfig
     | PpoConfig
     | DppoConfig
     | PtrPpoConfig
@@ -422,6 +437,7 @@ ALGORITHMS: Mapping[str, type[AnyAlgorithm]] = {
     "seed": SeedConfig,
     "ga3c": Ga3cConfig,
     "a2c": A2cConfig,
+    "a3c": A3cConfig,
     "ppo": PpoConfig,
     "dppo": DppoConfig,
     "ptr-ppo": PtrPpoConfig,

@@ -171,6 +171,11 @@ class TrainConfig(BaseModel):
             return
         if not self.algorithm.many_learners:
             raise ConfigError(f"{name}: algorithm '{self.algorithm.algorithm}' runs on one learner")
+        if self.algorithm.asynchronous_gradients and not isinstance(self.schedule, AsynchronousConfig):
+            raise ConfigError(
+                f"{name}: those of algorithm '{self.algorithm.algorithm}' do not wait for each other, schedule "
+                f"'{self.schedule.schedule}' does: use --schedule asynchronous, or --algorithm a2c"
+            )
         if acting.actors < learners:
             raise ConfigError(f"{name} with actors = {acting.actors}: every learner needs an actor at least")
         if getattr(self.store, "batch_unrolls", learners) < learners:

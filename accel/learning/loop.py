@@ -28,7 +28,6 @@ from accel.tuning.steering import Steering
 from monitor.timers import PhaseTimer, PhaseTimes
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
-IDLE_RECEIVE_S = 0.05
 LOOK_S = 0.25
 """How often the learner looks after its actors."""
 MAX_FAULTS = 100
@@ -154,7 +153,8 @@ class Loop:
         version = self.counters.updates
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
-        policies = self.turns.share_policies(self.steering.policies(payloads) if payloads else {})
+        own = self.steering.policies(payloads) if payloads else {}
+        version, policies = self.turns.share_policies(version, own)
         if policies:
             self._published_version = version
             self._policies = policies
@@ -205,11 +205,12 @@ class Loop:
             self._write_record(now)
 
     def _reason_to_stop(self) -> str | None:
-        if (reason := self.finished()) is not None:
-            return reason
-        limit_s = self.config.run.max_seconds
-        if limit_s is not None and perf_counter() - self._started >= limit_s:
-            return f"max_seconds = {limit_s:g} reached"
+        if self.turns.leads:
+            if (reason := self.finished()) is not None:
+                return reason
+            limit_s = self.config.run.max_seconds
+            if limit_s is not None and perf_counter() - self._started >= limit_s:
+                return f"max_seconds = {limit_s:g} reached"
         return self.stop_requested()
 
     def _receive(self, *, wait: bool) -> Iterator[Experience]:
@@ -228,7 +229,7 @@ class Loop:
                 except Stopped:
                     self._check_actors()
                     return
-            arrival = self.transport.receive(IDLE_RECEIVE_S if wait else 0.0)
+            arrival = self.transport.receive(self.turns.idle_s if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
                 if wait:
@@ -355,7 +356,7 @@ class Loop:
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
         record |= {**self._task_returns.read(), **lag, **self._rates.read(now), **self.publisher.metrics()}
-        record |= {**self.sampler.metrics(), **self.steering.metrics()}
+        record |= {**self.sampler.metrics(), **self.steering.metrics(), **self.turns.metrics()}
         if self._update is not None:
             record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.optim import Optimizer
 
 from accel.errors import ConfigError, TransportError
 from accel.transport.learners import LearnerLink
@@ -98,6 +99,10 @@ class ProcessGroup:
         options.rootRank = learner
         _guarded(lambda: self._cpu.broadcast([buffer], options).wait(), self._timeout_s)
         return buffer.numpy().tobytes()
+
+    def step(self, optimizer: Optimizer) -> None:
+        """On every learner the same, as the gradients are."""
+        optimizer.step()
 
 
 def join_learners(link: LearnerLink, device: torch.device, *, timeout_s: float) -> ProcessGroup:

@@ -155,6 +155,10 @@ def _joiner(link: LearnerLink | None, job: Job) -> Callable[[torch.device], Grad
     """Meets the other learners on a device."""
     if link is None:
         return None
+    if job.config.algorithm.asynchronous_gradients:
+        from accel.learning.asynchronous import AsynchronousGradients
+
+        return lambda device: AsynchronousGradients(link)
     from accel.learning.process_group import join_learners
 
     return partial(join_learners, link, timeout_s=job.config.run.peer_timeout_s)

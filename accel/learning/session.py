@@ -26,6 +26,7 @@ from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import KeptStore, Sample
 from accel.learning.actors import Actors
+from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.collapse import CollapseDetector
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
 from accel.learning.following import NoPublisher, NoSampler
@@ -99,6 +100,9 @@ class Learning:
 
     def join(self, loop: Loop, state: CheckpointState | None) -> None:
         """Begin alike: every learner takes the state that learner 0 gives. With one learner nothing happens."""
+        if isinstance(self.exchange, AsynchronousGradients):
+            loop.turns = self.exchange.turns(self.config, self.algorithm, loop.counters, self.rewards)
+            return  # Others get the state with learner 0's first answer.
         if self.exchange.learners == 1:
             return
         content = self.exchange.share(None if state is None else pack_state(state))
@@ -419,7 +423,7 @@ class Session:
 
     def _finish_beside(self, reason: str) -> None:
         """Play the policy that the run ends with and send what is not yet sent, unless its user waits for the end."""
-        counters, alone = self.loop.counters, self.learning.exchange.learners == 1
+        counters, alone = self.loop.counters, self.loop.turns.alone
         if self.config.run.evaluate_every is not None and self._stop() is None:
             self._progress.begin("evaluating the final policy")
             artifact = self.publisher.artifact(counters.updates)
@@ -485,8 +489,7 @@ class Session:
         """Whether EnvPool is faster, after a run that took long and that nobody waits for."""
         asked, acting = self.config.environment, self.config.acting
         known = asked.backend == "gymnasium" and not (asked.wrapper or asked.env_arg or asked.task)
-        alone = self.learning.exchange.learners == 1
-        if not (known and alone and summary.finished and summary.training_s >= _LONG_S):
+        if not (known and self.loop.turns.alone and summary.finished and summary.training_s >= _LONG_S):
             return None
         self._progress.begin("timing the environment on EnvPool")
         return compare_backends(asked.env, acting.envs_per_actor, squash_actions=asked.squash_actions)

@@ -1,7 +1,8 @@
 """What the learners of a run agree on at every turn of their loops, so that none waits alone in an exchange.
 
-Each turn gathers a few numbers of every learner: whether it has a batch, whether it stops, what it counted, the sums of
-its reward statistics. An update is made when all have a batch; one learner's reason to stop is everybody's.
+With ``SharedTurns`` each turn gathers a few numbers of every learner: whether it has a batch, whether it stops, what it
+counted, the sums of its reward statistics. An update is made when all have a batch; one learner's reason to stop is
+everybody's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from accel.algorithms.exchange import GradientExchange
 from accel.experience.rewards import RewardTransform
 from accel.learning.counters import Counters
 
-_COUNTED = (
+COUNTED = (
     "env_steps",
     "unrolls",
     "dropped_unrolls",
@@ -25,6 +26,9 @@ _COUNTED = (
     "environment_restarts",
     "episodes",
 )
+"""Counters of a learner that are added up over all of them; episodes come last."""
+IDLE_S = 0.05
+"""How long a learner waits for experience before it looks around."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +48,27 @@ class Turn:
 
 
 class Turns(Protocol):
-    """Asked once a turn. ``leads``: this learner publishes and records. ``alone``: there are no others."""
+    """Asked once a turn.
+
+    Attributes:
+        leads: this learner publishes, records and sees the run's limits. alone: there are no others.
+        idle_s: how long it may wait for experience in a turn.
+    """
 
     leads: bool
     alone: bool
+    idle_s: float
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
         """What this learner has, and what all do."""
         ...
 
-    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The leading learner's policies, on all of them."""
+    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
+        """The leading learner's policies and their version, on all of them."""
+        ...
+
+    def metrics(self) -> Mapping[str, float | int | None]:
+        """For a record, of what happened since the last one."""
         ...
 
 
@@ -62,14 +76,19 @@ class OwnTurns:
     """The identity: one learner does what it wants."""
 
     leads = alone = True
+    idle_s = IDLE_S
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
         """That."""
         return Turn(reason, due, publishes, actors_alive)
 
-    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
         """These."""
-        return policies
+        return version, policies
+
+    def metrics(self) -> Mapping[str, float | int | None]:
+        """None."""
+        return {}
 
 
 class SharedTurns:
@@ -80,6 +99,7 @@ class SharedTurns:
     """
 
     alone = False
+    idle_s = IDLE_S
 
     def __init__(self, exchange: GradientExchange, counters: Counters, rewards: RewardTransform) -> None:
         self.leads = exchange.learner == 0
@@ -114,7 +134,7 @@ class SharedTurns:
             actors_alive=int(sum(numbers[3] for numbers in everyone)),
         )
 
-    def share_policies(self, policies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
         """One message: the payloads behind a line of JSON that names them."""
         content = b""
         if self.leads and policies:
@@ -122,19 +142,23 @@ class SharedTurns:
             content = b"".join([head, b"\n", *policies.values()])
         content = self._exchange.share(content)
         if self.leads or not content:
-            return policies
+            return version, policies
         start = content.index(b"\n") + 1
         found = {}
         for scheme, size in json.loads(content[: start - 1]):
             found[str(scheme)] = content[start : start + size]
             start += size
-        return found
+        return version, found
+
+    def metrics(self) -> Mapping[str, float | int | None]:
+        """None."""
+        return {}
 
     def _counted(self) -> list[int]:
-        return [getattr(self._counters, name) for name in _COUNTED]
+        return [getattr(self._counters, name) for name in COUNTED]
 
     def _add(self, everyone: list[list[float]]) -> None:
-        for i, name in enumerate(_COUNTED):
+        for i, name in enumerate(COUNTED):
             setattr(self._counters, name, self._before[i] + int(sum(numbers[i] for numbers in everyone)))
         self._before = self._counted()
 

@@ -1,23 +1,27 @@
 """Before training: rank 0 tells every rank its role, and learners tell each other what they need to work together.
 
-Roles come over MPI, not from each rank's command line or files: only rank 0 needs to have either.
+Roles come over MPI, not from each rank's command line or files: only rank 0 needs to have either. Learners that
+exchange gradients asynchronously send each other messages all the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
-from accel.transport.base import Aborted
-from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
+from accel.transport.base import Aborted, Bytes
+from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import Role, Topology
-from accel.transport.wire import MAX_MESSAGE_BYTES, TAG_LEARNER, TAG_ROLE, decode_message, encode_message
+from accel.transport.wire import MAX_MESSAGE_BYTES, TAG_GRADIENTS, TAG_LEARNER, TAG_ROLE, decode_message, encode_message
 
 ROLE_TIMEOUT_S = 600.0
 _ABORT_S = 2.0
+_HELP_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def take_role(endpoint: Endpoint, timeout_s: float = ROLE_TIMEOUT_S) -> tuple[To
 
 
 class LearnerLink:
-    """Messages between learners until their process group stands. One learner alone talks to nobody.
+    """Messages between learners, until their process group stands where they have one. A single one talks to nobody.
 
     Args:
         endpoint: this rank's. topology: says which ranks learn.
@@ -68,6 +72,7 @@ class LearnerLink:
         self._ranks = [group.learner for group in topology.groups]
         self._timeout_s = timeout_s
         self._sends: list[Request] = []
+        self._incoming: list[tuple[Incoming, Request, Bytes]] = []
         self.learner = self._ranks.index(endpoint.rank)
         self.learners = len(self._ranks)
         self.joined = False
@@ -103,6 +108,54 @@ class LearnerLink:
         backoff = Backoff(_ABORT_S)
         while self._sends and backoff.pause():
             self._sends = [send for send in self._sends if not self._is_over(send)]
+
+    def post(self, learner: int, content: bytes) -> None:
+        """Send another learner a message that its ``poll`` gives. Helps it along for a moment, and waits for nobody."""
+        self._sends = [send for send in self._sends if not self._is_over(send)]
+        with self._alive(learner) as rank:
+            self._sends.append(send := self._endpoint.send(content, rank, TAG_GRADIENTS))
+            self._help(send)
+
+    def poll(self, learner: int) -> bytes | None:
+        """The next message that another learner has posted; None while there is none.
+
+        Raises Aborted: it gave up; TransportError: it is gone.
+        """
+        with self._alive(learner) as rank:
+            for tag in (TAG_LEARNER, TAG_GRADIENTS):
+                if (found := self._endpoint.probe(rank, tag)) is not None:
+                    self.take(found)
+            for place, (incoming, request, buffer) in enumerate(self._incoming):
+                if incoming.source == rank:
+                    if not self._help(request):
+                        return None
+                    del self._incoming[place]
+                    if incoming.tag == TAG_LEARNER:
+                        raise Aborted(f"learner {learner}: {decode_message(buffer.data)[1]['message']}")
+                    return buffer.tobytes()
+        return None
+
+    def take(self, incoming: Incoming) -> None:
+        """Receive a message that another has matched, for ``poll`` to give."""
+        if incoming.source not in self._ranks or incoming.tag not in (TAG_LEARNER, TAG_GRADIENTS):
+            raise TransportError(f"rank {incoming.source} sent a message that is for no learner (tag {incoming.tag})")
+        buffer = np.empty(incoming.nbytes, np.uint8)
+        self._incoming.append((incoming, incoming.receive(buffer), buffer))
+
+    def _help(self, request: Request) -> bool:
+        """Whether a transfer is complete. A large one needs both ends, and this one may compute for long afterwards."""
+        backoff = Backoff(_HELP_S)
+        while not (done := self._endpoint.is_done(request)) and backoff.pause():
+            pass
+        return done
+
+    @contextmanager
+    def _alive(self, learner: int) -> Iterator[int]:
+        """A learner's rank, for messages to it and from it."""
+        try:
+            yield self._ranks[learner]
+        except PeerFailed as error:
+            raise TransportError(f"learner {learner} is gone; its own message says why") from error
 
     def _post(self, encoded: bytes) -> None:
         for rank in self._ranks:

@@ -34,7 +34,13 @@ _LISTENS_S = 0.5
 
 
 class RemoteLearner:
-    """``LearnerTransport`` over an ``Endpoint``."""
+    """``LearnerTransport`` over an ``Endpoint``.
+
+    Attributes:
+        others: takes messages of ranks that are none of this learner's actors; None: they are an error.
+    """
+
+    others: Callable[[Incoming], None] | None = None
 
     def __init__(
         self,
@@ -255,6 +261,9 @@ class RemoteLearner:
 
     def _match(self, incoming: Incoming) -> None:
         actor = self._actor_of.get(incoming.source)
+        if actor is None and self.others is not None:
+            self.others(incoming)
+            return
         if actor is None:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
         self._heard_s[actor] = self._clock_s

@@ -145,6 +145,10 @@ def test_presets_are_valid() -> None:
         ({"corrector": "retrace", "algorithm": "ppo"}, "retrace"),
         ({"actor_runtime": "torch", "compressor": "int8"}, "compressor = 'fp32'"),
         ({"inference": "central", "algorithm": "a2c"}, "'synchronous' acts with one policy for a whole round"),
+        (
+            {"algorithm": "a3c", "schedule": "synchronous", "learners": 2, "actors": 2},
+            "learners = 2: those of algorithm 'a3c' do not wait for each other, schedule 'synchronous' does",
+        ),
         ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs on onnxruntime"),
         ({"algorithm": "seed", "compressor": "auto(fp32;int8)"}, "choose a scheme for all, such as fp32 or int8"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),

@@ -40,6 +40,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "impala, lstm": {"algorithm": "impala", "network": "mlp:8x1+lstm:6"},
     "ppo": {"algorithm": "ppo", "passes": 2, "minibatches": 2, "normalise_rewards": False},
     "a2c": {"algorithm": "a2c"},
+    "a3c": {"algorithm": "a3c"},
     "dppo": {"algorithm": "dppo", "passes": 4, "minibatches": 4, "normalise_rewards": False},
     "ptr-ppo": {"algorithm": "ptr-ppo", "passes": 2, "minibatches": 2, "normalise_rewards": False},
     "ptr-ppo, lstm": {

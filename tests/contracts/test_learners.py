@@ -34,7 +34,7 @@ def layout_of(config: TrainConfig) -> UnrollLayout:
     return UnrollLayout(SPEC, config.acting.unroll_length, config.acting.envs_per_actor)
 
 
-SHARED = [name for name, options in ALGORITHMS.items() if options.many_learners]
+SHARED = [name for name, its in ALGORITHMS.items() if its.many_learners and not its.asynchronous_gradients]
 CASES: dict[str, dict[str, object]] = {
     **{name: {"algorithm": name} for name in SHARED},
     "ppo": {"algorithm": "ppo", "passes": 1, "minibatches": 1},
@@ -199,9 +199,9 @@ def test_turns_add_up_counts_and_episodes_and_a_reason_is_everybodys() -> None:
         found = [turns.agree(None, due=number == 0, publishes=number == 1, actors_alive=2)]
         found.append(turns.agree(None, due=True, publishes=False, actors_alive=2 - number))
         found.append(turns.agree("a signal" if number else None, due=True, publishes=False, actors_alive=1))
-        policies = turns.share_policies({"int8": b"ab", "fp32": b"\n{"} if number == 0 else {})
-        assert policies == {"int8": b"ab", "fp32": b"\n{"} and list(policies) == ["int8", "fp32"]
-        assert turns.share_policies({}) == {}
+        version, policies = turns.share_policies(7, {"int8": b"ab", "fp32": b"\n{"} if number == 0 else {})
+        assert policies == {"int8": b"ab", "fp32": b"\n{"} and list(policies) == ["int8", "fp32"] and version == 7
+        assert turns.share_policies(8, {}) == (8, {})
         return found, counters
 
     for found, counters in together(run, run):

@@ -1,0 +1,352 @@
+"""Learners that exchange gradients without waiting for each other: learner 0 keeps the parameters, as in A3C.
+
+After each of its updates another learner asks learner 0: it sends its gradient and what it has counted, and gets the
+newest parameters, the statistics that go with them, and new policies for its actors. Meanwhile it takes in experience.
+Learner 0 makes a step with every gradient that arrives, between its own ones, so that all share the optimiser's
+moments. A learner has one open question at most, and each has one answer: memory is bounded, and no learner waits for
+any other but learner 0.
+
+Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypedDict, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.optim import Optimizer
+
+from accel.algorithms.base import Algorithm, GradientAlgorithm
+from accel.algorithms.exchange import LocalGradients
+from accel.config import TrainConfig
+from accel.config.experience import AsynchronousConfig
+from accel.errors import ConfigError, TransportError
+from accel.experience.rewards import RewardTransform
+from accel.learning.counters import Counters, LagStatistics
+from accel.learning.turns import COUNTED, Turn, Turns
+from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
+from accel.runs.state_tree import Tree
+from accel.transport.endpoint import Backoff
+
+ASK_S = 0.25
+"""How often a learner asks that has nothing to learn from."""
+_IDLE_S = 0.002
+_LISTENS_S = 1.0
+
+Value = TypeVar("Value")
+
+
+class Post(Protocol):
+    """Messages between this learner, ``learner`` of ``learners``, and others. Raises TransportError: one is gone."""
+
+    learner: int
+    learners: int
+
+    def post(self, learner: int, content: bytes) -> None:
+        """Send one. Returns at once."""
+        ...
+
+    def poll(self, learner: int) -> bytes | None:
+        """The next that another learner has sent; None while there is none."""
+        ...
+
+
+class Question(TypedDict):
+    """What a learner tells learner 0, beside its gradient.
+
+    Attributes:
+        version: of the parameters that the gradient is of, in updates.
+        counted: by ``COUNTED``, since the last question. returns, lengths: of the episodes among them, the newest.
+        actors: how many are alive. publishes: whether it wants a policy.
+        reason: why it wants to stop. done: it has heard that the run stops, and sends nothing more.
+    """
+
+    version: int
+    counted: list[int]
+    returns: list[float]
+    lengths: list[int]
+    actors: int
+    publishes: bool
+    reason: str | None
+    done: bool
+
+
+class Answer(TypedDict):
+    """What learner 0 answers, beside the networks.
+
+    Attributes:
+        updates: made so far. moments: mean, variance and count of the reward normalisation.
+        version, policies: the newest ones' version, and bytes by scheme where the learner does not have them.
+        reason: why the run stops; None: it goes on.
+    """
+
+    updates: int
+    moments: list[float]
+    version: int
+    policies: dict[str, npt.NDArray[np.uint8]]
+    reason: str | None
+
+
+class AsynchronousGradients(LocalGradients):
+    """``GradientExchange`` of a learner whose sums are its own alone, and whose steps learner 0 makes.
+
+    Attributes:
+        pending: whether the parameters' gradients are to be sent to learner 0.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self.learner = post.learner
+        self.pending = False
+        self._post = post
+
+    def step(self, optimizer: Optimizer) -> None:
+        """On learner 0; the others' gradients are sent to it in their next turn."""
+        if self.learner == 0:
+            optimizer.step()
+        else:
+            self.pending = True
+
+    def turns(self, config: TrainConfig, algorithm: Algorithm, counters: Counters, rewards: RewardTransform) -> Turns:
+        """What this learner does in a turn. Raises ConfigError: the algorithm has no gradients to exchange."""
+        if not isinstance(algorithm, GradientAlgorithm):
+            raise ConfigError("learners can exchange the gradients of a GradientAlgorithm only")
+        if self.learner == 0:
+            return LeadingTurns(self._post, config, algorithm, counters, rewards)
+        return FollowingTurns(self, self._post, config, algorithm, counters, rewards)
+
+
+class LeadingTurns:
+    """Learner 0: applies the others' gradients and answers them.
+
+    Args:
+        post: to the others. config: the run's.
+        algorithm, counters, rewards: learner 0's, which are the run's.
+    """
+
+    leads, alone = True, False
+    idle_s = _IDLE_S
+
+    def __init__(
+        self,
+        post: Post,
+        config: TrainConfig,
+        algorithm: GradientAlgorithm,
+        counters: Counters,
+        rewards: RewardTransform,
+    ) -> None:
+        self._post, self._algorithm, self._counters, self._rewards = post, algorithm, counters, rewards
+        self._total_env_steps = config.run.total_env_steps
+        self._timeout_s = config.run.peer_timeout_s
+        self._interval = cast(AsynchronousConfig, config.schedule).publish_interval_updates
+        self._considered = counters.updates
+        self._published: tuple[int, Mapping[str, bytes]] = -1, {}
+        others = range(1, post.learners)
+        self._actors = dict.fromkeys(others, 0)
+        self._has = dict.fromkeys(others, -1)
+        self._clock = _Clock()
+        self._heard_s = dict.fromkeys(others, 0.0)
+        self._lag = LagStatistics()
+
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+        """What this learner wants, once every question is answered."""
+        now_s = self._clock.read()
+        for learner in self._actors:
+            if (content := self._post.poll(learner)) is not None:
+                self._heard_s[learner] = now_s
+                question = self._take(content, learner)
+                publishes |= question["publishes"]
+                if question["reason"] is not None:
+                    reason = reason or f"{question['reason']} (learner {learner})"
+                self._answer(learner, None)
+            elif now_s - self._heard_s[learner] > self._timeout_s:
+                raise TransportError(f"learner {learner} was silent for {self._timeout_s:g} s")
+        if reason is not None:
+            self._stop(reason)
+        return Turn(reason, due, publishes or self._passed(due), actors_alive + sum(self._actors.values()))
+
+    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
+        """Kept for the others' next questions."""
+        self._considered = version
+        if policies:
+            self._published = version, policies
+        return version, policies
+
+    def metrics(self) -> Mapping[str, float | int | None]:
+        """``gradient_lag_*``: updates that others' gradients missed, from their parameters to their application."""
+        lag, self._lag = self._lag.as_json(), LagStatistics()
+        return {f"gradient_{name}": value for name, value in lag.items()}
+
+    def _passed(self, due: bool) -> bool:
+        """Whether a publication is due by the updates that others' gradients made, and not by an own one at once."""
+        updates = self._counters.updates
+        own = due and (updates + 1) % self._interval == 0
+        return updates // self._interval > self._considered // self._interval and not own
+
+    def _take(self, content: bytes, learner: int) -> Question:
+        """Count what another learner counted, and make a step with its gradient."""
+        state, counters = unpack_state(content), self._counters
+        question = cast(Question, state.counters)
+        for name, number in zip(COUNTED, question["counted"], strict=True):
+            setattr(counters, name, getattr(counters, name) + number)
+        counters.returns.extend(question["returns"])
+        counters.lengths.extend(question["lengths"])
+        self._actors[learner] = question["actors"]
+        if state.tensors:
+            self._lag.add(counters.updates - question["version"])
+            self._algorithm.apply(state.tensors, min(counters.env_steps / self._total_env_steps, 1.0))
+            counters.updates += 1
+        return question
+
+    def _answer(self, learner: int, reason: str | None) -> None:
+        version, policies = self._published
+        moments = self._rewards.moments
+        new = policies if version > self._has[learner] and reason is None else {}
+        answer = Answer(
+            updates=self._counters.updates,
+            moments=[moments.mean, moments.variance, moments.count],
+            version=version,
+            policies={scheme: np.frombuffer(payload, np.uint8) for scheme, payload in new.items()},
+            reason=reason,
+        )
+        self._has[learner] = version
+        networks = {} if reason is not None else self._algorithm.networks.state_dict()
+        self._post.post(learner, _pack(networks, answer))
+
+    def _stop(self, reason: str) -> None:
+        """Tell the others, and wait until they have heard it; what they still send is left out."""
+        for learner in self._actors:
+            self._answer(learner, reason)
+        backoff = Backoff(self._timeout_s)
+        waiting = set(self._actors)
+        while waiting:
+            for learner in sorted(waiting):
+                content = self._post.poll(learner)
+                if content is not None and cast(Question, unpack_state(content).counters)["done"]:
+                    waiting.remove(learner)
+            if waiting and not backoff.pause():
+                raise TransportError(f"learners {sorted(waiting)} did not stop within {self._timeout_s:g} s")
+
+
+class FollowingTurns:
+    """Every other learner: sends its gradients and takes what learner 0 answers.
+
+    Args:
+        exchange: says whether there is a gradient. post: to learner 0. config: the run's.
+        algorithm, counters, rewards: this learner's; learner 0's state takes the place of their own.
+    """
+
+    leads = alone = False
+    idle_s = _IDLE_S
+
+    def __init__(
+        self,
+        exchange: AsynchronousGradients,
+        post: Post,
+        config: TrainConfig,
+        algorithm: GradientAlgorithm,
+        counters: Counters,
+        rewards: RewardTransform,
+    ) -> None:
+        self._exchange, self._post = exchange, post
+        self._algorithm, self._counters, self._rewards = algorithm, counters, rewards
+        self._timeout_s = config.run.peer_timeout_s
+        self._told = self._counted()
+        self._version = -1
+        self._policies: tuple[int, Mapping[str, bytes]] = 0, {}
+        self._publishes = False
+        self._reason: str | None = None
+        self._clock = _Clock()
+        self._asks, self._asked_s = False, 0.0
+
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+        """Asks where there is something to send or to hear; waits for the answer only where an update is due."""
+        self._publishes |= publishes
+        backoff = Backoff(None)
+        while self._reason is None:
+            self._hear()
+            waited_s = self._clock.read() - self._asked_s
+            idle = not due and waited_s >= ASK_S
+            if not self._asks and (self._exchange.pending or reason is not None or self._version < 0 or idle):
+                self._ask(reason, actors_alive)
+            elif self._asks and waited_s > self._timeout_s:
+                raise TransportError(f"learner 0 was silent for {self._timeout_s:g} s")
+            if not (self._asks and (due or reason is not None)):
+                break
+            backoff.pause()
+        return Turn(self._reason, due, bool(self._policies[1]), actors_alive)
+
+    def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
+        """Those that learner 0 has published since the last time."""
+        found, self._policies = self._policies, (version, {})
+        return found
+
+    def metrics(self) -> Mapping[str, float | int | None]:
+        """None: learner 0 records."""
+        return {}
+
+    def _counted(self) -> list[int]:
+        return [getattr(self._counters, name) for name in COUNTED]
+
+    def _ask(self, reason: str | None, actors_alive: int, *, done: bool = False) -> None:
+        counters, before, self._told = self._counters, self._told, self._counted()
+        counted = [now - then for now, then in zip(self._told, before, strict=True)]
+        question = Question(
+            version=self._version,
+            counted=counted,
+            returns=_newest(counters.returns, counted[-1]),
+            lengths=_newest(counters.lengths, counted[-1]),
+            actors=actors_alive,
+            publishes=self._publishes,
+            reason=reason,
+            done=done,
+        )
+        self._post.post(0, _pack(self._algorithm.gradients if self._exchange.pending else {}, question))
+        self._exchange.pending = self._publishes = False
+        self._asks, self._asked_s = True, self._clock.read()
+
+    def _hear(self) -> None:
+        content = self._post.poll(0)
+        if content is None:
+            return
+        state = unpack_state(content)
+        answer = cast(Answer, state.counters)
+        self._asks = False
+        if answer["reason"] is not None:
+            self._reason = answer["reason"]
+            self._ask(None, 0, done=True)
+            return
+        self._algorithm.networks.load_state_dict(state.tensors)
+        moments = self._rewards.moments
+        moments.mean, moments.variance, moments.count = answer["moments"]
+        self._version = self._counters.updates = answer["updates"]
+        if answer["policies"]:
+            self._policies = (
+                answer["version"],
+                {scheme: payload.tobytes() for scheme, payload in answer["policies"].items()},
+            )
+
+
+class _Clock:
+    """Seconds in which this process listened: one that was suspended blames nobody else for the time."""
+
+    def __init__(self) -> None:
+        self._s, self._last_s = 0.0, time.monotonic()
+
+    def read(self) -> float:
+        """Since the start."""
+        now_s = time.monotonic()
+        self._s += min(now_s - self._last_s, _LISTENS_S)
+        self._last_s = now_s
+        return self._s
+
+
+def _pack(tensors: Mapping[str, Tensor], told: Question | Answer) -> bytes:
+    return pack_state(CheckpointState(tensors, {}, cast(Mapping[str, Tree], told)))
+
+
+def _newest(values: Sequence[Value], number: int) -> list[Value]:
+    return list(values)[max(len(values) - number, 0) :]
