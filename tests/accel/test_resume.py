@@ -11,6 +11,8 @@ import torch
 from accel.acting.actor import InlineActor
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
+from accel.config.algorithms import ALGORITHMS
+from accel.config.train import DEFAULT_ALGORITHM
 from accel.errors import CheckpointError
 from accel.learning.handshake import wait_for_crew
 from accel.learning.session import Session
@@ -60,7 +62,8 @@ def same(a: tuple[object, dict[str, torch.Tensor]], b: tuple[object, dict[str, t
     return a[0] == b[0] and all(torch.equal(tensor, b[1][name]) for name, tensor in a[1].items())
 
 
-RUNS = {
+REPLAY = {"learning_starts": 128, "batch_size": 16, "samples_per_insert": 4.0, "replay_capacity": 1000}
+RUNS: dict[str, dict[str, object]] = {
     "int8, vtrace": {"compressor": "int8", "calibration_size": 128},
     "retrace, rmsprop, running rewards": {
         "algorithm": "impala", "corrector": "retrace", "optimizer": "rmsprop", "normalise_rewards": True,
@@ -70,6 +73,7 @@ RUNS = {
         "normalise_observations": True, "learning_rate_schedule": "linear", "batch_unrolls": 2,
     },
     "a2c": {"algorithm": "a2c"},
+    "a3c": {"algorithm": "a3c", "normalise_observations": True},
     "seed": {"algorithm": "seed", "compressor": "int8", "calibration_size": 128},
     "dppo": {"algorithm": "dppo", "unroll_length": 16},
     "ptr-ppo": {"algorithm": "ptr-ppo", "unroll_length": 16, "trajectory_priority": "return"},
@@ -77,7 +81,17 @@ RUNS = {
         "algorithm": "impact", "buffer_batches": 2, "batch_uses": 2, "target_interval_updates": 3,
         "normalise_observations": True,
     },
+    "ga3c": {"algorithm": "ga3c"},
+    "dqn": {"algorithm": "dqn", **REPLAY, "target_interval_updates": 3, "normalise_rewards": True},
+    "apex": {"algorithm": "apex", **REPLAY},
+    "r2d2": {"algorithm": "r2d2", **REPLAY, "network": "mlp:16x1+lstm:8", "batch_size": 4},
+    "d4pg": {"algorithm": "d4pg", **REPLAY, "env": "Pendulum-v1", "target_interval_updates": 3},
+    "sac": {"algorithm": "sac", **REPLAY, "env": "Pendulum-v1"},
 }  # fmt: skip
+
+
+def test_every_algorithm_is_restored() -> None:
+    assert {str(options.get("algorithm", DEFAULT_ALGORITHM)) for options in RUNS.values()} == ALGORITHMS.keys()
 
 
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)

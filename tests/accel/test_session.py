@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import accel
 from accel.config import TrainConfig
+from accel.config.algorithms import ALGORITHMS
 from accel.config.files import load_toml
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import (
@@ -70,7 +71,7 @@ def equal(a: object, b: object) -> bool:
 
 
 BRIEF = {"total_env_steps": 1500}
-SETTINGS = {
+SETTINGS: dict[str, dict[str, object]] = {
     "int8": {},
     "fp32, retrace": {"compressor": "fp32", "corrector": "retrace"},
     "lstm, surrogate, normaliser": {
@@ -78,6 +79,10 @@ SETTINGS = {
         "normalise_observations": True, "normalise_rewards": True,
     },
     "a2c": {"algorithm": "a2c"},
+    "a3c": {"algorithm": "a3c"},
+    "seed": {"algorithm": "seed"},
+    "ga3c": {"algorithm": "ga3c"},
+    "ptr-ppo": {"algorithm": "ptr-ppo", "passes": 2, "minibatches": 2, "normalise_rewards": True},
     "dppo": {"algorithm": "dppo", "passes": 2, "minibatches": 2},
     "impact": {"algorithm": "impact", "network": "mlp:16x1", "normalise_rewards": True},
     "r2d2": {"algorithm": "r2d2", "network": "mlp:16x1+lstm:8", "learning_starts": 500, "batch_size": 4},
@@ -86,6 +91,10 @@ SETTINGS = {
     "d4pg": {"algorithm": "d4pg", "env": "Pendulum-v1", "learning_starts": 500, "samples_per_insert": 32.0},
     "dqn": {"algorithm": "dqn", "learning_starts": 500, "batch_size": 32, "normalise_rewards": True},
 }  # fmt: skip
+
+
+def test_every_algorithm_is_run_twice() -> None:
+    assert {str((SMALL | options)["algorithm"]) for options in SETTINGS.values()} == ALGORITHMS.keys()
 
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel.config.algorithms import ALGORITHMS
 from tests.contracts.ranks import ROOT, need_mpirun
 
 pytestmark = [
@@ -30,7 +31,7 @@ def test_a_minute_of_chaos(tmp_path: Path) -> None:
     assert "- yes: every fault was told, and nothing else" in (tmp_path / "README.md").read_text()
 
 
-OTHERS = ("ppo", "ptr-ppo", "a2c", "dppo", "impact", "seed", "ga3c", "dqn", "apex", "r2d2", "d4pg", "sac")
+OTHERS = [name for name in ALGORITHMS if name != "impala"]
 
 
 @pytest.mark.long
