@@ -188,14 +188,16 @@ def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
     second.turn()
     first.counters.updates = 9
     first.turn()
-    turn = second.turn()
-    assert turn.publishes
+    assert second.turn(due=True).publishes
     assert second.turns.share_policies(second.counters.updates, {}) == (7, {"int8": b"ab", "fp32": b"\n{"})
-    assert not second.turn().publishes and second.turns.share_policies(9, {})[1] == {}
     assert second.counters.updates == 9 and second.rewards.moments.variance == first.rewards.moments.variance
     ours, theirs = second.algorithm.networks.state_dict(), first.algorithm.networks.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert float(ours["normaliser.count"]) > 0
+    second.update(sample_of(experience(1)[0]))
+    second.turn()  # sends its gradient
+    first.turn()
+    assert not second.turn(due=True).publishes and second.counters.updates == 10, "the same policy is sent once"
 
 
 @pytest.mark.parametrize(("interval", "publications"), [(1, 6), (4, 1)])
