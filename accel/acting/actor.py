@@ -19,6 +19,8 @@ from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
 from accel.acting.timing import LevelTimer, split_update
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs import VectorEnvironment, make_vector_env
+from accel.envs.base import AsyncEnvironments
+from accel.envs.factory import make_async_envpool
 from accel.envs.pool import EnvironmentPool
 from accel.envs.spaces import EnvSpec
 from accel.errors import AccelError, TransportError
@@ -244,7 +246,7 @@ def _goes_on() -> bool:
     return False
 
 
-def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | EnvironmentPool:
+def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvironment | AsyncEnvironments:
     """The environments of the actor of this number among the run's."""
     environment: dict[str, Any] = {
         "id": config.task(number),
@@ -257,6 +259,9 @@ def _make_environment(config: ActorConfig, number: int, seed: int) -> VectorEnvi
     }
     if not config.env_workers:
         return make_vector_env(**environment)
+    if config.backend == "envpool":
+        del environment["backend"]
+        return make_async_envpool(threads=config.env_workers, **environment)
     return EnvironmentPool(
         environment,
         config.env_workers,

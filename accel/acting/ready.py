@@ -1,6 +1,6 @@
 """Acting on the environments that are ready, each at its own pace: a row pointer for each in the unrolls. No torch.
 
-Each group of environments (``accel.envs.pool``) fills its own columns of an unroll, row by row, as its steps end, and
+Each group of environments (``AsyncEnvironments``) fills its own columns of an unroll, row by row, as its steps end, and
 goes on with the next unroll while others still fill theirs, by ``AHEAD`` unrolls at most. An unroll is complete, and
 sent, when the slowest has filled it. So steps of unequal time do not add up to the sum of each step's slowest; a group
 that is always slower than the others still sets its actor's pace in the end.
@@ -23,8 +23,7 @@ from accel.acting.collector import ENV, OVERHEAD, POLICY, Collector
 from accel.acting.policy import Array, Bools, Floats, Session, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, Sampler
-from accel.envs.base import Actions, EnvFailure
-from accel.envs.pool import EnvironmentPool
+from accel.envs.base import Actions, AsyncEnvironments, EnvFailure
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import Stopped
 from compressors.runtime import PolicySession
@@ -76,7 +75,7 @@ class ReadyCollector(Collector):
 
     def __init__(
         self,
-        environment: EnvironmentPool,
+        environment: AsyncEnvironments,
         policy: ReadyPolicy,
         sampler: Sampler,
         layout: UnrollLayout,
@@ -151,8 +150,8 @@ class ReadyCollector(Collector):
         self._samples += 1
         log_prob = self._sampler.log_prob(params, actions)
         for_env = cast(Actions, self._sampler.to_env(actions))
+        self._environment.send(acting, for_env[rows])
         for group in acting:
-            self._environment.send(group, for_env[self._rows[group]])
             self._write_actions(group, log_prob)
 
     def _begin_row(self, group: int) -> None:

@@ -49,7 +49,7 @@ class ActorConfig(_Message):
         peer_timeout_s: how long to wait for the learner, and how long construction and resets may take.
         actor_timeout_s: how long a step may take. max_actor_restarts: how many failures in a row are made good.
         seed: the run's. restart: earlier starts of the run. incarnation: earlier processes of this actor in this start.
-        env_workers: processes that step an actor's environments; 0: the actor itself.
+        env_workers: processes, or EnvPool's threads, that step an actor's environments; 0: the actor itself.
         waits_for_policy: whether to wait, after each unroll, for a newer policy than made it.
         schemes: every scheme that may act; unrolls name them by place.
         env_steps: of the whole run, where it goes on.

@@ -64,7 +64,7 @@ class ActingConfig(Options):
     env_workers: Annotated[int, at_most(1024, "each worker is a process of its own")] = Field(
         0,
         ge=0,
-        description="processes that step an actor's environments, an equal share each; the actor acts on those that "
+        description="processes, or EnvPool's threads, that step an actor's environments; the actor acts on those that "
         "are ready; 0: it steps all of them itself, together",
     )
     unroll_length: Annotated[Count, at_most(65_536, "an unroll is held in memory whole")] = Field(

@@ -161,8 +161,8 @@ class TrainConfig(BaseModel):
                 f"{name}: the policy runs on onnxruntime in the actor itself: leave actor_runtime = 'torch' and "
                 "inference = 'central' out"
             )
-        if self.environment.backend == "envpool":
-            raise ConfigError(f"{name}: EnvPool has threads: set env_arg = 'num_threads=N' instead")
+        if self.environment.backend == "envpool" and "num_threads" in self.environment.kwargs:
+            raise ConfigError(f"{name} are EnvPool's threads: leave env_arg = 'num_threads' out")
 
     def _check_learners(self) -> None:
         learners, acting, scheme = self.learner.learners, self.acting, self.compression.compressor

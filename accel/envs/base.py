@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,51 @@ class EnvFailure:
     environment: int
     error: str
     traceback: str
+
+
+class AsyncEnvironments(Protocol):
+    """B environments of one kind in groups, each of which is stepped as soon as it is given actions.
+
+    Attributes:
+        spec, failures, pulse: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
+        groups: how many. rows: environments of each; those of group g are g · rows to (g + 1) · rows − 1.
+        observations, rewards, terminated, truncated: [B, ...]; those of a group are valid from when it is received
+            until it is sent actions.
+    """
+
+    spec: EnvSpec
+    groups: int
+    rows: int
+    failures: list[EnvFailure]
+    pulse: Pulse
+    observations: Observations
+    rewards: Floats
+    terminated: Flags
+    truncated: Flags
+
+    @property
+    def final_observations(self) -> Observations:
+        """As of ``VectorEnvironment``."""
+        ...
+
+    def reset(self) -> Observations:
+        """Start a first episode everywhere, once, and wait for all of them. Raises EnvError."""
+        ...
+
+    def send(self, groups: Sequence[int], actions: Actions) -> None:
+        """Give groups that were received their actions [their rows, *shape], as for ``VectorEnvironment.step``."""
+        ...
+
+    def receive(self) -> list[int]:
+        """Groups that have taken their step, waited for; now and then none, so that the caller can look around.
+
+        Raises EnvError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the environments hold; more calls do nothing."""
+        ...
 
 
 class VectorEnvironment(ABC):

@@ -1,28 +1,49 @@
-"""EnvPool's C++ environments, whose automatic resets are gymnasium's NEXT_STEP.
+"""EnvPool's C++ environments, whose automatic resets are gymnasium's NEXT_STEP: together, or each as it is ready.
 
-One difference remains: EnvPool reports a step that both terminates and reaches the time limit as truncated only.
+One difference to gymnasium remains: EnvPool reports a step that both terminates and reaches the time limit as truncated
+only.
 """
 
 from __future__ import annotations
 
 import difflib
+import threading
 import warnings
-from collections.abc import Mapping
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeAlias, cast
 
-from accel.envs.base import Seed
+import numpy as np
+import numpy.typing as npt
+
+from accel.envs.actions import action_converter
+from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations, Seed
 from accel.envs.lookup import creation_error, import_module
+from accel.envs.observations import settle_masks
 from accel.envs.seeding import env_seeds
-from accel.envs.vectorised import NativeEnv, VectorisedEnv
+from accel.envs.vectorised import NativeEnv, VectorisedEnv, select
 from accel.errors import AccelError, EnvError
+from accel.system.pulse import Pulse
 
 _REFUSED = {"batch_size", "env_seed", "env_type", "gym_reset_return_info", "task_id"}
+_CLOSE_S = 5.0
+
+_Array: TypeAlias = npt.NDArray[np.generic]
+_State: TypeAlias = tuple[object, _Array, _Array, _Array, Mapping[str, Any]]
 
 
 class _EnvPoolModule(Protocol):
     def list_all_envs(self) -> list[str]: ...
 
     def make_gymnasium(self, task_id: str, **settings: object) -> NativeEnv: ...
+
+
+class _AsyncPool(Protocol):
+    def async_reset(self) -> None: ...
+
+    def send(self, action: _Array, env_id: npt.NDArray[np.int32]) -> None: ...
+
+    def recv(self, reset: bool) -> _State: ...
 
 
 class EnvPoolEnv(VectorisedEnv):
@@ -36,19 +57,30 @@ class EnvPoolEnv(VectorisedEnv):
         env_args: EnvPool's configuration of this environment.
         seed: of the first reset.
         squash_actions: whether Box actions arrive squashed to the bounds.
+        threads: step in EnvPool's asynchronous mode, on so many threads, for ``AsyncEnvPool``; 0: all together.
+    Attributes:
+        pool: EnvPool's own object.
     Raises:
         MissingExtraError: envpool is not installed.
         EnvError: EnvPool lacks the id, refuses an argument, or the environment has an unsupported space.
     """
 
     def __init__(
-        self, id: str, num_envs: int, *, env_args: Mapping[str, object], seed: Seed, squash_actions: bool = False
+        self,
+        id: str,
+        num_envs: int,
+        *,
+        env_args: Mapping[str, object],
+        seed: Seed,
+        squash_actions: bool = False,
+        threads: int = 0,
     ) -> None:
         self._envpool = cast(_EnvPoolModule, import_module("envpool", f"environment {id!r} with backend envpool"))
         self._task = _task(id, self._envpool.list_all_envs())
         if refused := sorted(_REFUSED & env_args.keys()):
             raise EnvError(f"environment {id!r}: EnvPool's {refused} are set by the pipeline: leave them out")
-        self._settings = {"num_threads": 1, **env_args, "num_envs": num_envs}
+        how = {"num_threads": threads, "batch_size": 1} if threads else {}
+        self._settings = {"num_threads": 1, **env_args, "num_envs": num_envs, **how}
         self._is_fresh = True
         pool = self._make_pool(seed)
         stack = _frame_stack(cast(Mapping[str, object], pool.config))  # type: ignore[attr-defined]
@@ -65,6 +97,11 @@ class EnvPoolEnv(VectorisedEnv):
             pool.close()
             raise type(error)(f"environment {id!r}: {error}") from error
         self._pool_seed = seed
+
+    @property
+    def pool(self) -> NativeEnv:
+        """See the class."""
+        return self._env
 
     def _reset_native(self, seed: Seed | None) -> object:
         if seed is not None and not (self._is_fresh and seed == self._pool_seed):
@@ -87,6 +124,115 @@ class EnvPoolEnv(VectorisedEnv):
             what = f"environment {self._task!r} with backend envpool cannot be made"
             raise creation_error(what, error, f"making it with {self._settings}") from error
         return pool
+
+
+class AsyncEnvPool:
+    """``AsyncEnvironments`` on EnvPool's asynchronous mode: every environment is a group of its own.
+
+    EnvPool's ``recv`` waits for as many environments as it was made to return, and cannot be asked whether it would.
+    So it returns one at a time (``batch_size=1``) to a thread of its own, and the actor takes all that this thread has:
+    the policy runs on more rows at once the longer it takes. With a larger ``batch_size``, the last environments of an
+    unroll would never be received, as the others wait for them.
+
+    A step that never ends is ``receive``'s, and noticed by whoever watches the actor's pulse.
+
+    Args:
+        id, num_envs, env_args, seed, squash_actions: as for ``EnvPoolEnv``. threads: that step the environments.
+    Raises:
+        MissingExtraError, EnvError: as for ``EnvPoolEnv``.
+    """
+
+    rows = 1
+
+    def __init__(
+        self,
+        id: str,
+        num_envs: int,
+        threads: int,
+        *,
+        env_args: Mapping[str, object],
+        seed: Seed,
+        squash_actions: bool = False,
+    ) -> None:
+        self._vector = vector = EnvPoolEnv(
+            id, num_envs, env_args=env_args, seed=seed, squash_actions=squash_actions, threads=threads
+        )
+        self._pool, self._layout = cast(_AsyncPool, vector.pool), vector.layout
+        self._to_env = action_converter(vector.action_space)
+        self.spec, self.groups = vector.spec, num_envs
+        self.failures: list[EnvFailure] = []
+        self.pulse = Pulse()
+        self.observations: Observations = vector.layout.empty(num_envs)
+        self.rewards: Floats = np.zeros(num_envs, np.float32)
+        self.terminated: Flags = np.zeros(num_envs, np.bool_)
+        self.truncated: Flags = np.zeros(num_envs, np.bool_)
+        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._states: SimpleQueue[_State | Exception] = SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="envpool", daemon=True)
+        self._reader.start()
+
+    @property
+    def final_observations(self) -> Observations:
+        """See ``AsyncEnvironments``."""
+        return self._vector.final_observations
+
+    def reset(self) -> Observations:
+        """First episodes everywhere; see ``AsyncEnvironments``."""
+        self._pool.async_reset()
+        self._expect(self.groups)
+        for _ in range(self.groups):
+            self._take(self._states.get(), is_first=True)
+        return self.observations
+
+    def send(self, groups: Sequence[int], actions: Actions) -> None:
+        """Actions for some environments; see ``AsyncEnvironments``."""
+        self._pool.send(self._to_env(actions), np.asarray(groups, np.int32))
+        self._expect(len(groups))
+
+    def receive(self) -> list[int]:
+        """Environments that have taken their step, one at least; see ``AsyncEnvironments``."""
+        ready = [self._take(self._states.get())]
+        while not self._states.empty():
+            ready.append(self._take(self._states.get()))
+        return ready
+
+    def close(self) -> None:
+        """Release the environments, unless one of them hangs; more calls do nothing."""
+        self._asked.put(False)
+        self._reader.join(_CLOSE_S)
+        if not self._reader.is_alive():
+            self._vector.close()
+
+    def _expect(self, states: int) -> None:
+        for _ in range(states):
+            self._asked.put(True)
+
+    def _read(self) -> None:
+        while self._asked.get():
+            try:
+                self._states.put(self._pool.recv(reset=False))
+            except Exception as error:  # noqa: BLE001 - raised where it is taken
+                self._states.put(error)
+
+    def _take(self, state: _State | Exception, is_first: bool = False) -> int:
+        """Store what one environment's step, or its reset, gave; returns its number."""
+        if isinstance(state, Exception):
+            raise EnvError(f"EnvPool failed: {type(state).__name__}: {state}") from state
+        observations, rewards, terminated, truncated, info = state
+        number = int(info["env_id"][0])
+        row = slice(number, number + 1)
+        if is_first:
+            self._layout.check(select(self._layout.space, observations, 0))
+        view = self._layout.view_batch(observations)
+        if view is None:
+            self._layout.write_batch(observations, self.observations[row])
+        else:
+            self.observations[row] = view
+        self.rewards[row], self.terminated[row], self.truncated[row] = rewards, terminated, truncated
+        if self.spec.action.masked:
+            acts = np.logical_not(self.terminated[row] | self.truncated[row])
+            settle_masks(self.spec, self.observations[row], acts)
+        return number
 
 
 def _frame_stack(config: Mapping[str, object]) -> int:

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -21,6 +21,9 @@ from accel.envs.mujoco_warnings import log_mujoco_warnings
 from accel.envs.seeding import env_seeds
 from accel.envs.vectorised import NativeEnv, VectorisedEnv
 from accel.errors import AccelError, EnvError
+
+if TYPE_CHECKING:
+    from accel.envs.envpool_backend import AsyncEnvPool
 
 Backend = Literal["gymnasium", "envpool", "pettingzoo"]
 _ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
@@ -82,6 +85,31 @@ def make_vector_env(
         raise type(error)(f"environment {id!r}: {error}") from error
 
 
+def make_async_envpool(
+    id: str,
+    num_envs: int,
+    threads: int,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    wrappers: Sequence[str] = (),
+    seed: Seed = 0,
+    squash_actions: bool = False,
+) -> AsyncEnvPool:
+    """B of EnvPool's environments, each received as soon as it has stepped.
+
+    Args:
+        id, num_envs, env_args, seed, squash_actions: as for ``make_vector_env``. wrappers: none, EnvPool takes none.
+        threads: that step the environments.
+    Raises:
+        EnvError, MissingExtraError: as for ``make_vector_env``.
+    """
+    request = _Request(num_envs, dict(env_args or {}), tuple(wrappers), seed, squash_actions, render=False)
+    _check_for_envpool(request)
+    from accel.envs.envpool_backend import AsyncEnvPool
+
+    return AsyncEnvPool(id, num_envs, threads, env_args=request.args, seed=seed, squash_actions=squash_actions)
+
+
 @dataclass(frozen=True)
 class _Request:
     num_envs: int
@@ -93,14 +121,18 @@ class _Request:
 
 
 def _make_envpool(id: str, request: _Request) -> VectorEnvironment:
-    if request.wrappers or request.render:
-        what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
-        raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
+    _check_for_envpool(request)
     from accel.envs.envpool_backend import EnvPoolEnv
 
     return EnvPoolEnv(
         id, request.num_envs, env_args=request.args, seed=request.seed, squash_actions=request.squash_actions
     )
+
+
+def _check_for_envpool(request: _Request) -> None:
+    if request.wrappers or request.render:
+        what = "wrappers apply to" if request.wrappers else "pictures are drawn by"
+        raise EnvError(f"{what} single environments, and EnvPool has none: use backend gymnasium")
 
 
 def _make_pettingzoo(id: str, request: _Request) -> VectorEnvironment:

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -66,18 +66,13 @@ class _Worker:
 
 
 class EnvironmentPool:
-    """B environments, the same number in each of W workers; a worker's rows are one group, ready together.
+    """``AsyncEnvironments``, the same number in each of W workers; a worker's rows are one group, ready together.
 
     Args:
         environment: keyword arguments of ``accel.envs.make_vector_env`` for all of them, JSON-ready; ``num_envs`` is B.
         workers: W, a divisor of B.
         step_s: how long a step may take. preparation_s: how long construction and a reset may.
         max_restarts: how many failures of a worker in a row are made good.
-    Attributes:
-        spec, failures, pulse: as of ``VectorEnvironment``; a failure's tick counts the rows of its group.
-        groups: W. rows: of each group.
-        observations, rewards, terminated, truncated, final_observations: [B, ...]; those of a group are valid from
-            when it is received until it is sent actions.
     Raises:
         EnvError, MissingExtraError: the environments cannot be made, or not in time.
     """
@@ -120,13 +115,13 @@ class EnvironmentPool:
 
     @property
     def final_observations(self) -> Observations:
-        """As of ``VectorEnvironment``."""
+        """See ``AsyncEnvironments``."""
         if self._shared.final_observations is None:
             raise AttributeError("a next_step environment has no final_observations: they are in the ordinary rows")
         return self._shared.final_observations
 
     def reset(self) -> Observations:
-        """Start a first episode everywhere and wait for all of them. Raises EnvError."""
+        """First episodes everywhere; see ``AsyncEnvironments``."""
         for worker in self._workers:
             self._tell(worker, "reset")
         while not all(worker.is_up for worker in self._workers):
@@ -134,15 +129,16 @@ class EnvironmentPool:
         self._is_started = True
         return self.observations
 
-    def send(self, group: int, actions: Actions) -> None:
-        """Give a group its actions [rows, *shape], as ``VectorEnvironment.step`` takes them."""
-        worker = self._workers[group]
-        self._shared.actions[group * self.rows : (group + 1) * self.rows] = actions
-        worker.is_sent = True
-        if worker.is_up and worker.owes == "nothing":
-            self._tell(worker, "step")
-        else:
-            self._settle(worker)
+    def send(self, groups: Sequence[int], actions: Actions) -> None:
+        """Actions for some groups; see ``AsyncEnvironments``."""
+        for k, group in enumerate(groups):
+            worker = self._workers[group]
+            self._shared.actions[self._rows_of(worker)] = actions[k * self.rows : (k + 1) * self.rows]
+            worker.is_sent = True
+            if worker.is_up and worker.owes == "nothing":
+                self._tell(worker, "step")
+            else:
+                self._settle(worker)
 
     def receive(self) -> list[int]:
         """Groups that have taken their step; waits ``WAIT_S`` for one at most. Raises EnvError."""
@@ -291,12 +287,15 @@ class EnvironmentPool:
 
     def _answer(self, worker: _Worker, truncated: bool | None = None) -> None:
         """A group is ready; ``truncated`` where its worker did not write flags and rewards."""
-        rows = slice(worker.number * self.rows, (worker.number + 1) * self.rows)
         if truncated is not None:
+            rows = self._rows_of(worker)
             self.rewards[rows], self.terminated[rows], self.truncated[rows] = 0.0, False, truncated
         worker.is_sent = False
         worker.ticks += 1
         self._ready.append(worker.number)
+
+    def _rows_of(self, worker: _Worker) -> slice:
+        return slice(worker.number * self.rows, (worker.number + 1) * self.rows)
 
     def _how_it_ended(self, worker: _Worker) -> str:
         if "error" in worker.last_words:

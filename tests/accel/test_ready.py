@@ -1,4 +1,4 @@
-"""Environments in worker processes: every row is what its environment gives for its action, at whatever pace."""
+"""Environments in worker processes or EnvPool's threads: every row is what its environment gives, at whatever pace."""
 
 from __future__ import annotations
 
@@ -30,16 +30,21 @@ from tests.environments.troubled import DIARY, order_failure
 
 LENGTH = 6
 TROUBLED = "tests.environments.troubled:"
+STACKED = "tests.accel.test_envs_factory:stack_frames"
 
 
 class Run:
-    """An actor with workers and its learner's end, in one thread; ``unrolls`` are copies of what it sent."""
+    """An actor with workers and its learner's end, in one thread; ``unrolls`` are copies of what it sent.
+
+    It is the run's last; the others are never heard of.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
-        transport = LocalTransport(1)
+        self.number = max(config.acting.actors, 1) - 1
+        transport = LocalTransport(self.number + 1)
         self.learner, self.config = transport.learner, config
         self.learner.welcome(ActorConfig.of(config).to_json())
-        self.actor: Actor = join(transport.actor(0), 0.0)
+        self.actor: Actor = join(transport.actor(self.number), 0.0)
         torch.manual_seed(0)
         self.algorithm = make_algorithm(config, self.actor.spec, torch.device("cpu"))
         self.payloads = dict(Publisher(config, self.algorithm.network).payloads())
@@ -91,17 +96,65 @@ def test_every_row_is_what_its_environment_gives(env: str, options: dict[str, ob
         _assert_replayed(run)
 
 
+@pytest.mark.parametrize(
+    ("env", "network", "options"),
+    [
+        ("tests.environments.structured:Masked-v0", "mlp:8x1", {}),
+        ("tests.environments.structured:InfoMasked-v0", "mlp:8x1", {}),
+        ("tests.environments.structured:MultiMasked-v0", "mlp:8x1", {"env_workers": 4}),
+        ("tests.environments.structured:MaskedMemory-v0", "mlp:8x1+gru:8", {}),
+        ("tests.environments.structured:DictTarget-v0", "auto:8x1", {}),
+        ("tests.environments:ClosedForm-v0", "mlp:8x1", {"env_arg": ("observation=dict",)}),
+        ("tests.environments:ClosedForm-v0", "auto:8x1", {"env_arg": ("observation=image",), "wrapper": (STACKED,)}),
+        ("tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo"}),
+        ("tests.environments.agents", "mlp:8x1", {"backend": "pettingzoo", "env_arg": ("mask=info",)}),
+        ("NoSuchTask-v0", "mlp:8x1", {"task": ("tests.environments:ClosedForm-v0",), "actors": 2}),
+        ("CartPole-v1", "mlp:8x1", {"backend": "envpool"}),
+        ("Pendulum-v1", "mlp:8x1", {"backend": "envpool", "squash_actions": True, "env_arg": ("max_episode_steps=9",)}),
+    ],
+    ids=[
+        "mask", "mask in info", "masks of two components", "mask and memory", "image and vector",
+        "structure of numbers", "stacked frames", "agents", "agents with masks in info", "another task", "EnvPool",
+        "EnvPool, continuous",
+    ],
+)  # fmt: skip
+def test_workers_go_with_every_kind_of_environment(env: str, network: str, options: dict[str, object]) -> None:
+    if "backend" in options:
+        pytest.importorskip(str(options["backend"]), reason="needs the extra of its name")
+    with running(env, network, **({"env_workers": 2} | options)) as run:
+        for _ in range(4 if "agents" in env else 8):
+            run.step()
+        spec = run.actor.spec
+        assert spec.frame_stack == (3 if "wrapper" in options else 1) and spec.agents == (3 if "agents" in env else 1)
+        assert spec.action.masked == ("Mask" in env or options.get("env_arg") == ("mask=info",))
+        _assert_replayed(run)
+        sampler = make_sampler(spec.action, run.layout.envs, LENGTH, np.random.default_rng(0))
+        mu = sampler.log_prob(run.joined("behaviour_params"), run.joined("actions"))
+        assert np.isfinite(mu).all()
+        np.testing.assert_allclose(run.joined("behaviour_log_prob"), mu, atol=1e-6)
+
+
 def _assert_replayed(run: Run) -> None:
-    """Each worker's environments again, alone and in this process, with the actions that were recorded."""
+    """Each worker's environments again, together and in this process, with the actions that were recorded."""
     config, spec = ActorConfig.of(run.config), run.actor.spec
-    seed = int(np.random.SeedSequence([config.seed, 0, 0]).spawn(2)[0].generate_state(1)[0])
-    share = config.envs_per_actor // config.env_workers
+    seed = int(np.random.SeedSequence([config.seed, run.number, 0]).spawn(2)[0].generate_state(1)[0])
+    workers = 1 if config.backend == "envpool" else config.env_workers
+    share = run.layout.envs // workers
     names = ("rewards", "terminated", "truncated")
     actions, rows = run.joined("actions"), {name: run.joined(name) for name in names}
     sampler = make_sampler(spec.action, share, LENGTH, np.random.default_rng(0))
-    for worker in range(config.env_workers):
+    for worker in range(workers):
         mine = slice(worker * share, (worker + 1) * share)
-        alone = make_vector_env(config.task(0), share, seed=(seed, worker))
+        alone = make_vector_env(
+            config.task(run.number),
+            config.envs_per_actor // workers,
+            backend=config.backend,
+            env_args=config.env_args,
+            wrappers=config.wrappers,
+            seed=seed if config.backend == "envpool" else (seed, worker),
+            squash_actions=config.squash_actions,
+        )
+        assert alone.spec == spec
         shown = [np.array(alone.reset())]
         for t in range(len(actions)):
             observations, *answer = alone.step(sampler.to_env(actions[t, mine]))  # type: ignore[arg-type]
@@ -113,10 +166,15 @@ def _assert_replayed(run: Run) -> None:
                 assert np.array_equal(final[done], alone.final_observations[done])
             shown.append(np.array(observations))
         alone.close()
-        assert np.array_equal(run.joined("observations")[:, mine], shown[:-1])
-        assert all(
-            np.array_equal(u["observations"][-1, mine], shown[LENGTH * (k + 1)]) for k, u in enumerate(run.unrolls)
-        )
+        for k, unroll in enumerate(run.unrolls):
+            seen = np.array(shown[k * LENGTH : (k + 1) * LENGTH + 1])
+            if spec.frame_stack == 1:
+                assert np.array_equal(unroll["observations"][:, mine], seen)
+            else:
+                stacks = seen.reshape(*seen.shape[:2], spec.frame_stack, *run.layout.frame_shape)
+                older = spec.frame_stack - 1
+                assert np.array_equal(unroll["frames"][:older, mine], stacks[0, :, :older].swapaxes(0, 1))
+                assert np.array_equal(unroll["frames"][older:, mine], stacks[:, :, older])
     assert (rows["terminated"] | rows["truncated"]).any()
 
 
@@ -237,7 +295,7 @@ def test_environments_that_cannot_be_made_are_named(
         ({"env_workers": 3}, "cannot share out envs_per_actor = 8 equally"),
         ({"env_workers": 2, "actor_runtime": "torch", "compressor": "fp32"}, "leave actor_runtime = 'torch'"),
         ({"env_workers": 2, "algorithm": "seed"}, "inference = 'central' out"),
-        ({"env_workers": 2, "backend": "envpool"}, "num_threads=N"),
+        ({"env_workers": 2, "backend": "envpool", "env_arg": ("num_threads=2",)}, "EnvPool's threads: leave env_arg"),
     ],
 )
 def test_what_workers_do_not_go_with_is_refused(options: dict[str, object], message: str) -> None:
