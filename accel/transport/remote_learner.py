@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,7 @@ class RemoteLearner:
         self.fault_tolerant = endpoint.fault_tolerant
         self._endpoint = endpoint
         ranks = group.actors if group.inference is None else (*group.actors, group.inference)
+        self._ranks = ranks
         self._actor_of = {rank: actor for actor, rank in enumerate(ranks)}
         # It is told and watched like an actor, with the number after the last one's.
         self._inference = None if group.inference is None else len(group.actors)
@@ -200,6 +201,10 @@ class RemoteLearner:
         try:
             while (incoming := self._endpoint.probe(self._endpoint.any_source, self._wanted_tag())) is not None:
                 self._match(incoming)
+            for actor in self._silent.keys() & self._invited:
+                # Its late unrolls are dropped, so that they need no room, and it starts anew once they are taken.
+                while (incoming := self._endpoint.probe(self._ranks[actor], TAG_UNROLL)) is not None:
+                    self._match(incoming)
         except PeerFailed:
             self._bury()
         if self._receipts:
@@ -255,7 +260,8 @@ class RemoteLearner:
         if self._draining:
             has_room = len(self._receipts) < 2 * len(self._actor_of)
         else:
-            taken_ahead = self._receipts.unrolls + len(self._ready)
+            # What a silent actor has under way may never arrive, and must not keep the others out.
+            taken_ahead = self._receipts.unrolls(self._alive) + len(self._ready)
             has_room = self._pool is not None and taken_ahead < self._options.prefetch
         return self._endpoint.any_tag if has_room else TAG_MESSAGE
 
@@ -353,7 +359,8 @@ class RemoteLearner:
 class UnrollPool:
     """Buffers of one size, each free, being received into, or held by the learner.
 
-    Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead.
+    Made on first need and reused: never more than ``max_held`` plus what the learner takes ahead, and what silent
+    actors had under way.
     """
 
     def __init__(self, unroll_bytes: int, options: TransportOptions) -> None:
@@ -566,16 +573,18 @@ class _Receipts:
     def __init__(self, is_done: Callable[[Request], bool]) -> None:
         self._is_done = is_done
         self._under_way: deque[tuple[int, int, Request, Bytes]] = deque()
-        self.unrolls = 0
 
     def __len__(self) -> int:
         return len(self._under_way)
+
+    def unrolls(self, actors: Set[int]) -> int:
+        """How many unrolls of these actors are under way."""
+        return sum(tag == TAG_UNROLL and actor in actors for actor, tag, _, _ in self._under_way)
 
     def add(self, actor: int, incoming: Incoming, buffer: Bytes) -> None:
         """Starts receiving a matched message."""
         request = incoming.receive(buffer)
         self._under_way.append((actor, incoming.tag, request, buffer))
-        self.unrolls += incoming.tag == TAG_UNROLL
 
     def finished(self) -> tuple[list[tuple[int, int, Bytes]], list[tuple[int, int, Bytes]]]:
         """(complete, failed) receives as (actor, tag, buffer). Skips an actor whose earlier message is under way."""
@@ -589,10 +598,8 @@ class _Receipts:
                 done = actor not in busy and self._is_done(request)
             except PeerFailed:
                 failed.append((actor, tag, buffer))
-                self.unrolls -= tag == TAG_UNROLL
                 continue
             if done:
-                self.unrolls -= tag == TAG_UNROLL
                 complete.append((actor, tag, buffer))
             else:
                 busy.add(actor)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from accel.errors import TransportError
 from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world, mpi
+from accel.transport.base import Bytes
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 
 UNROLL_BYTES = 1 << 18
-OPTIONS = TransportOptions(silence_s=2.0) if sys.argv[1] == "silent_actor" else TransportOptions()
+SILENT = sys.argv[1] in ("silent_actor", "late_unrolls")
+OPTIONS = TransportOptions(silence_s=2.0, prefetch=1) if SILENT else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
 A_FEW = 20  # unrolls
 VERSIONS = itertools.count(1)
@@ -57,8 +59,19 @@ def act(transport: RemoteActor, unrolls: int | None = None) -> None:
     transport.configure(UNROLL_BYTES)
     say(actor=transport.actor, pid=os.getpid())
     for _ in itertools.count() if unrolls is None else range(unrolls):
-        transport.push(transport.acquire())
+        transport.push(wait_for_buffer(transport))
         transport.pull()
+
+
+def wait_for_buffer(transport: RemoteActor) -> Bytes:
+    """A free buffer, with signs of life meanwhile."""
+    while not transport.stopping:
+        if (buffer := transport.try_acquire()) is not None:
+            return buffer
+        transport.beat()
+        transport.pull()
+        time.sleep(1e-3)
+    return transport.acquire()
 
 
 def act_to_the_end(transport: RemoteActor) -> None:
@@ -129,6 +142,7 @@ def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
     if isinstance(transport, RemoteLearner):
         start_learner(transport)
         take_until(transport, lambda _: transport.silent())
+        take_until(transport, lambda counts: counts[1] > A_FEW)
         began_s = time.monotonic()
         unfinished = sorted(transport.stop(PATIENCE_S))
         say(unfinished=unfinished, waited=time.monotonic() - began_s > PATIENCE_S / 2.0)
@@ -139,6 +153,43 @@ def silent_actor(transport: RemoteLearner | RemoteActor) -> None:
         time.sleep(600)
     else:
         act_to_the_end(transport)
+
+
+def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
+    """An actor is heard again while the learner takes no unrolls: it starts anew all the same, without its old ones."""
+    if isinstance(transport, RemoteLearner):
+        start_learner(transport)
+        while not transport.silent():
+            transport.pump()
+        while not transport.alive():
+            transport.pump()
+        taken: list[int] = []
+        while 3 not in taken:
+            if (arrival := transport.receive(0.05)) is not None:
+                taken.append(int(arrival.buffer[0]))
+                transport.release(arrival)
+        say(late=2 in taken, unfinished=sorted(transport.stop(PATIENCE_S)))
+        return
+    transport.welcome(PATIENCE_S)
+    transport.hello({})
+    transport.configure(UNROLL_BYTES)
+    for number in (1, 2):
+        buffer = transport.acquire()
+        buffer[:] = number
+        transport.push(buffer)
+    until_s = time.monotonic() + 0.5
+    while time.monotonic() < until_s:
+        transport.pull()
+    time.sleep(2.0 * OPTIONS.silence_s)  # type: ignore[operator]
+    while transport.fence is None:
+        transport.beat()
+        transport.pull()
+    while not transport.rejoin():
+        transport.pull()
+    buffer = transport.acquire()
+    buffer[:] = 3
+    transport.push(buffer)
+    transport.close(PATIENCE_S)
 
 
 def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
@@ -217,6 +268,6 @@ if __name__ == "__main__":
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
-    more = (silent_actor, learner_that_stays, unfinished_abort)
+    more = (silent_actor, late_unrolls, learner_that_stays, unfinished_abort)
     {case.__name__: case for case in (*cases, *more)}[sys.argv[1]](mine)
     say(rank=endpoint.rank, returned=True)

@@ -71,6 +71,11 @@ def test_nobody_waits_for_what_a_silent_actor_has_under_way() -> None:
     assert the(lines, "unfinished") == {"unfinished": [], "waited": False}
 
 
+def test_an_actor_starts_anew_while_the_learner_takes_no_unrolls() -> None:
+    lines, _ = run("late_unrolls", 2)
+    assert the(lines, "late") == {"late": False, "unfinished": []}
+
+
 def test_a_learner_may_stay_longer_than_its_actors_after_one_died() -> None:
     """They cannot leave MPI in order without it: their end must not make mpirun end the learner too."""
     lines, outcome = run("learner_that_stays", 3)
