@@ -109,10 +109,6 @@ class SharedTurns:
         self._before = self._counted()
         rewards.share()
 
-    def go_on(self) -> None:
-        """The counters were restored: what they say is everybody's."""
-        self._before = self._counted()
-
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
         """Gathers every learner's numbers and adds up."""
         counted = [now - before for now, before in zip(self._counted(), self._before, strict=True)]
