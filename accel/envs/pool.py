@@ -180,8 +180,14 @@ class EnvironmentPool:
         told = json.dumps({"worker": worker.number, "workers": self.groups, "environment": request})
         command = (sys.executable, "-P", "-m", "accel.envs.worker", str(theirs.fileno()), str(self._memory), told)
         self._pulses[worker.number].enter(PREPARING)
-        worker.kept = KeptProcess(command, os.environ, files=(theirs.fileno(), self._memory))
-        theirs.close()
+        try:
+            worker.kept = KeptProcess(command, os.environ, files=(theirs.fileno(), self._memory))
+        except OSError as error:  # Too many processes, say.
+            ours.close()
+            self._fail(worker, f"its process cannot be started: {error.strerror}")
+            return
+        finally:
+            theirs.close()
         worker.lines = Lines(ours)
         worker.asked_s, worker.again_s, worker.last_words = self._clock_s, None, {}
         self._selector.register(ours, selectors.EVENT_READ, worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -269,6 +270,15 @@ def test_a_worker_that_fails_again_and_again_ends_its_actor() -> None:
     wrappers = (f"{TROUBLED}Leaves",)
     with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=1, env_workers=1) as run:
         with pytest.raises(EnvError, match=r"failed 2 times in a row, .* exit\(7\) \(--max-actor-restarts"):
+            for _ in range(200):
+                run.step()
+
+
+def test_a_system_that_starts_no_more_processes_costs_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrappers = (f"{TROUBLED}Leaves",)
+    with running("CartPole-v1", wrapper=wrappers, max_actor_restarts=2, env_workers=1) as run:
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        with pytest.raises(EnvError, match=r"failed 3 times in a row, .* its process cannot be started: No such file"):
             for _ in range(200):
                 run.step()
 
