@@ -50,7 +50,8 @@ def test_a_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tm
         assert job.leaves_no_rank(list(ranks.values()))
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim: int, tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *A3C, "--actors", "2", *ENDLESS) as job:
         job.wait_for(job.checkpoints, "a checkpoint")
