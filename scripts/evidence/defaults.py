@@ -35,6 +35,7 @@ from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
 
 EPISODES = 30
+SEEDS = 3
 FIRST_SEED = 10_000  # of the episodes that count
 T_95 = 2.045  # Student's t, 29 degrees of freedom
 
@@ -97,7 +98,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", action="append", choices=list(ALL), help="default: all")
     parser.add_argument("--system", action="append", choices=["random", "sb3", "accel"], help="default: all three")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=PROJECT / "results" / "defaults")
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "ENV", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -227,6 +228,8 @@ def render(runs: Mapping[str, Run]) -> str:
         if random and theirs and ours:
             gain, baseline = mean(ours) - random[0], mean(theirs) - random[0]
             ratio = f"{gain / baseline:.2f}" if baseline > 0 else f"{gain:+.0f} against {baseline:+.0f}"
+            if len(theirs) < SEEDS or len(ours) < SEEDS:
+                ratio += " (not complete)"
         cells = [", ".join(f"{score:.4g}" for score in scores) for scores in (random, theirs, ours)]
         lines.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {ratio} | {case.published} |")
     lines += [
