@@ -25,29 +25,45 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Files whose tests take longer together than about three seconds on an idle core, which `scripts/test --fast` omits.
 SLOW = frozenset(
     """
+    accel/test_bench_command.py
     accel/test_bench_evidence.py
+    accel/test_bench_learner.py
     accel/test_bench_policy.py
     accel/test_bench_refresh.py
     accel/test_checkpoint.py
     accel/test_cli.py
     accel/test_computing.py
+    accel/test_counters.py
     accel/test_damaged_files.py
     accel/test_damaged_imports.py
     accel/test_envs_native.py
     accel/test_export.py
     accel/test_export_c.py
+    accel/test_export_c_products.py
     accel/test_export_progress.py
     accel/test_export_table.py
+    accel/test_export_trained.py
     accel/test_full_disks.py
+    accel/test_hangs.py
     accel/test_hostile_bundles.py
     accel/test_import_policy.py
+    accel/test_learning.py
+    accel/test_live_evaluation.py
+    accel/test_mismatch_sampling.py
+    accel/test_pettingzoo.py
     accel/test_play_progress.py
     accel/test_policies_page.py
+    accel/test_population.py
+    accel/test_publisher.py
     accel/test_publisher_background.py
     accel/test_publisher_runs.py
+    accel/test_quantised_training.py
+    accel/test_ready.py
+    accel/test_replay_files.py
     accel/test_report_commands.py
     accel/test_session.py
     accel/test_signals.py
+    accel/test_structured_observations.py
     accel/test_sweep_after_training.py
     accel/test_sweep_in_training.py
     accel/test_sweep_space.py
@@ -55,6 +71,7 @@ SLOW = frozenset(
     accel/test_sweep_study.py
     accel/test_validation.py
     accel/test_verify.py
+    accel/test_wandb.py
     compressors/test_distill.py
     compressors/test_int8.py
     compressors/test_layer_choices.py
@@ -62,14 +79,20 @@ SLOW = frozenset(
     compressors/test_networks.py
     compressors/test_oracle.py
     compressors/test_plans.py
+    compressors/test_probe.py
+    compressors/test_prune.py
     compressors/test_qat.py
     compressors/test_resealed.py
+    contracts/test_algorithms.py
+    contracts/test_learners.py
     contracts/test_stores.py
     contracts/test_transport.py
     monitor/test_report_page.py
     monitor/test_report_series.py
+    monitor/test_return_guard.py
     monitor/test_statistics.py
     test_docs.py
+    test_examples.py
     test_import_rules.py
     test_published.py
     test_scripts.py
