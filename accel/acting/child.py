@@ -41,6 +41,7 @@ import numpy as np
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.system.clock import ListeningClock
 from accel.system.kept import KeptProcess
 from accel.system.memory import anonymous_memory
 from accel.system.processes import process_started, process_state
@@ -396,8 +397,8 @@ class Host:
         self._command = tuple(command)
         self._link, theirs = Link.make()
         self._kept = self._start(theirs)
-        self._clock_s = self._beat_s = self._look_s = 0.0
-        self._last_s = time.monotonic()
+        self._clock = ListeningClock(_LOOK_S)
+        self._beat_s = self._look_s = 0.0
         self._sleep_s = _SHORT_SLEEP_S
         self._config: ActorConfig | None = None
         self._told: list[Json] = []
@@ -440,10 +441,7 @@ class Host:
         """One look at everybody: some ten microseconds, so that a thousand a second are a hundredth of a core."""
         is_there = self._down_until_s is None and self._cut_off_s is None
         is_heard = self._pause(is_there)
-        now_s = time.monotonic()
-        # Time in which this process was stopped, or the machine slept, is nobody's silence.
-        self._clock_s += min(now_s - self._last_s, _LOOK_S)
-        self._last_s = now_s
+        self._clock.look()
         transport.pump()
         if transport.has_news:
             self._hear_learner(transport)
@@ -454,11 +452,11 @@ class Host:
         if is_there:
             self._hand_on(transport)
             self._offer_buffers(transport)
-        if self._clock_s >= self._look_s:
-            self._look_s = self._clock_s + _LOOK_S
+        if self._clock.s >= self._look_s:
+            self._look_s = self._clock.s + _LOOK_S
             self._look(transport)
-            if self._clock_s >= self._beat_s and self._told:
-                self._beat_s = self._clock_s + BEAT_S
+            if self._clock.s >= self._beat_s and self._told:
+                self._beat_s = self._clock.s + BEAT_S
                 transport.beat()
 
     def _pause(self, is_there: bool) -> bool:
@@ -511,7 +509,7 @@ class Host:
         try:
             self._link.send(kind, body)
         except TransportError:
-            self._cut_off_s = self._clock_s  # The child is gone; a look at it will tell how.
+            self._cut_off_s = self._clock.s  # The child is gone; a look at it will tell how.
 
     def _hear_child(self, transport: RemoteActor) -> None:
         if self._down_until_s is not None:
@@ -519,10 +517,10 @@ class Host:
         try:
             messages = self._link.receive()
         except TransportError:
-            self._cut_off_s = self._clock_s
+            self._cut_off_s = self._clock.s
             return
         for kind, body in messages:
-            self._progress_s = self._clock_s
+            self._progress_s = self._clock.s
             if kind == "unroll":
                 number = int(str(body["buffer"]))
                 self._lent.discard(number)
@@ -564,7 +562,7 @@ class Host:
             transport.configure(unroll_bytes, ring=self._ring)
         for number in self._lent:
             self._send("free", {"buffer": number})
-        self._ready_s = self._clock_s
+        self._ready_s = self._clock.s
         if self._incarnation:
             transport.report({"up": self._incarnation})
 
@@ -581,20 +579,20 @@ class Host:
             return
         status = self._child.poll()
         if self._down_until_s is not None:
-            if status is not None and self._clock_s >= self._down_until_s:
+            if status is not None and self._clock.s >= self._down_until_s:
                 if transport.fence is None or transport.rejoin():
                     self._replace(transport)
             return
         if transport.fence is not None:  # The learner had not heard of this rank: everything before is too late.
             self._kill(wait=False)
-            self._down_until_s, self._ready_s = self._clock_s, None
+            self._down_until_s, self._ready_s = self._clock.s, None
             return
         if status is not None:
             self._hear_child(transport)  # what it had sent before
             self._fail(transport, _how_it_ended(status, self._last_words))
             return
         if self._cut_off_s is not None:
-            if self._clock_s > self._cut_off_s + _GRACE_S:
+            if self._clock.s > self._cut_off_s + _GRACE_S:
                 self._kill(wait=False)  # It closed what it shares, and stays.
             return
         with suppress(TransportError):
@@ -602,15 +600,15 @@ class Host:
         pulse = self._link.pulse.words
         seen = (pulse[0], pulse[1])
         if seen != self._seen or pulse[1] not in (STEPPING, PREPARING):
-            self._seen, self._progress_s = seen, self._clock_s
+            self._seen, self._progress_s = seen, self._clock.s
         if process_state(self._child.pid) != "T":
-            self._running_s = self._clock_s
+            self._running_s = self._clock.s
         limit_s = self._config.actor_timeout_s
         if pulse[1] == PREPARING:
             limit_s = max(limit_s, self._config.peer_timeout_s)
-        if self._clock_s > self._running_s + STOPPED_S:
+        if self._clock.s > self._running_s + STOPPED_S:
             self._fail(transport, f"its process was stopped for {STOPPED_S:g} s")
-        elif self._clock_s > self._progress_s + limit_s:
+        elif self._clock.s > self._progress_s + limit_s:
             self._fail(transport, hang_text(pulse[1], limit_s))
 
     def _fail(self, transport: RemoteActor, why: str) -> None:
@@ -619,7 +617,7 @@ class Host:
         if self._config is None or (self._answer is not None and "error" in self._answer):
             self._down_until_s = float("inf")  # The learner knows, and ends the run.
             return
-        if self._ready_s is not None and self._clock_s > self._ready_s + STEADY_S:
+        if self._ready_s is not None and self._clock.s > self._ready_s + STEADY_S:
             self._failures = 0
         self._failures += 1
         words, self._last_words = self._last_words, {}
@@ -629,7 +627,7 @@ class Host:
             self._give_up(transport, told)
             return
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_S)
-        self._down_until_s = self._clock_s + pause_s
+        self._down_until_s = self._clock.s + pause_s
         self._ready_s = None
         transport.report(told | {"again_in_s": pause_s})
 
@@ -646,7 +644,7 @@ class Host:
         self._handed_on = 0
         self._asks = self._is_asked = False
         self._down_until_s = self._cut_off_s = None
-        self._progress_s = self._running_s = self._clock_s
+        self._progress_s = self._running_s = self._clock.s
         try:
             self._kept = self._start(self._link.renew())
         except OSError as error:  # Too many processes, say.

@@ -22,6 +22,7 @@ from types import FrameType
 
 from accel.cli.signs import Sign, SignReader
 from accel.display.text import show
+from accel.system.clock import ListeningClock
 from accel.system.processes import process_state
 from accel.system.signals import FORWARDED, handle, parent_death, restore
 from accel.transport.launcher import mpirun_command
@@ -108,7 +109,7 @@ class _Job:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._signs: dict[int, Sign] = {}
         self._heard_s: dict[int, float] = {}
-        self._clock_s = 0.0
+        self._clock = ListeningClock(4 * _POLL_S)
         self._requests = 0
         self._limit_s = patience_s
         self._trouble = ""
@@ -122,7 +123,7 @@ class _Job:
         if self._process is None:
             return
         if self._requests == 1 and self._joined and self._can_stop():
-            self._limit_s = self._clock_s + SAVE_S + self._patience_s
+            self._limit_s = self._clock.s + SAVE_S + self._patience_s
             self._process.send_signal(FORWARDED)
         else:
             self._end()
@@ -139,12 +140,8 @@ class _Job:
 
     def watch(self, process: subprocess.Popen[bytes]) -> Ended:
         """Pass the output on until mpirun has ended."""
-        last_s = time.monotonic()
         while self._pass_on(process):
-            # Time in which this process itself was stopped, or the machine slept, is nobody's silence.
-            now_s = time.monotonic()
-            self._clock_s += min(now_s - last_s, 4 * _POLL_S)
-            last_s = now_s
+            self._clock.look()
             self._check()
         show(self._decoder.decode(self._reader.rest(), final=True))
         return Ended(_wait(process), self._requests > 0, self._signs.get(0), self._trouble)
@@ -171,33 +168,33 @@ class _Job:
         text, signs = self._reader.feed(chunk)
         for sign in signs:
             self._signs[sign.rank] = sign
-            self._heard_s[sign.rank] = self._clock_s
+            self._heard_s[sign.rank] = self._clock.s
         show(self._decoder.decode(text))
 
     def _check(self) -> None:
         """Ends the job when something is late."""
         learner = self._signs.get(0)
         if self._ending_since_s is not None:
-            if self._clock_s > self._ending_since_s + _KILL_S and self._process is not None:
+            if self._clock.s > self._ending_since_s + _KILL_S and self._process is not None:
                 self._process.kill()
         elif failed := [sign for sign in self._signs.values() if sign.phase == "failed"]:
             self._end(f"{failed[0].where} could not start; its message is above")
         elif not self._joined:
-            if self._clock_s > self._limit_s:
+            if self._clock.s > self._limit_s:
                 self._end(self._absent())
         elif learner is not None and learner.phase == "ended":
-            if self._clock_s > self._heard_s[0] + _LEAVE_S:
+            if self._clock.s > self._heard_s[0] + _LEAVE_S:
                 self._end(f"mpirun was still running {_LEAVE_S:g} s after the learner had ended")
-        elif self._requests and self._clock_s > self._limit_s:
+        elif self._requests and self._clock.s > self._limit_s:
             self._end(f"it did not stop within {SAVE_S + self._patience_s:g} s")
-        elif self._clock_s > self._heard_s.get(0, 0.0) + self._patience_s:
+        elif self._clock.s > self._heard_s.get(0, 0.0) + self._patience_s:
             where = "the learner (rank 0)" if learner is None else f"the learner, {learner.where},"
             self._end(f"{where} gave no sign of life for {self._patience_s:g} s")
 
     def _absent(self) -> str:
         """Which ranks the others wait for."""
         never = [str(rank) for rank in range(self._ranks) if rank not in self._signs]
-        recent_s = self._clock_s - self._patience_s / 2.0
+        recent_s = self._clock.s - self._patience_s / 2.0
         silent = [sign.where for rank, sign in self._signs.items() if self._heard_s[rank] < recent_s or _is_gone(sign)]
         problems = [f"rank {', '.join(never)} never started"] if never else []
         problems += [f"{where} fell silent" for where in silent]
@@ -212,7 +209,7 @@ class _Job:
         if self._process is None:
             return
         if self._ending_since_s is None:
-            self._ending_since_s = self._clock_s
+            self._ending_since_s = self._clock.s
         self._process.terminate()
 
 

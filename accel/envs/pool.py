@@ -28,6 +28,7 @@ from accel.envs.spaces import EnvSpec
 from accel.envs.worker import Lines, SharedPulses, SharedRows
 from accel.errors import EnvError, MissingExtraError
 from accel.json_object import Json
+from accel.system.clock import ListeningClock
 from accel.system.kept import KeptProcess
 from accel.system.memory import anonymous_memory
 from accel.system.pulse import PREPARING, Pulse, hang_text
@@ -98,7 +99,7 @@ class EnvironmentPool:
         self._selector = selectors.DefaultSelector()
         self._workers = [_Worker(number) for number in range(workers)]
         self._ready: list[int] = []
-        self._clock_s, self._last_s, self._judged_s = 0.0, time.monotonic(), 0.0
+        self._clock, self._judged_s = ListeningClock(2.0 * WAIT_S), 0.0
         self._is_started = False
         try:
             for worker in self._workers:
@@ -189,11 +190,11 @@ class EnvironmentPool:
         finally:
             theirs.close()
         worker.lines = Lines(ours)
-        worker.asked_s, worker.again_s, worker.last_words = self._clock_s, None, {}
+        worker.asked_s, worker.again_s, worker.last_words = self._clock.s, None, {}
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _tell(self, worker: _Worker, kind: str) -> None:
-        worker.asked_s = self._clock_s
+        worker.asked_s = self._clock.s
         with suppress(OSError):  # It is gone, as its end of the socket will say.
             if worker.lines is not None:
                 worker.lines.send(kind)
@@ -207,12 +208,8 @@ class EnvironmentPool:
                 self._take(worker, kind, body)
             if not messages:
                 self._fail(worker, self._how_it_ended(worker))
-        now_s = time.monotonic()
-        # Time in which this process was stopped or did something else is nobody's silence.
-        self._clock_s += min(now_s - self._last_s, 2.0 * WAIT_S)
-        self._last_s = now_s
-        if self._clock_s > self._judged_s + WAIT_S:
-            self._judged_s = self._clock_s
+        if self._clock.look() > self._judged_s + WAIT_S:
+            self._judged_s = self._clock.s
             for worker in self._workers:
                 self._judge(worker)
 
@@ -234,17 +231,17 @@ class EnvironmentPool:
             worker.asked_s = None
             self._answer(worker)
         else:
-            worker.asked_s, worker.is_up, worker.up_s = None, True, self._clock_s
+            worker.asked_s, worker.is_up, worker.up_s = None, True, self._clock.s
             self._settle(worker)
 
     def _judge(self, worker: _Worker) -> None:
         if worker.again_s is not None:
-            if self._clock_s >= worker.again_s:
+            if self._clock.s >= worker.again_s:
                 self._start(worker)
         elif worker.asked_s is not None:
             phase = self._pulses[worker.number].words[1]
             limit_s = self._preparation_s if phase == PREPARING or not worker.is_up else self._step_s
-            if self._clock_s > worker.asked_s + limit_s:
+            if self._clock.s > worker.asked_s + limit_s:
                 self._fail(worker, hang_text(phase if worker.is_up else PREPARING, limit_s))
 
     def _fail(self, worker: _Worker, why: str) -> None:
@@ -257,7 +254,7 @@ class EnvironmentPool:
         self._forget(worker)
         self._end(worker)
         was_up, worker.is_up, worker.asked_s = worker.is_up, False, None
-        if was_up and self._clock_s > worker.up_s + STEADY_S:
+        if was_up and self._clock.s > worker.up_s + STEADY_S:
             worker.failures = 0
         worker.failures += 1
         if worker.failures > self._max_restarts:
@@ -266,7 +263,7 @@ class EnvironmentPool:
                 f"{why} (--max-actor-restarts)"
             )
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (worker.failures - 1), _LONGEST_PAUSE_S)
-        worker.again_s = self._clock_s + pause_s
+        worker.again_s = self._clock.s + pause_s
         worker.incarnation += 1
         if was_up:
             self._report(worker, why)

@@ -11,7 +11,6 @@ Source: Mnih et al. 2016, arXiv:1602.01783, sections 4 and 5.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypedDict, TypeVar, cast
 
@@ -30,6 +29,7 @@ from accel.learning.counters import Counters, LagStatistics
 from accel.learning.turns import COUNTED, Turn, Turns
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.runs.state_tree import Tree
+from accel.system.clock import ListeningClock
 from accel.transport.endpoint import Backoff
 
 ASK_S = 0.25
@@ -147,13 +147,13 @@ class LeadingTurns:
         others = range(1, post.learners)
         self._actors = dict.fromkeys(others, 0)
         self._has = dict.fromkeys(others, -1)
-        self._clock = _Clock()
+        self._clock = ListeningClock(_LISTENS_S)
         self._heard_s = dict.fromkeys(others, 0.0)
         self._lag = LagStatistics()
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
         """What this learner wants, once every question is answered."""
-        now_s = self._clock.read()
+        now_s = self._clock.look()
         for learner in self._actors:
             if (content := self._post.poll(learner)) is not None:
                 self._heard_s[learner] = now_s
@@ -259,7 +259,7 @@ class FollowingTurns:
         self._policies: tuple[int, Mapping[str, bytes]] = 0, {}
         self._publishes = False
         self._reason: str | None = None
-        self._clock = _Clock()
+        self._clock = ListeningClock(_LISTENS_S)
         self._asks, self._asked_s = False, 0.0
 
     def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
@@ -268,7 +268,7 @@ class FollowingTurns:
         backoff = Backoff(None)
         while self._reason is None:
             self._hear()
-            waited_s = self._clock.read() - self._asked_s
+            waited_s = self._clock.look() - self._asked_s
             idle = not due and waited_s >= ASK_S
             if not self._asks and (self._exchange.pending or reason is not None or self._version < 0 or idle):
                 self._ask(reason, actors_alive)
@@ -306,7 +306,7 @@ class FollowingTurns:
         )
         self._post.post(0, _pack(self._algorithm.gradients if self._exchange.pending else {}, question))
         self._exchange.pending = self._publishes = False
-        self._asks, self._asked_s = True, self._clock.read()
+        self._asks, self._asked_s = True, self._clock.look()
 
     def _hear(self) -> None:
         content = self._post.poll(0)
@@ -328,20 +328,6 @@ class FollowingTurns:
                 answer["version"],
                 {scheme: payload.tobytes() for scheme, payload in answer["policies"].items()},
             )
-
-
-class _Clock:
-    """Seconds in which this process listened: one that was suspended blames nobody else for the time."""
-
-    def __init__(self) -> None:
-        self._s, self._last_s = 0.0, time.monotonic()
-
-    def read(self) -> float:
-        """Since the start."""
-        now_s = time.monotonic()
-        self._s += min(now_s - self._last_s, _LISTENS_S)
-        self._last_s = now_s
-        return self._s
 
 
 def _pack(tensors: Mapping[str, Tensor], told: Question | Answer) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from array import array
 from collections.abc import Callable
 from typing import Protocol, Self
+
+from accel.system.clock import ListeningClock
 
 STEPPING, PREPARING, WAITING = 0, 1, 2
 """Phases: a step or less at a time; construction, resets and other work that may take longer; for the other side."""
@@ -78,14 +79,10 @@ class Watch:
         self._over.set()
 
     def _watch(self) -> None:
-        words, clock_s, last_s = self._words, 0.0, time.monotonic()
+        words, clock = self._words, ListeningClock(2.0 * _LOOK_S)
         seen, since_s, times = (words[0], words[1]), 0.0, 0
         while not self._over.wait(_LOOK_S):
-            # Time in which this process was stopped, or the machine slept, is nobody's.
-            now_s = time.monotonic()
-            clock_s += min(now_s - last_s, 2.0 * _LOOK_S)
-            last_s = now_s
-            now = (words[0], words[1])
+            clock_s, now = clock.look(), (words[0], words[1])
             if now != seen or now[1] == WAITING:
                 seen, since_s, times = now, clock_s, 0
             elif clock_s > since_s + self._limits_s[now[1]]:

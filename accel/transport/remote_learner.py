@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
+from accel.system.clock import ListeningClock
 from accel.transport.base import Arrival, Bytes, PolicyUpdate, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
@@ -67,7 +67,7 @@ class RemoteLearner:
         self._lost: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
-        self._clock_s, self._last_s, self._looked_s = 0.0, time.monotonic(), 0.0
+        self._clock, self._looked_s = ListeningClock(_LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
         if self._inference is not None:
@@ -218,14 +218,11 @@ class RemoteLearner:
 
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
-        now_s = time.monotonic()
-        self._clock_s += min(now_s - self._last_s, _LISTENS_S)
-        self._last_s = now_s
-        if self._clock_s < self._looked_s + _LISTENS_S or self._draining:
+        if self._clock.look() < self._looked_s + _LISTENS_S or self._draining:
             return
-        self._looked_s = self._clock_s
+        self._looked_s = self._clock.s
         for actor, heard_s in self._heard_s.items():
-            silent_s = self._clock_s - heard_s
+            silent_s = self._clock.s - heard_s
             if actor in self._alive and silent_s > silence_s:
                 self._alive.discard(actor)
                 self._fences += 1
@@ -272,7 +269,7 @@ class RemoteLearner:
             return
         if actor is None:
             raise TransportError(f"rank {incoming.source} is none of this learner's actors, but sent it a message")
-        self._heard_s[actor] = self._clock_s
+        self._heard_s[actor] = self._clock.s
         # Even what is refused later is received first: its sender waits for that.
         pool = self._pool
         pooled = incoming.tag == TAG_UNROLL and pool is not None and incoming.nbytes == pool.unroll_bytes

@@ -1,0 +1,28 @@
+"""How long others were silent, by a process that does not always listen."""
+
+from __future__ import annotations
+
+import time
+
+
+class ListeningClock:
+    """Seconds in which this process looked around.
+
+    Time in which it was stopped or did other things, or the machine slept, is nobody's silence.
+
+    Args:
+        most_s: what passes between two looks at most; what is more is left out.
+    Attributes:
+        s: at the last look.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self.s = 0.0
+        self._most_s, self._last_s = most_s, time.monotonic()
+
+    def look(self) -> float:
+        """Now, since the start."""
+        now_s = time.monotonic()
+        self.s += min(now_s - self._last_s, self._most_s)
+        self._last_s = now_s
+        return self.s
