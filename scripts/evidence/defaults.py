@@ -245,8 +245,8 @@ def render(runs: Mapping[str, Run]) -> str:
         if all(found):
             random, ours = ([float(value) for value in run["returns"]] for run in found if run)  # type: ignore[attr-defined]
             cells = [f"{mean(scores):.4g} ± {_half_width(scores):.2g}" for scores in (random, ours)]
-            apart = mean(ours) - mean(random), math.hypot(_half_width(ours), _half_width(random))
-            verdict = "yes" if apart[0] > apart[1] else "**no**" if apart[0] < -apart[1] else "not shown"
+            gain, margin = mean(ours) - mean(random), math.hypot(_half_width(ours), _half_width(random))
+            verdict = "yes" if gain > margin else "**no**" if gain < -margin else "not shown"
         lines.append(f"| {env} | {case.steps:,} | {' | '.join(cells)} | {verdict} |")
     return "\n".join([*lines, ""])
 
