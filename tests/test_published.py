@@ -48,7 +48,7 @@ def make_run(variant: str, seed: int, training_s: float, policy_s: float, **opti
 def keep(results: Path, case: str, *runs: Run) -> None:
     samples = {run.name: {**run_to_json(run), "variant": run.name.partition("-")[0]} for run in runs}
     (results / case).mkdir()
-    (results / case / "runs.json").write_text(json.dumps({"runs": samples}))
+    (results / case / "runs.json").write_text(json.dumps({"case": case, "runs": samples}))
 
 
 def page(results: Path) -> str:
@@ -99,6 +99,14 @@ def test_figures_are_those_of_the_samples(tmp_path: Path) -> None:
     assert any(what.startswith("halfcheetah-512x3:") for what in missing)
     for citation in ("arXiv:2211.15023", "arXiv:1910.01055"):
         assert citation in text
+
+
+def test_samples_that_are_of_no_table_of_trainings_are_left_alone(tmp_path: Path) -> None:
+    keep(tmp_path, "e", make_run("torch", 0, 10.0, 5.0), make_run("int8", 0, 5.0, 1.0))
+    before = page(tmp_path)
+    (tmp_path / "actorq").mkdir()
+    (tmp_path / "actorq" / "runs.json").write_text(json.dumps({"runs": {"int8, 30, 0": {"us": {"policy": 1.0}}}}))
+    assert page(tmp_path) == before
 
 
 def test_what_was_measured_since_is_no_longer_missing(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         nodes.do("unplug")
         time.sleep(10.0)
         nodes.do("plug")
-        # TCP tries again seconds later only: until then the actor is silent, and a run that ended now would call it dead.
+        # TCP tries again only seconds later: until then the actor is silent, and a run that ended would call it dead.
         job.wait_for(lambda: steps_come_from_two(job), "steps of the other one behind the link")
         job.wait_for(lambda: alive(job) == 2, "having the other one behind the link back")
         job.process.send_signal(signal.SIGTERM)
