@@ -74,8 +74,9 @@ class D4pg(ContinuousControl):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
-        if self.updates % self.options.target_interval_updates == 0:
-            self.target.load_state_dict(self.network.state_dict())
+        due = self.updates % self.options.target_interval_updates == 0
+        self.target.follow(self.network, copy_weights=due)
+        if due:
             self.target_critics.load_state_dict(self.critics.state_dict())
         self.updates += 1
         targets = self._target_distributions(steps)

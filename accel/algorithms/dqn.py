@@ -156,8 +156,7 @@ class Dqn(GradientAlgorithm):
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""
-        if self.updates % self.options.target_interval_updates == 0:
-            self.target.load_state_dict(self.network.state_dict())
+        self.target.follow(self.network, copy_weights=self.updates % self.options.target_interval_updates == 0)
         self.updates += 1
 
     @torch.no_grad()

@@ -43,8 +43,7 @@ class Impact(ActorCritic):
         batch, rewards = unrolls_of(sample)
         options, rate = self.options, self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
-        if self.updates % options.target_interval_updates == 0:
-            self.target.load_state_dict(self.network.state_dict())
+        self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
         self.updates += 1
         output = self.forward(batch)
         distribution = self.distribution(output.params[:-1].float(), None)

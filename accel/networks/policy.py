@@ -136,6 +136,15 @@ class PolicyNetwork(nn.Module):
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
         return NetworkOutput(params, predictions.view(length, batch), None, state)
 
+    def follow(self, trained: PolicyNetwork, *, copy_weights: bool) -> None:
+        """Serve as a trained network's target: compute as it does, and copy its weights where their turn has come.
+
+        Weights trained with rounding are those of a policy only when rounded; at few bits they are another one without.
+        """
+        self.fake_quantisation = trained.fake_quantisation
+        if copy_weights:
+            self.load_state_dict(trained.state_dict())
+
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """Zeros, a tuple of [batch, H] on the parameters' device; empty without a core."""
         reference = next(self.policy_head.parameters())

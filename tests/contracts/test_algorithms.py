@@ -28,6 +28,9 @@ from accel.experience.batch import Batch, Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
+from accel.networks.fake_quantisation import FakeQuantisation
+from compressors.pipeline import make_compressor
+from compressors.qat.fake_quantiser import FakeQuantiser
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((2,), "float32", ActionSpec("categorical", (2,)))
@@ -344,6 +347,28 @@ def test_the_target_is_the_trained_network_of_every_so_many_updates(name: str, i
 
 
 # --- PTR-PPO ---
+
+
+@pytest.mark.parametrize("name", ["impact", "dqn", "r2d2", "d4pg"])
+def test_the_target_of_a_network_trained_with_rounding_rounds_as_well(name: str) -> None:
+    algorithm, chain = make(name)
+    sample, network, target = chain.sample(), algorithm.network, algorithm.networks["target"]
+    module = network.acting_module()
+    rows = {"observations": np.tile(np.eye(2, dtype=np.float32), (8, 1))}
+    rows |= {f"state_{i}": np.zeros((16, *shape), np.float32) for i, shape in enumerate(network.state_shapes)}
+    inputs = {key: torch.from_numpy(array[:1]) for key, array in rows.items()}
+    plan = make_compressor("qat(w2)").bind(module, inputs, rows, output_names=module.output_names)
+
+    def params(policy: torch.nn.Module) -> Tensor:
+        observations, first = torch.eye(2).unsqueeze(0), torch.zeros(1, 2, dtype=torch.bool)
+        with torch.no_grad():
+            return policy(observations, first, network.initial_state(2)).params  # type: ignore[no-any-return]
+
+    whole = params(network)
+    network.fake_quantisation = FakeQuantisation(FakeQuantiser(plan, module))
+    rounded = params(network)
+    algorithm.update(sample, 0.0, ignore)
+    assert torch.equal(params(target), rounded) and not torch.allclose(rounded, whole, rtol=0.01, atol=0.0)
 
 
 @pytest.mark.parametrize("priority", ["max", "mean", "return"])
