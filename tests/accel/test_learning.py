@@ -116,5 +116,5 @@ def test_int8_actors_under_mpirun_reach_the_quickstarts_return(tmp_path: Path) -
     with TrainingRun(tmp_path, *preset, *sizes, "--stop-at-return", "400") as job:
         assert job.finish() == 0, job.output
         summary = job.summary()
-        assert "reached 400" in summary.reason and summary.scheme == "int8" and summary.actors == 1
+        assert "reached 400" in summary.reason and job.mostly_acted_with("int8") and summary.actors == 1
         assert "int8" in job.output and "environment steps/s" in job.output

@@ -124,6 +124,11 @@ class TrainingRun:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
+    def mostly_acted_with(self, scheme: str) -> bool:
+        """Whether that scheme was published for most of the run: validation may withhold a policy, and the last one."""
+        schemes = [record["scheme"] for record in self.records()]
+        return schemes.count(scheme) > len(schemes) / 2
+
     def finish(self, limit_s: float = LIMIT_S) -> int:
         """The job's status; a job that is still running after ``limit_s`` fails the test with what it printed."""
         self.ranks()
