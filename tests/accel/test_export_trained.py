@@ -41,6 +41,7 @@ def test_the_gate_on_returns_lets_a_good_policy_pass(trained: Path, tmp_path: Pa
 
 
 @pytest.mark.learning
+@pytest.mark.long
 def test_a_small_student_learns_the_policy_after_training(trained: Path) -> None:
     result = accel.evaluate(trained, scheme="distill(16x1)+int8", episodes=16)
     assert result.policy_bytes < 3000
