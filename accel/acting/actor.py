@@ -104,7 +104,7 @@ class Actor:
             self._load(self._transport.wait_policy(timeout_s))
         priorities = None
         if agreement.priorities is not None:
-            priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
+            priorities = TemporalDifferences(self.layout, agreement.priorities)
         before = self._transport.pulse.enter(PREPARING)
         self._collector = self._make_collector(sampler, priorities)
         self._transport.pulse.enter(before)

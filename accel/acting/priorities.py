@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from accel.config.actor import PriorityOptions
 from accel.envs.spaces import ALLOWED_ABOVE
 from accel.experience.unroll import Unroll, UnrollLayout
 
@@ -41,25 +42,14 @@ class TemporalDifferences:
     """|δ| of an actor's environments, unroll by unroll.
 
     Args:
-        layout: of the unrolls; one discrete action.
-        n_step: n. discount: γ. duelling: outputs are advantages and the state's value. value_rescaling: whether h.
-        reward_scale, reward_clip: as the learner transforms rewards.
+        layout: of the unrolls; one discrete action. options: of the algorithm.
     """
 
-    def __init__(
-        self,
-        layout: UnrollLayout,
-        *,
-        n_step: int,
-        discount: float,
-        duelling: bool,
-        value_rescaling: bool,
-        reward_scale: float = 1.0,
-        reward_clip: float | None = None,
-    ) -> None:
-        self._n, self._discount = n_step, discount
-        self._duelling, self._rescaling = duelling, value_rescaling
-        self._scale, self._clip = reward_scale, reward_clip
+    def __init__(self, layout: UnrollLayout, options: PriorityOptions) -> None:
+        n_step = options.n_step
+        self._n, self._discount = n_step, options.discount
+        self._duelling, self._rescaling = options.duelling, options.value_rescaling
+        self._scale, self._clip = options.reward_scale, options.reward_clip
         self._same_step = layout.spec.autoreset == "same_step"
         envs = layout.envs
         self._taken, self._best, self._rewards = (np.zeros((n_step, envs), np.float32) for _ in range(3))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -122,29 +122,6 @@ class Sampler(Protocol):
     def to_env(self, actions: ActionArray) -> ActionArray:
         """What the environment gets, [B, *shape]: indices as they are; Gaussian samples clipped or squashed, copied."""
         ...
-
-
-def make_rule(spec: RuleSpec, action: ActionSpec) -> ActionRule:
-    """The rule that a spec names. Raises ConfigError: unknown, or not for this action space."""
-    if spec.name == "stochastic":
-        return StochasticRule(action)
-    if spec.name == "epsilon-greedy":
-        return EpsilonGreedyRule(action, **spec.options)  # type: ignore[arg-type]
-    if spec.name == "squashed-gaussian":
-        return SquashedGaussianRule(action)
-    if spec.name == "gaussian-noise":
-        return GaussianNoiseRule(action, **spec.options)  # type: ignore[arg-type]
-    module_name, colon, name = spec.name.partition(":")
-    if not colon:
-        raise ConfigError(
-            f"unknown action rule '{spec.name}'; there are stochastic, squashed-gaussian, gaussian-noise, "
-            "epsilon-greedy, or module:factory"
-        )
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"action rule '{spec.name}' cannot be loaded: {error}") from error
-    return cast(ActionRule, factory(action, **spec.options))
 
 
 class StochasticRule:
@@ -287,6 +264,28 @@ class EpsilonGreedyRule:
         )
         log_probabilities = np.log(np.maximum(probabilities, np.float32(_LEAST_PROBABILITY)))
         return np.where(allowed, log_probabilities, np.float32(MASKED)) if self.masked else log_probabilities
+
+
+_RULES: Mapping[str, Callable[..., ActionRule]] = {
+    "stochastic": StochasticRule,
+    "squashed-gaussian": SquashedGaussianRule,
+    "gaussian-noise": GaussianNoiseRule,
+    "epsilon-greedy": EpsilonGreedyRule,
+}
+
+
+def make_rule(spec: RuleSpec, action: ActionSpec) -> ActionRule:
+    """The rule that a spec names. Raises ConfigError: unknown, or not for this action space."""
+    if spec.name in _RULES:
+        return _RULES[spec.name](action, **spec.options)
+    module_name, colon, name = spec.name.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown action rule '{spec.name}'; there are {', '.join(_RULES)}, or module:factory")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"action rule '{spec.name}' cannot be loaded: {error}") from error
+    return cast(ActionRule, factory(action, **spec.options))
 
 
 class _EpsilonGreedySampler:

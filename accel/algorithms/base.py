@@ -15,6 +15,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
 from accel.config import TrainConfig
+from accel.config.actor import PriorityOptions
 from accel.config.algorithms import OptimiserConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, DivergenceError
@@ -46,8 +47,7 @@ class Algorithm(Protocol):
         networks: everything trainable or kept beside it, targets and critics included.
         network: whose policy side acts: actors get its ``acting_module()``.
         rule: how actors turn its outputs into actions. output_size: P. explores: whether unrolls record ε.
-        initial_priorities: options of ``accel.acting.priorities.TemporalDifferences``, where actors can compute the
-            priorities of their own transitions; None otherwise.
+        initial_priorities: how actors compute the priorities of their own transitions; None where they cannot.
     """
 
     networks: nn.Module
@@ -55,7 +55,7 @@ class Algorithm(Protocol):
     rule: RuleSpec
     output_size: int
     explores: bool
-    initial_priorities: Mapping[str, object] | None
+    initial_priorities: PriorityOptions | None
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The policy that outputs [..., P] make under the rule, at ε [...] where it explores: the rule's torch twin."""
@@ -106,7 +106,7 @@ class GradientAlgorithm:
 
     rule = RuleSpec()
     explores = False
-    initial_priorities: Mapping[str, object] | None = None
+    initial_priorities: PriorityOptions | None = None
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.exchange import GradientExchange
 from accel.config import TrainConfig
-from accel.config.actor import ActorAgreement
+from accel.config.actor import ActorAgreement, PriorityOptions
 from accel.config.algorithms import CustomAlgorithmConfig
 from accel.config.experience import (
     CircularConfig,
@@ -88,7 +88,7 @@ def make_store(
     rewards: RewardTransform,
     actors: Callable[[], int] = lambda: 1,
 ) -> Store:
-    """The store of a run; ``actors`` tells how many there are at the moment."""
+    """The store of a run; ``actors`` returns how many there are at the moment."""
     options = config.store
     if config.schedule.waits_for_policy:
         return Rounds(actors, batcher, rewards)
@@ -158,7 +158,7 @@ def agreement_for(
     rule: RuleSpec,
     output_size: int,
     explores: bool,
-    priorities: Mapping[str, object] | None = None,
+    priorities: PriorityOptions | None = None,
 ) -> tuple[ActorAgreement, UnrollLayout]:
     """The same for any policy: its recurrent state, its action rule, its outputs P, whether rows record ε, and how
     actors compute priorities, where they do."""
@@ -178,7 +178,7 @@ def agreement_for(
         explores=explores,
         rule=rule.name,
         rule_options=dict(rule.options),
-        priorities=None if priorities is None else dict(priorities),
+        priorities=priorities,
         digest=layout.digest,
     )
     return agreement, layout

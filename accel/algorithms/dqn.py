@@ -34,6 +34,7 @@ from accel.acting.rules import RuleSpec
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
+from accel.config.actor import PriorityOptions
 from accel.config.algorithms import DqnConfig, LadderConfig, QLearningConfig
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import ConfigError
@@ -93,14 +94,14 @@ class Dqn(GradientAlgorithm):
         self.rule = RuleSpec(
             "epsilon-greedy", {"duelling": options.duelling, "final_epsilon": self._final_epsilon, **explores}
         )
-        self.initial_priorities = {
-            "n_step": options.n_step,
-            "discount": options.discount,
-            "duelling": options.duelling,
-            "value_rescaling": options.value_rescaling,
-            "reward_scale": config.rewards.reward_scale,
-            "reward_clip": config.rewards.reward_clip,
-        }
+        self.initial_priorities = PriorityOptions(
+            options.n_step,
+            options.discount,
+            options.duelling,
+            options.value_rescaling,
+            config.rewards.reward_scale,
+            config.rewards.reward_clip,
+        )
 
     def q_values(self, outputs: Tensor) -> Tensor:
         """[..., P] to Q [..., n]."""

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 EnvValue = str | int | float | bool
 
 
+@dataclass(frozen=True)
 class _Message:
     """A frozen message that travels as JSON."""
 
     def to_json(self) -> Json:
         """JSON-ready values; ``from_json`` restores an equal message."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
         """Inverse of ``to_json``. Raises TransportError: it is another version's."""
-        names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        names = {item.name for item in fields(cls)}
         if set(value) != names:
             raise TransportError(
                 f"the learner's {cls.__name__} has other fields than this actor's "
@@ -135,6 +136,23 @@ class ActorConfig(_Message):
 
 
 @dataclass(frozen=True)
+class PriorityOptions:
+    """How actors compute the priorities of their own transitions; see ``accel.acting.priorities``.
+
+    Attributes:
+        n_step: n. discount: γ. duelling: outputs are advantages and the state's value.
+        value_rescaling: whether values are h(Q). reward_scale, reward_clip: as the learner transforms rewards.
+    """
+
+    n_step: int
+    discount: float
+    duelling: bool
+    value_rescaling: bool
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+
+
+@dataclass(frozen=True)
 class ActorAgreement(_Message):
     """What the learner answers to an actor's environment: how unrolls are laid out and how actions are chosen.
 
@@ -142,7 +160,7 @@ class ActorAgreement(_Message):
         state_shapes: of one environment's recurrent state. output_size: P, the policy's outputs.
         explores: whether unrolls record ε. rule, rule_options: of a ``RuleSpec``.
         digest: of the unroll layout that the learner has made of it.
-        priorities: options of ``accel.acting.priorities.TemporalDifferences``, where unrolls carry priorities.
+        priorities: how they are computed, where unrolls carry priorities.
     """
 
     state_shapes: tuple[tuple[int, ...], ...]
@@ -151,7 +169,15 @@ class ActorAgreement(_Message):
     rule: str
     digest: str
     rule_options: Mapping[str, object] = field(default_factory=dict)
-    priorities: Mapping[str, object] | None = None
+    priorities: PriorityOptions | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_shapes", tuple(tuple(shape) for shape in self.state_shapes))
+
+    @classmethod
+    def from_json(cls, value: Json) -> Self:
+        """Inverse of ``to_json``. Raises TransportError: it is another version's."""
+        priorities = value.get("priorities")
+        if isinstance(priorities, dict):
+            value = value | {"priorities": PriorityOptions(**priorities)}
+        return super().from_json(value)

@@ -117,7 +117,7 @@ class Chain:
         self.sampler = make_rule(algorithm.rule, spec.action).bind(Seat(ENVS, ROWS), np.random.default_rng(seed))
         self.priorities = None
         if agreement.priorities is not None:
-            self.priorities = TemporalDifferences(self.layout, **agreement.priorities)  # type: ignore[arg-type]
+            self.priorities = TemporalDifferences(self.layout, agreement.priorities)
         self.acting = algorithm.network.acting_module()
         self.state = algorithm.network.initial_state(ENVS)
         self.sequence = self.env_steps = self.t = 0
