@@ -11,34 +11,31 @@ from pydantic import Field
 from accel.config.options import Count, Options
 
 
-class FifoConfig(Options):
+class BatchesConfig(Options):
+    """What every store of whole unrolls has that joins them into batches as they arrive."""
+
+    batch_unrolls: Count = Field(
+        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
+    )
+
+    @property
+    def held_unrolls(self) -> int:
+        """Unrolls whose buffers the store keeps until a batch is whole, or learned from."""
+        return self.batch_unrolls
+
+
+class FifoConfig(BatchesConfig):
     """Each unroll is learned from once, in the order of arrival."""
 
     store: Literal["fifo"] = "fifo"
-    batch_unrolls: Count = Field(
-        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
-    )
-
-    @property
-    def held_unrolls(self) -> int:
-        """Unrolls whose buffers the store keeps until an update is done."""
-        return self.batch_unrolls
 
 
-class CircularConfig(Options):
+class CircularConfig(BatchesConfig):
     """A circular buffer of batches, each used several times."""
 
     store: Literal["circular"] = "circular"
-    batch_unrolls: Count = Field(
-        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
-    )
     buffer_batches: Count = Field(4, description="N, batches kept; a new one takes the place of the oldest")
     batch_uses: Count = Field(2, description="K, updates that a batch serves at most")
-
-    @property
-    def held_unrolls(self) -> int:
-        """Unrolls whose buffers the store keeps until a batch is whole."""
-        return self.batch_unrolls
 
 
 class KeptConfig(Options):
@@ -51,22 +48,14 @@ class KeptConfig(Options):
     )
 
 
-class TrajectoriesConfig(KeptConfig):
+class TrajectoriesConfig(BatchesConfig, KeptConfig):
     """New batches, each once, and between them old trajectories, drawn by priority."""
 
     store: Literal["trajectories"] = "trajectories"
-    batch_unrolls: Count = Field(
-        1, description="unrolls per learner batch, joined along the environment axis; unless given, one per actor"
-    )
     replay_capacity: Count = Field(32_768, description="environment steps kept; a new one takes the oldest one's place")
     replays: int = Field(1, ge=0, description="batches of old trajectories for each new batch")
     priority_exponent: float = Field(0.6, ge=0, le=1, description="α, on priorities; 0 samples uniformly")
     weight_exponent: float = Field(0.4, ge=0, le=1, description="β, on the importance weights of the samples")
-
-    @property
-    def held_unrolls(self) -> int:
-        """Unrolls whose buffers the store keeps until an update is done."""
-        return self.batch_unrolls
 
 
 class ReplayingConfig(KeptConfig):

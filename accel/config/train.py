@@ -22,7 +22,7 @@ from accel.config.experience import (
     AnySchedule,
     AnyStore,
     AsynchronousConfig,
-    CircularConfig,
+    BatchesConfig,
     FifoConfig,
     ReplayingConfig,
     SamplesPerInsertConfig,
@@ -178,10 +178,10 @@ class TrainConfig(BaseModel):
             )
         if acting.actors < learners:
             raise ConfigError(f"{name} with actors = {acting.actors}: every learner needs an actor at least")
-        if getattr(self.store, "batch_unrolls", learners) < learners:
+        if isinstance(self.store, BatchesConfig) and self.store.batch_unrolls < learners:
             raise ConfigError(
                 f"{name} share out every batch: batch_unrolls must be at least {learners}, "
-                f"not {getattr(self.store, 'batch_unrolls', None)}"
+                f"not {self.store.batch_unrolls}"
             )
         if scheme.startswith("auto") or re.search(r"\bqat\b", scheme):
             raise ConfigError(
@@ -210,7 +210,7 @@ class TrainConfig(BaseModel):
             "learners": 1,
             "compressor": self.compression.compressor,
         }
-        if isinstance(self.store, FifoConfig | CircularConfig):
+        if isinstance(self.store, BatchesConfig):
             changes["batch_unrolls"] = _part(self.store.batch_unrolls, learner, learners)
         return self.replace(**changes)
 
