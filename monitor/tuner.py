@@ -16,7 +16,7 @@ the bottleneck, all levels deliver the same and full precision stays: it has no 
 policy saved its actor would spend waiting. Where they share cores, that time is the learner's, and counts.
 
 Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm or a failed check
-is banned, twice as long each time; and each change of level delays the next, twice as long each time.
+is banned, and each change of level delays the next, both with exponential back-off.
 
 Source of the bound: Thompson 1936, by order statistics. Deviations: none.
 """
@@ -189,8 +189,11 @@ class TunerDecision:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
-class Backoff:
-    """Delays that double with each attempt, from ``first_s`` to ``longest_s``; the first attempt is made at once."""
+class DoublingDelay:
+    """Exponential back-off: each attempt doubles the delay before the next, ``first_s`` to ``longest_s``.
+
+    The first attempt is made at once.
+    """
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._next_s, self._longest_s, self._ready_s = first_s, longest_s, -math.inf
@@ -223,8 +226,8 @@ class Tuner:
         self.levels = tuple(levels)
         self.incumbent = self.full = self.levels[0]
         self.options = o = options or TunerOptions()
-        self._bans = {level: Backoff(o.ban_s, o.longest_s) for level in self.levels}
-        self._changes = Backoff(o.dwell_s, o.longest_s)
+        self._bans = {level: DoublingDelay(o.ban_s, o.longest_s) for level in self.levels}
+        self._changes = DoublingDelay(o.dwell_s, o.longest_s)
         self._agreed = 0
 
     def allows(self, level: str, time_s: float) -> bool:

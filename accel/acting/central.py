@@ -116,7 +116,7 @@ class CentralPolicy(SessionPolicy):
         self._use(self)
 
     def run(self) -> None:
-        """Ask; see ``Session.run``. Raises Stopped, TransportError."""
+        """Ask; see ``InPlaceSession.run``. Raises Stopped, TransportError."""
         self._transport.ask(self._timeout_s)
 
     def act(self, observations: Array, first: Bools | None, t: int, actions: ActionArray, params: Floats) -> None:

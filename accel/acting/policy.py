@@ -58,7 +58,7 @@ class ActingPolicy(Protocol):
         ...
 
 
-class Session(Protocol):
+class InPlaceSession(Protocol):
     """What computes a policy's outputs from its inputs, in place; see ``compressors.runtime.PolicySession``."""
 
     inputs: Mapping[str, Array]
@@ -81,7 +81,7 @@ class SessionPolicy:
         self._sampler = sampler
         self._state_shapes = state_shapes = layout.state_shapes
         self._is_record = bool(layout.spec.parts)
-        self._session: Session | None = None
+        self._session: InPlaceSession | None = None
         self._inputs: tuple[Array, ...] = ()
         self._outputs: tuple[Array, ...] = ()
         self._carried = tuple(np.zeros((layout.envs, *shape), np.float32) for shape in state_shapes)
@@ -110,7 +110,7 @@ class SessionPolicy:
         self.version = update.version
         return deserialise_s
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: InPlaceSession) -> None:
         """Act with a session from now on, which goes on with the recurrent state."""
         names = range(len(self._state_shapes))
         inputs = tuple(session.inputs[f"state_{i}"] for i in names)

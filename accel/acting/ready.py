@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from accel.acting.collector import ENV, OVERHEAD, POLICY, Collector
-from accel.acting.policy import Array, Bools, Floats, Session, SessionPolicy
+from accel.acting.policy import Array, Bools, Floats, InPlaceSession, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, Sampler
 from accel.envs.base import Actions, AsyncEnvironments, EnvFailure
@@ -37,7 +37,7 @@ class ReadyPolicy(SessionPolicy):
 
     scheme_id = 0
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: InPlaceSession) -> None:
         self._sessions = {self._layout.envs: cast(PolicySession, session)}
         self.scheme_id = self._schemes.index(self._sessions[self._layout.envs].artifact.scheme)
 

@@ -128,7 +128,7 @@ class Dqn(GradientAlgorithm):
         steps = sample.transitions
         rate = self.set_learning_rate(progress)
         self.refresh_target()
-        targets = self._targets(steps) if sample.steps is None else self._retrace_targets(sample.steps)
+        targets = self._targets(steps) if sample.steps is None else self.retrace_targets(sample.steps)
         mark("correct")
         with self.autocast():
             q = self.q_of(self.network, steps.observations)
@@ -170,7 +170,7 @@ class Dqn(GradientAlgorithm):
         return rescale(steps.returns + steps.discounts * unscale(values))
 
     @torch.no_grad()
-    def _retrace_targets(self, steps: Steps) -> Tensor:
+    def retrace_targets(self, steps: Steps) -> Tensor:
         """[N] y by Retrace; the first row's own values cancel."""
         following, best = self._rated(steps.observations[1:].flatten(0, 1))
         shape = steps.rewards.shape

@@ -64,7 +64,7 @@ class Sac(ContinuousControl):
         if sample.steps is None:
             targets = self.soft_targets(steps, temperature)
         else:
-            targets = self._retrace_targets(sample.steps, temperature)
+            targets = self.retrace_targets(sample.steps, temperature)
         mark("correct")
         observations = self.normalised(steps.observations)
         with self.autocast():
@@ -110,7 +110,7 @@ class Sac(ContinuousControl):
         return steps.returns + steps.discounts * values
 
     @torch.no_grad()
-    def _retrace_targets(self, steps: Steps, temperature: Tensor) -> Tensor:
+    def retrace_targets(self, steps: Steps, temperature: Tensor) -> Tensor:
         """[N] y by Retrace; the first row's own values cancel."""
         shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
         acted = steps.actions.roll(-1, 0).flatten(0, 1)

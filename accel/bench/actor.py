@@ -149,7 +149,7 @@ class _ActorCells:
             "envs": envs,
         }
         row |= spread("us_per_env_step", [sample.total for sample in taken])
-        env_us, policy_us, session_us = _parts(taken)
+        env_us, policy_us, session_us = median_parts(taken)
         total = number(row, "us_per_env_step")
         row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": total - env_us - policy_us}
         row |= spread("env_only_us", [sample.total for sample in env_only])
@@ -181,7 +181,7 @@ def _filled(unroll: Callable[[], tuple[Split, int]]) -> Callable[[], Split]:
     return take
 
 
-def _parts(taken: Sequence[Split]) -> tuple[float, float, float]:
+def median_parts(taken: Sequence[Split]) -> tuple[float, float, float]:
     """Environment, policy and session of the median total, by their shares of the middle half of samples."""
     ordered = sorted(taken)
     quarter = len(ordered) // 4

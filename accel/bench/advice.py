@@ -44,7 +44,7 @@ def _inference_line(cells: Sequence[Row]) -> str:
     names = {kind: f"{kind} {row['scheme']}" for kind, row in best.items()}
     text = f"{names[winner]} is {ratio:.2f}× as fast as {names[loser]}"
     if not clear:
-        text = f"{names['local']} and {names['central']} are not told apart"
+        text = f"{names['local']} and {names['central']} do not differ measurably"
     measured = [row for row in cells if row["cpu_s_per_million"] is not None]
     if measured:
         least = min(measured, key=lambda row: number(row, "cpu_s_per_million"))

@@ -87,7 +87,7 @@ class ActingJob:
             output.seek(0)
             errors.seek(0)
             found = [line for line in output if line.startswith("{")]
-            if not found:  # The launcher's status tells of the ranks' end, which is not what was measured.
+            if not found:  # The launcher's status is of the ranks' end, which is not what was measured.
                 raise LaunchError(f"the benchmark's actors failed:\n{errors.read().strip()}")
             return Acted(**json.loads(found[-1]))
 

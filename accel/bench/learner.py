@@ -94,7 +94,7 @@ def bench_learner(
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
-        cells: list[_Cell | _OtherCell] = [*_cells(configs, spec, precisions, where, notify)]
+        cells: list[LearnerCell | _OtherCell] = [*_cells(configs, spec, precisions, where, notify)]
         cells += [_OtherCell(name, config, spec, where) for name in against for config in configs]
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
@@ -104,8 +104,8 @@ def bench_learner(
 
 def _cells(
     configs: Sequence[TrainConfig], spec: EnvSpec, precisions: Sequence[str], device: torch.device, notify: Notify
-) -> list[_Cell]:
-    cells: list[_Cell] = []
+) -> list[LearnerCell]:
+    cells: list[LearnerCell] = []
     refusals: list[str] = []
     for precision in dict.fromkeys(precisions):
         try:
@@ -116,7 +116,7 @@ def _cells(
         except ConfigError:
             refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
-        cells += [_Cell(config, spec, device) for config in changed]
+        cells += [LearnerCell(config, spec, device) for config in changed]
     if not cells:
         raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:
@@ -124,7 +124,7 @@ def _cells(
     return cells
 
 
-class _Cell:
+class LearnerCell:
     """One learner in one precision, with a batch of experience."""
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:

@@ -34,7 +34,7 @@ from accel.networks.text import parse_network
 Update = Callable[[], None]
 ENDS = 0.01
 """Share of steps that end an episode."""
-_LEARNING_RATE = 1e-7  # as accel's in this benchmark: hundreds of updates leave the policy unchanged
+LEARNING_RATE = 1e-7  # as accel's in this benchmark: hundreds of updates leave the policy unchanged
 _DISCOUNT, _LAMBDA, _CLIP, _VALUE_COST, _ENTROPY_COST, _NORM = 0.99, 0.95, 0.2, 0.5, 0.01, 0.5
 
 
@@ -62,7 +62,7 @@ class Task:
         """That of a configuration. Raises ConfigError: others have no such update."""
         options, text = config.algorithm, parse_network(config.policy.network).for_observations(spec)
         is_plain = len(spec.observation_shape) == 1 and not spec.parts and spec.action.kind != "multi_categorical"
-        if not isinstance(options, PpoConfig) or options.algorithm != "ppo":
+        if not isinstance(options, PpoConfig):
             raise ConfigError(f"--against compares ppo's update, not that of {options.algorithm}: leave it out")
         if text.torso != "mlp" or text.core is not None or not is_plain or config.policy.separate_value_torso is False:
             raise ConfigError(
@@ -92,7 +92,7 @@ class Task:
         return math.ceil(self.steps / self.minibatches)
 
 
-class _Agent(nn.Module):
+class Agent(nn.Module):
     """Two mlps, and a deviation that does not depend on the observation."""
 
     def __init__(self, task: Task) -> None:
@@ -103,12 +103,14 @@ class _Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(1, outputs)) if self.is_continuous else None
 
     def policy(self, observations: Tensor) -> Distribution:
+        """Of actions [N] or [N, k], for observations [N, size]."""
         output = self.actor(observations)
         if self.log_std is None:
             return Categorical(logits=output)
         return Normal(output, self.log_std.expand_as(output).exp())
 
     def total(self, by_component: Tensor) -> Tensor:
+        """[N] log-probabilities or entropies of whole actions."""
         return by_component.sum(-1) if self.is_continuous else by_component
 
 
@@ -122,8 +124,8 @@ def _mlp(task: Task, size: int, outputs: int) -> nn.Sequential:
 
 def cleanrl_update(task: Task) -> Update:
     """CleanRL's update on one batch of random experience, in plain torch."""
-    agent = _Agent(task).to(task.device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=_LEARNING_RATE, eps=1e-5)
+    agent = Agent(task).to(task.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=LEARNING_RATE, eps=1e-5)
     random, shuffle = torch.Generator().manual_seed(0), np.random.default_rng(0).shuffle
     shape = (task.length, task.envs)
     observations = torch.randn(*shape, *task.spec.observation_shape, generator=random).to(task.device)
@@ -155,7 +157,7 @@ def cleanrl_update(task: Task) -> Update:
             shuffle(order)
             for start in range(0, task.steps, task.minibatch):
                 chosen = order[start : start + task.minibatch]
-                loss, recorded = _cleanrl_loss(agent, *(x[chosen] for x in flat))
+                loss, recorded = cleanrl_loss(agent, *(x[chosen] for x in flat))
                 statistics.append(recorded)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -165,8 +167,8 @@ def cleanrl_update(task: Task) -> Update:
     return update
 
 
-def _cleanrl_loss(
-    agent: _Agent, observations: Tensor, actions: Tensor, old: Tensor, advantage: Tensor, target: Tensor, values: Tensor
+def cleanrl_loss(
+    agent: Agent, observations: Tensor, actions: Tensor, old: Tensor, advantage: Tensor, target: Tensor, values: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, float]]:
     """PPO's loss, and what is recorded: two estimates of the KL divergence, the share of ratios beyond the clip."""
     policy = agent.policy(observations)
@@ -197,7 +199,7 @@ def sb3_update(task: Task) -> Update:
     hidden = list(task.hidden)
     model = PPO(
         "MlpPolicy", DummyVecEnv([lambda: _Shape(task.spec)] * task.envs), n_steps=task.length,
-        batch_size=task.minibatch, n_epochs=task.passes, learning_rate=_LEARNING_RATE, gamma=_DISCOUNT,
+        batch_size=task.minibatch, n_epochs=task.passes, learning_rate=LEARNING_RATE, gamma=_DISCOUNT,
         gae_lambda=_LAMBDA, clip_range=_CLIP, clip_range_vf=_CLIP, ent_coef=_ENTROPY_COST, vf_coef=_VALUE_COST,
         max_grad_norm=_NORM, device=task.device,
         policy_kwargs={"net_arch": {"pi": hidden, "vf": hidden}, "activation_fn": task.activation},

@@ -172,7 +172,7 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str, unit: str) -> None:
     figure.suptitle("\n".join(wrapped), fontsize=9)
     axes: list[Axes] = list(figure.subplots(lines, columns, squeeze=False).flat)
     for panel, place in zip(panels, axes, strict=False):
-        _draw_panel(panel, place, unit)
+        draw_panel(panel, place, unit)
     for place in axes[len(panels) :]:
         place.set_visible(False)
     legend = dict(item for place in axes for item in zip(*reversed(place.get_legend_handles_labels()), strict=True))
@@ -181,7 +181,8 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str, unit: str) -> None:
     figure.savefig(path, dpi=130, format="png")
 
 
-def _draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
+def draw_panel(panel: Panel, axes: Axes, unit: str) -> None:
+    """Stacked bars of a panel's parts, with intervals and notes."""
     places = list(range(len(panel.labels)))
     totals = [0.0] * len(places)
     for (name, values), colour in zip(panel.parts.items(), _COLOURS, strict=False):

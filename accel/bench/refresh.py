@@ -113,7 +113,7 @@ def bench_refresh(
             subject = make_subject(text, spec, config, run, activation)
             rows += _Refreshes(subject, envs, schemes, notify).measure(seconds / len(texts), repeats)
     _send(rows, send)
-    rows = [row | _break_even(row, rows) for row in rows]
+    rows = [row | break_even(row, rows) for row in rows]
     shared: Row = {"torch_threads": 1, "onnxruntime_threads": 1} | provenance()
     return [row | shared for row in rows]
 
@@ -126,7 +126,7 @@ class _Refreshes:
         self._plans: dict[str, Plan] = {}
         self._bind_ms: dict[str, float] = {}
         self._mismatches: dict[str, Row] = {}
-        self._weights_change = _changing(subject.run.policy)
+        self._weights_change = changing_weights(subject.run.policy)
         logger.info("binding %s", subject.network)
         subject.bind(FULL_PRECISION)  # the first export imports the exporter
         for scheme in dict.fromkeys((FULL_PRECISION, *schemes)):
@@ -199,7 +199,7 @@ def _timed_bind(subject: Subject, scheme: str) -> tuple[Plan, float]:
             return plan, float(np.median(times_ms))
 
 
-def _changing(policy: torch.nn.Module) -> Iterator[None]:
+def changing_weights(policy: torch.nn.Module) -> Iterator[None]:
     """Each ``next`` moves the weights a little, alternating in sign."""
     generator = torch.Generator().manual_seed(0)
     weights: list[torch.Tensor] = list(policy.parameters())
@@ -225,7 +225,7 @@ def _send(rows: list[Row], carrier: str) -> None:
         row["carrier"] = carrier
 
 
-def _break_even(row: Row, rows: Sequence[Row]) -> Row:
+def break_even(row: Row, rows: Sequence[Row]) -> Row:
     """The environment steps per refresh at which the faster call makes up for the slower refresh."""
     baseline = next(r for r in rows if r["network"] == row["network"] and r["scheme"] == FULL_PRECISION)
     saving_us = (number(baseline, "us") - number(row, "us")) / number(row, "envs")

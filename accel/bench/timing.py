@@ -27,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 Sample = TypeVar("Sample")
 
 
-class Rounds(NamedTuple, Generic[Key, Sample]):
+class Interleaved(NamedTuple, Generic[Key, Sample]):
     """The samples of ``interleave``.
 
     Attributes:
@@ -39,7 +39,9 @@ class Rounds(NamedTuple, Generic[Key, Sample]):
     cpu_share: float
 
 
-def interleave(contestants: Mapping[Key, Callable[[], Sample]], seconds: float, repeats: int) -> Rounds[Key, Sample]:
+def interleave(
+    contestants: Mapping[Key, Callable[[], Sample]], seconds: float, repeats: int
+) -> Interleaved[Key, Sample]:
     """One sample of each contestant per round, in balanced orders.
 
     Args:
@@ -59,7 +61,7 @@ def interleave(contestants: Mapping[Key, Callable[[], Sample]], seconds: float, 
         for place in next(orders):
             name = names[place]
             samples[name].append(contestants[name]())
-    return Rounds(samples, (time.process_time() - cpu_began) / (time.perf_counter() - began))
+    return Interleaved(samples, (time.process_time() - cpu_began) / (time.perf_counter() - began))
 
 
 def balanced_orders(count: int) -> list[list[int]]:

@@ -79,11 +79,11 @@ def main(arguments: Sequence[str]) -> int:
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
     print(tables.table_text(result.rows, result.columns, result.title, width))
     conditions = _conditions(result.rows[0])
-    for line in [*refused, *conditions, *_interference(result.rows), *result.lines]:
+    for line in [*refused, *conditions, *interference(result.rows), *result.lines]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     if options.json is not None:
         command = shlex.join(["accel", "bench", *arguments])
-        write_atomically(options.json, _encode([row | {"command": command} for row in result.rows]))
+        write_atomically(options.json, encode([row | {"command": command} for row in result.rows]))
     if options.plot is not None:
         from accel.bench import plots
 
@@ -341,7 +341,7 @@ def _conditions(row: Row) -> list[str]:
     return [f"{row['cpu']}, {row['cores']} cores{flags}", f"{torch}, {runtime}; {commit}"]
 
 
-def _interference(rows: Sequence[Row]) -> list[str]:
+def interference(rows: Sequence[Row]) -> list[str]:
     """A warning where other processes took much of the processor."""
     least = min((number(row, "cpu_share") for row in rows if "cpu_share" in row), default=1.0)
     if least > LEAST_CPU_SHARE:
@@ -353,7 +353,7 @@ def _threads(count: object) -> str:
     return f"{count} thread{'' if count == 1 else 's'}"
 
 
-def _encode(rows: Sequence[Row]) -> bytes:
+def encode(rows: Sequence[Row]) -> bytes:
     """A JSON list, with null for values that are not finite, which JSON cannot express."""
     finite = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
     return (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()

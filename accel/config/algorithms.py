@@ -266,6 +266,9 @@ class QLearningConfig(AlgorithmConfig):
         return self.n_step
 
 
+_NEEDS_STEPS = {"retrace": True, "none": False}
+
+
 class RetraceableConfig(AlgorithmConfig):
     """Options of algorithms whose n-step targets from replay can be corrected for the policy that acted."""
 
@@ -279,12 +282,12 @@ class RetraceableConfig(AlgorithmConfig):
     @property
     def trace(self) -> Trace:
         """Retrace's, or one step."""
-        return Trace(self.lambda_) if self.corrector == "retrace" else Trace()
+        return Trace(self.lambda_) if self.wants_steps else Trace()
 
     @property
     def wants_steps(self) -> bool:
         """With a correction."""
-        return self.corrector != "none"
+        return _NEEDS_STEPS[self.corrector]
 
 
 class DqnConfig(RetraceableConfig, QLearningConfig):

@@ -59,7 +59,7 @@ _EXAMPLE = "example.py"
 _PARITY_ROWS = {"float32": 256, "uint8": 32}
 _VECTOR_ROWS = {"float32": 32, "uint8": 4}
 # if the target would take longer than this, onnxruntime plays the episodes instead; parity checks compare the two
-_PLAYABLE_S = 60.0
+PLAYABLE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def export(
         greedy: most likely actions instead of samples.
         max_return_loss, max_mismatch: see ``Gate``; the bundle is not written when one is exceeded.
         cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
-        progress: told what is going on.
+        progress: shows the stages.
     Returns:
         The bundle, with everything that was measured.
     Raises:
@@ -289,7 +289,7 @@ class _Builder:
         expected_s = full.env_steps * call_us / 1e6
         engine, name = self._target.name, self._name
         policy: Policy = self._session(contract)
-        if not self._target.runs_onnx and expected_s > _PLAYABLE_S:
+        if not self._target.runs_onnx and expected_s > PLAYABLE_S:
             name = f"{self._artifact.scheme} on onnxruntime (as {engine} it would take {duration(expected_s)})"
             engine, policy = "onnxruntime", self._artifact
         compressed = self._play_one(f"{name} on the same seeds", policy, episodes)

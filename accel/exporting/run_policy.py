@@ -56,7 +56,7 @@ _ALLOWED_ABOVE = -5e8  # what tells values of allowed actions from those of othe
 CONTRACT, SUMS = "contract.json", "SHA256SUMS"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SUM_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_FILE_NAME})\n")
-_KEYS = {
+KEYS = {
     *("format_version", "scheme", "target", "files", "model", "fp32", "inputs", "outputs", "vectors", "action"),
     *("recurrent_state", "environment"),
 }
@@ -347,7 +347,7 @@ def read_contract(bundle: Path) -> Contract:
         raise BundleError(f"{bundle} is no complete bundle: {error.filename} is missing; copy it again") from error
     except (OSError, ValueError) as error:
         raise BundleError(f"{bundle} is no complete bundle: {error}") from error
-    if contract.get("format") != FORMAT or not contract.keys() >= _KEYS:
+    if contract.get("format") != FORMAT or not contract.keys() >= KEYS:
         raise BundleError(f"{bundle / CONTRACT} is not the contract of a bundle")
     if contract["format_version"] != FORMAT_VERSION:
         raise BundleError(f"the bundle has format {contract['format_version']!r}, this program reads {FORMAT_VERSION}")

@@ -155,7 +155,7 @@ def kept_run_paths(directory: Path) -> list[Path]:
 
     Raises: ReportError: the file is damaged.
     """
-    return [directory / name for name in _samples(directory)] if (directory / KEPT_RUNS).is_file() else []
+    return [directory / name for name in kept_samples(directory)] if (directory / KEPT_RUNS).is_file() else []
 
 
 def is_kept_run(path: Path) -> bool:
@@ -170,7 +170,7 @@ def load_kept_run(path: Path) -> Run:
     """
     from monitor.report.samples import run_from_json
 
-    sample = _samples(path.parent)[path.name]
+    sample = kept_samples(path.parent)[path.name]
     config = sample.get("config")
     if isinstance(config, Mapping) and "variant" in sample:
         sample = {**sample, "config": {**config, "variant": sample["variant"]}}
@@ -281,7 +281,8 @@ def _written() -> str:
     return f"Written by accel {__version__} on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}."
 
 
-def _samples(directory: Path) -> Mapping[str, Mapping[str, object]]:
+def kept_samples(directory: Path) -> Mapping[str, Mapping[str, object]]:
+    """The samples of a directory's ``runs.json`` by run. Raises ReportError: it is damaged, or lacks them."""
     file = directory / KEPT_RUNS
     try:
         runs = json.loads(file.read_bytes())["runs"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from accel.config import did_you_mean
 from accel.errors import ConfigError
 
 Direction = Literal["maximise", "minimise"]
@@ -130,13 +130,7 @@ def parse_constraints(texts: Sequence[str], known: Mapping[str, Metric]) -> tupl
     return tuple(parse_constraint(text, known) for text in texts)
 
 
-def did_you_mean(name: str, choices: Sequence[str]) -> str:
-    """A remark with the closest choice, or nothing."""
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _look_up(name: str, known: Mapping[str, Metric], what: str) -> Metric:
     if name not in known:
-        raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, list(known))}; there are {', '.join(known)}")
+        raise ConfigError(f"unknown {what} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return known[name]

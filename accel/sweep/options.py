@@ -10,8 +10,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from accel.config import did_you_mean
 from accel.errors import ConfigError
-from accel.sweep.objectives import Metric, choose_metrics, did_you_mean, parse_constraints
+from accel.sweep.objectives import Metric, choose_metrics, parse_constraints
 from accel.sweep.scheme_space import ChoiceOptions
 from accel.sweep.storage import default_url, sqlite_path
 from accel.sweep.study import PrunerName, SamplerName, StudyOptions

@@ -9,8 +9,8 @@ from typing import Literal, Self, TypeVar, get_args
 
 from optuna.trial import Trial
 
+from accel.config import did_you_mean
 from accel.errors import ConfigError
-from accel.sweep.objectives import did_you_mean
 from compressors.layer_inventory import PolicyLayer
 
 T = TypeVar("T")

@@ -15,11 +15,10 @@ from optuna.distributions import (
 )
 from optuna.trial import Trial
 
-from accel.config import TrainConfig
+from accel.config import TrainConfig, did_you_mean
 from accel.config.files import load_preset, load_toml
 from accel.errors import ConfigError
 from accel.runs.job import check_config
-from accel.sweep.objectives import did_you_mean
 
 Value = str | int | float | bool
 _TABLES = ("train", "space", "sweep")

@@ -56,12 +56,6 @@ class Questions:
         except PeerFailed:
             self._endpoint.failed_ranks()
 
-    def is_free(self, rank: int) -> bool:
-        """Whether the last answer's buffer may be written again."""
-        if rank in self._answers and self._is_done(rank, self._answers[rank][0]):
-            del self._answers[rank]
-        return rank not in self._answers
-
     def _is_done(self, rank: int, request: Request) -> bool:
         try:
             return self._endpoint.is_done(request)

@@ -35,7 +35,7 @@ from monitor.decisions import DecisionLog
 from monitor.mismatch import effective_horizon
 from monitor.return_guard import ReturnGuard, Verdict
 from monitor.timers import PhaseTimes
-from monitor.tuner import ActorTiming, Backoff, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
+from monitor.tuner import ActorTiming, DoublingDelay, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
 
 LOOK_S = 0.25
 FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
@@ -53,7 +53,7 @@ logger = logging.getLogger("accel")
 
 
 class _ActorTimes:
-    """What one actor's unrolls on the level in use tell, and what it timed."""
+    """What one actor's unrolls on the level in use show, and what it timed."""
 
     def __init__(self) -> None:
         self.level = ""
@@ -127,7 +127,7 @@ class TunedSteering:
         self._timing: tuple[str, ...] = ()
         self._timing_ends_s = 0.0
         self._timed: frozenset[str] = frozenset()
-        self._timings = Backoff(FIRST_TIMING_S, LONGEST_TIMING_S)
+        self._timings = DoublingDelay(FIRST_TIMING_S, LONGEST_TIMING_S)
         self._told = True
         self._guard: ReturnGuard | None = None
         self._verdict: Verdict | None = None

@@ -14,7 +14,7 @@ THRESHOLD_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Gain:
+class ReturnGain:
     """From a group's first known return to its final one, the mean over the last tenth of the steps.
 
     Attributes:
@@ -45,14 +45,14 @@ class Target:
     source: str
 
 
-def gain_of(group: Group) -> Gain:
+def gain_of(group: Group) -> ReturnGain:
     """What a group learned."""
     ends = [(run.first_return, run.final_return) for run in group.runs]
     known = np.array([pair for pair in ends if all(map(math.isfinite, pair))], np.float64).reshape(-1, 2)
     if not known.size:
-        return Gain(math.nan, math.nan, math.nan)
+        return ReturnGain(math.nan, math.nan, math.nan)
     first, final = (float(column.mean()) for column in known.T)
-    return Gain(first, final, float(known[:, 1].std(ddof=1)) if len(known) > 1 else 0.0)
+    return ReturnGain(first, final, float(known[:, 1].std(ddof=1)) if len(known) > 1 else 0.0)
 
 
 def common_target(groups: Sequence[Group]) -> float | None:
@@ -92,7 +92,7 @@ def margin_of(baseline: Group, share: float, asked: float | None) -> Target:
     )
 
 
-def _no_gain(gain: Gain, label: str) -> str:
+def _no_gain(gain: ReturnGain, label: str) -> str:
     return (
         f"{label} learned nothing: its gain from first to final return is {gain.size:.4g}, the standard deviation of "
         f"its seeds {gain.spread:.4g}"

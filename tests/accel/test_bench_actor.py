@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accel.bench import bench_actor
-from accel.bench.actor import RandomStepper, Split, _parts
+from accel.bench.actor import RandomStepper, Split, median_parts
 from accel.bench.rows import number
 from accel.config import TrainConfig
 from accel.errors import ConfigError, EnvError
@@ -53,7 +53,7 @@ def test_every_variant_has_a_row_whose_parts_add_up() -> None:
 def test_the_parts_of_the_median_are_those_of_ordinary_samples() -> None:
     ordinary = [Split(10.0 + k, 6.0, 3.0, 2.0) for k in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)]
     disturbed = [Split(90.0, 80.0, 5.0, 4.0), Split(8.0, 1.0, 1.0, 1.0)]
-    env, policy, session = _parts(ordinary + disturbed)
+    env, policy, session = median_parts(ordinary + disturbed)
     assert (env, policy, session) == pytest.approx((6.0, 3.0, 2.0), rel=0.02)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from accel.bench.advice import advise_actor, advise_bits, advise_policy, advise_refresh, advise_transport
 from accel.bench.options import LayoutOptions, integers, texts
-from accel.bench.plots import PANELS, Panel, _draw_panel, draw
+from accel.bench.plots import PANELS, Panel, draw, draw_panel
 from accel.bench.rows import Row
 from accel.bench.tables import (
     ACTOR,
@@ -27,7 +27,7 @@ from accel.bench.tables import (
     table_text,
 )
 from accel.cli import main
-from accel.cli.bench import _encode, _interference
+from accel.cli.bench import encode, interference
 from accel.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -300,7 +300,7 @@ def test_narrow_terminals_lose_the_extra_columns_from_the_right() -> None:
 
 
 def test_figures_that_are_not_finite_become_null() -> None:
-    assert json.loads(_encode([{"a": float("inf"), "b": float("nan"), "c": 1.5, "d": "x"}])) == [
+    assert json.loads(encode([{"a": float("inf"), "b": float("nan"), "c": 1.5, "d": "x"}])) == [
         {"a": None, "b": None, "c": 1.5, "d": "x"}
     ]
 
@@ -318,8 +318,8 @@ def test_bytes_that_nobody_copies_have_no_speed() -> None:
 
 
 def test_other_processes_are_told_of() -> None:
-    assert "60% of a core" in _interference([{"cpu_share": 0.99}, {"cpu_share": 0.6}])[0]
-    assert not _interference([{"cpu_share": 0.99}])
+    assert "60% of a core" in interference([{"cpu_share": 0.99}, {"cpu_share": 0.6}])[0]
+    assert not interference([{"cpu_share": 0.99}])
 
 
 def test_a_note_stands_behind_the_line_even_where_that_is_cut() -> None:
@@ -327,7 +327,7 @@ def test_a_note_stands_behind_the_line_even_where_that_is_cut() -> None:
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    _draw_panel(Panel("", ["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], notes=["n", "m"]), axes, "")
+    draw_panel(Panel("", ["a", "b"], {"x": [10.0, 20.0]}, [(9.0, 900.0), (18.0, 21.0)], notes=["n", "m"]), axes, "")
     (lines,) = (artist for artist in axes.collections if isinstance(artist, LineCollection))
     ends = [float(segment[1][0]) for segment in lines.get_segments()]
     assert ends == [30.0, 21.0], "the first is cut"

@@ -77,7 +77,7 @@ def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> Non
     config = TrainConfig.create(
         network="mlp:8x1", unroll_length=6, envs_per_actor=3, algorithm="ppo", passes=3, minibatches=2
     )
-    cell = bench._Cell(config, VECTOR, torch.device("cpu"))
+    cell = bench.LearnerCell(config, VECTOR, torch.device("cpu"))
     before = [parameter.clone() for parameter in cell.algorithm.parameters]
     first = next(iter(cell.algorithm.parameters))
     times = cell.take()
@@ -145,17 +145,17 @@ def test_other_learners_have_rows_of_the_same_training(spec: EnvSpec) -> None:
 @pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
 def test_the_update_in_plain_torch_learns_what_pays(spec: EnvSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind it the actions with the greater advantages are more likely, by as many optimiser steps as asked for."""
-    agents: list[other_learners._Agent] = []
+    agents: list[other_learners.Agent] = []
     batches: list[tuple[torch.Tensor, ...]] = []
-    plain_loss = other_learners._cleanrl_loss
+    plain_loss = other_learners.cleanrl_loss
 
-    def watch(agent: other_learners._Agent, *batch: torch.Tensor) -> object:
+    def watch(agent: other_learners.Agent, *batch: torch.Tensor) -> object:
         agents.append(agent)
         batches.append(batch)
         return plain_loss(agent, *batch)
 
-    monkeypatch.setattr(other_learners, "_cleanrl_loss", watch)
-    monkeypatch.setattr(other_learners, "_LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(other_learners, "cleanrl_loss", watch)
+    monkeypatch.setattr(other_learners, "LEARNING_RATE", 1e-3)
     task = other_learners.Task(spec, (16,), torch.nn.Tanh, 8, 5, 10, 3, torch.device("cpu"))
     other_learners.cleanrl_update(task)()
     assert len(batches) == 30 and sum(len(batch[0]) for batch in batches[:3]) == task.steps == 40

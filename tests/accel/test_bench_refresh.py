@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel.bench import bench_refresh
-from accel.bench.refresh import _break_even, _changing, measure_upkeep
+from accel.bench.refresh import break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
 from accel.bench.subject import default_spec, random_subject
 from accel.errors import ConfigError
@@ -48,20 +48,20 @@ def test_sending_is_left_out_unless_asked_for() -> None:
 def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
     fp32 = row("fp32", us=40.0, load_ms=1.0)
     fast = row("int8", us=20.0, load_ms=1.5, requantise_ms=3.0)
-    found = _break_even(fast, [fp32, fast])
+    found = break_even(fast, [fp32, fast])
     assert found["saving_us_per_env_step"] == pytest.approx(5.0)
     assert found["break_even_env_steps"] == pytest.approx(100.0)
     assert found["break_even_shared_env_steps"] == pytest.approx(500.0)
     steps = number(found, "break_even_env_steps")
     assert steps * 40.0 / 4 + 1e3 * 1.0 == pytest.approx(steps * 20.0 / 4 + 1e3 * 1.5)
     kept_up = fast | {"schedule_ms": 1.5, "upkeep_ms": 0.5}
-    found = _break_even(kept_up, [fp32, kept_up])
+    found = break_even(kept_up, [fp32, kept_up])
     assert found["break_even_env_steps"] == pytest.approx(100.0), "beside the actor"
     assert found["break_even_shared_env_steps"] == pytest.approx(900.0)
     light = row("prune(0.5)", us=20.0, load_ms=0.5, requantise_ms=0.5)
-    assert _break_even(light, [fp32, light])["break_even_env_steps"] == 0.0
+    assert break_even(light, [fp32, light])["break_even_env_steps"] == 0.0
     slow = row("fp16", us=39.9, load_ms=0.5)
-    assert _break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
+    assert break_even(slow, [fp32, slow])["break_even_env_steps"] is None, "0.25 % is no gain"
 
 
 UPKEEP = {
@@ -106,7 +106,7 @@ def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: 
 def test_weights_move_before_every_refresh_and_come_back() -> None:
     subject = random_subject("mlp:16x1", default_spec("mlp:16x1"))
     plan = subject.bind("fp32")
-    weights_change = _changing(subject.run.policy)
+    weights_change = changing_weights(subject.run.policy)
     payloads = [plan.refresh(subject.run.policy, 0).model]
     for _ in range(2):
         next(weights_change)

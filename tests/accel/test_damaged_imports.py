@@ -35,7 +35,7 @@ from accel.imports.normaliser import FixedNormaliser, read_normaliser
 from accel.imports.stable_baselines3 import SavedPolicy, read_saved_policy
 from accel.imports.torch_files import read_tensors
 from accel.runs.directory import RunDirectory
-from accel.runs.reporting import _samples
+from accel.runs.reporting import kept_samples
 from accel.sweep.directory import check_directory
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
@@ -315,7 +315,7 @@ def test_settings_of_sweeps(tmp_path_factory: pytest.TempPathFactory, document: 
 def test_samples_of_runs(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     path = tmp_path_factory.mktemp("samples")
     (path / "runs.json").write_bytes(json.dumps(document).encode(errors="surrogatepass"))
-    found = outcome(lambda: _samples(path))
+    found = outcome(lambda: kept_samples(path))
     assert isinstance(found, dict | ReportError)
 
 

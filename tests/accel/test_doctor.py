@@ -60,14 +60,14 @@ def test_the_caller_loads_neither_torch_nor_mpi(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_a_probe_that_hangs_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    end = doctor_module._end
+    end = doctor_module.end_process
 
     def look_and_end(process: subprocess.Popen[str]) -> None:
         seen.extend(_processes_about(tmp_path))
         end(process)
 
-    monkeypatch.setattr(doctor_module, "_LIBRARY_PROBE", f"import time; time.sleep(1e6)  # {tmp_path}")
-    monkeypatch.setattr(doctor_module, "_end", look_and_end)
+    monkeypatch.setattr(doctor_module, "LIBRARY_PROBE", f"import time; time.sleep(1e6)  # {tmp_path}")
+    monkeypatch.setattr(doctor_module, "end_process", look_and_end)
     report = accel.doctor(tmp_path, timeout_s=0.02)
     assert not report.healthy
     assert "no answer within 0.02 s" in finding(report, "MPI").value

@@ -72,7 +72,7 @@ def test_what_would_take_too_long_plays_on_onnxruntime_and_says_so(
     format: str, engine: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
-    monkeypatch.setattr(build, "_PLAYABLE_S", 0.0)
+    monkeypatch.setattr(build, "PLAYABLE_S", 0.0)
     bundle = export(run, tmp_path / "bundle", scheme="int8", format=format, episodes=2, progress=LineProgress(stream))
     played = stages(stream.getvalue())[-1]
     assert json.loads((bundle.path / "report.json").read_text())["returns"]["engine"] == engine

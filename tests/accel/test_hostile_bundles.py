@@ -191,7 +191,7 @@ def nested(depth: int) -> Any:
         lambda contract: contract.update(scheme="\ud800"),
         lambda contract: contract.update(extra=nested(40)),
         lambda contract: contract.update(extra="x" * 2**23),
-        *(lambda contract, key=key: contract.update({key: None}) for key in sorted(run_policy._KEYS - {"files"})),
+        *(lambda contract, key=key: contract.update({key: None}) for key in sorted(run_policy.KEYS - {"files"})),
     ],
 )
 def test_contracts_beyond_bounds_are_refused(bundle: Path, change: Change) -> None:

@@ -17,7 +17,7 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from accel.cli import main
-from accel.cli.sweep import _text
+from accel.cli.sweep import result_text
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError, SweepError
 from accel.sweep import CandidateOptions, ChoiceOptions, SearchOptions, SweepResult, sweep_run
@@ -94,7 +94,7 @@ def test_a_trade_off_is_exported_by_the_command_that_the_table_gives(swept: Swee
 
 
 def test_the_console_gives_latency_with_its_ratio_once(swept: SweepResult) -> None:
-    text = _text(swept)
+    text = result_text(swept)
     assert len(re.findall(r"latency [0-9.]+ us \([0-9.]+ of fp32's\)", text)) == len(swept.front)
     assert "policy_us" not in text and "fp32_us" not in text
     assert swept.tally in text and all(command in text for command in swept.exports)

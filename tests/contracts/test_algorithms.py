@@ -648,7 +648,7 @@ def test_dqns_retrace_targets_are_those_of_the_definition(n: int, double: bool, 
     values = target.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     taken = target[:-1].gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
     traces = 0.8 * (best[:-1] == steps.actions)
-    found = learner._retrace_targets(steps)
+    found = learner.retrace_targets(steps)
 
     def inverse(q: float) -> float:
         return float(h_inverse(torch.tensor([q]))[0]) if rescaling else q
@@ -669,7 +669,7 @@ def test_sacs_retrace_targets_are_those_of_the_definition(n: int) -> None:
     generator = torch.Generator().manual_seed(n)
     steps = steps_of(n, 64, torch.randn(n, 64, 1, generator=generator), generator)
     state = algorithm.generator.get_state()
-    found = algorithm._retrace_targets(steps, torch.tensor(0.3))
+    found = algorithm.retrace_targets(steps, torch.tensor(0.3))
     algorithm.generator.set_state(state)
     with torch.no_grad():
         following = steps.observations[1:].flatten(0, 1)
