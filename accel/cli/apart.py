@@ -1,7 +1,7 @@
 """``accel train --actors 0`` on Linux: what trains is a child of the command, which outlives it.
 
 Learner and environments share one process, and environments are other people's code: they crash, leave, hang, and start
-processes. The command tells of an end that the child could not tell of, is never done with status 0 without a summary,
+processes. The command reports an end that the child could not report, is never done with status 0 without a summary,
 ends a child that hangs where nothing in its process can run, and ends whatever the child has started. The child is a
 fork: it has the terminal, for a debugger too, and costs no second start.
 """

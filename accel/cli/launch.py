@@ -57,7 +57,7 @@ _ANSWER_S = 30.0
 _CLOSE_S = 5.0
 """How long environments in the learner's process may take to close."""
 SILENCE_S = 10.0
-"""How long an actor's rank, which tells that it lives every two seconds, may be silent."""
+"""How long an actor's rank, which sends a sign of life every two seconds, may be silent."""
 _OF_USERS = (AccelError, CompressorError, MonitorError)
 
 logger = logging.getLogger("accel")
@@ -213,7 +213,7 @@ class _Seat:
         except TransportError:  # such as another learner's word that it gives up too; the first error is what counts
             deaf = frozenset()
         if deaf:
-            # This ends the process too, so nobody above could tell what was wrong.
+            # This ends the process too, so no caller could report what was wrong.
             logger.error("accel: %s", without_controls(reason), exc_info=not isinstance(error, _OF_USERS))
             logger.error("actors %s do not answer: ending the job", ", ".join(map(str, sorted(deaf))))
             self._endpoint.abort_job(EXIT_ABORTED)

@@ -57,7 +57,7 @@ Rule = Annotated[
 ]
 SB3Activation = Annotated[
     Literal["tanh", "relu", "elu", "leaky_relu", "gelu", "silu"] | None,
-    tyro.conf.arg(help="activation function, where the --sb3 file does not tell it"),
+    tyro.conf.arg(help="activation function, where the --sb3 file does not name it"),
 ]
 Normaliser = Annotated[
     Path | None,

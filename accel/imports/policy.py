@@ -151,7 +151,7 @@ def import_sb3(
 
     Args:
         path: what ``model.save(path)`` wrote.
-        activation: where the file does not tell it: tanh, relu, elu, leaky_relu, gelu or silu.
+        activation: where the file does not name it: tanh, relu, elu, leaky_relu, gelu or silu.
         config, rule, normaliser: see ``import_module``; normaliser holds VecNormalize's statistics.
     Raises:
         ConfigError, CheckpointError, EnvError, MissingExtraError: see ``import_module``.

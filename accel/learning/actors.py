@@ -1,4 +1,4 @@
-"""Which actors act, which are being replaced and which are gone; what the user is told of it. No torch.
+"""Which actors act, which are being replaced and which are gone; messages to the user about them. No torch.
 
 A rank that is silent is fenced off by the transport, and killed here where that is possible: on the learner's own node,
 under an MPI that survives it. Elsewhere it is told to start anew as soon as it is heard again.

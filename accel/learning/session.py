@@ -362,7 +362,7 @@ class Session:
         return self.loop.counters.updates > 0 and self.algorithm.is_finite() and self.loop.rewards.is_finite()
 
     def _checkpoint(self) -> None:
-        """``save``; where checkpoints do not fit, this is told once. Raises RunDirectoryError where the run is gone."""
+        """``save``; that checkpoints do not fit is logged once. Raises RunDirectoryError where the run is gone."""
         try:
             self.save()
         except RunDirectoryError as error:

@@ -118,7 +118,7 @@ def evaluate(
         baseline: also play full precision on the same seeds.
         video: write one more episode to this .mp4 or .gif file.
         envs: how many environments play at once.
-        progress: told what is going on.
+        progress: shows the stages.
     Raises:
         ConfigError: scheme and artifact both given, an artifact of another policy, a number that is not positive.
         CheckpointError: the run has no checkpoint, or a damaged one.

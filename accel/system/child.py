@@ -13,7 +13,7 @@ from accel.system.signals import ignore_stop_signals
 
 
 def begin_child(memory_score: int) -> None:
-    """Leave stop signals to the other process, tell of crashes, and find the user's modules.
+    """Leave stop signals to the other process, report crashes, and find the user's modules.
 
     ``memory_score``: of Linux, 0 to 1000. Where memory runs out the system ends the process with the higher one first.
     """

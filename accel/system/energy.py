@@ -43,7 +43,7 @@ class PackageEnergy:
 
 @dataclass(frozen=True)
 class Energy:
-    """CPU-seconds, and joules with their source; None where nothing tells them."""
+    """CPU-seconds, and joules with their source; None where nothing measures them."""
 
     cpu_s: float
     joules: float | None

@@ -1,4 +1,4 @@
-"""What the system tells of another process; on Linux, and nothing elsewhere."""
+"""What /proc knows of other processes; empty or zero on other systems."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Watch:
 
 
 def hang_text(phase: int, limit_s: float) -> str:
-    """What the user is told of environments that make no progress."""
+    """The message about environments that make no progress."""
     what = "construction or a reset" if phase == PREPARING else "a step"
     option = "--peer-timeout-s" if phase == PREPARING else "--actor-timeout-s"
     return f"its environments hang: {what} took longer than {limit_s:g} s ({option})"

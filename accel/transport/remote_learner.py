@@ -517,7 +517,7 @@ class _Outbox:
         return not self._messages and not self._policies
 
     def post(self, actor: int, encoded: bytes) -> None:
-        """Starts sending a message; ``advance`` tells should the actor be dead."""
+        """Starts sending a message; ``advance`` reports it if the actor is dead."""
         try:
             self._messages.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))
         except PeerFailed:

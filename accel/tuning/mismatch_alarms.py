@@ -36,7 +36,7 @@ class MismatchAlarms:
                 begun += self._look_at(scheme, factor, mean)
         self._calm_others(found)
         if begun:
-            logger.warning("mismatch alarm: %s (told once; metrics have the rest)", "; ".join(begun))
+            logger.warning("mismatch alarm: %s (reported once; metrics have the rest)", "; ".join(begun))
 
     def _look_at(self, scheme: str, factor: str, mean: Mismatch) -> list[str]:
         begun: list[str] = []

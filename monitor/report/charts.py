@@ -81,8 +81,8 @@ COURSES = MappingProxyType(
                 "value_loss": ("value", None),
                 "critic_loss": ("critic", None),
             },
-            "Terms of the loss in the last update before each record. The policy's falls and rises without telling "
-            "progress; the critic's grows with the returns that it has to predict.",
+            "Terms of the loss in the last update before each record. The policy's falls and rises whether or not "
+            "the policy improves; the critic's grows with the returns that it has to predict.",
         ),
         "entropy": Course(
             "Entropy and explained variance",

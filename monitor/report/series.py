@@ -21,9 +21,9 @@ ELAPSED = "elapsed_s"
 _CHUNK_RECORDS = 4096
 _MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
 _PEAKS = frozenset({"withheld", "inconclusive_checks", "publish_kl", "qat_differences", "qat_greatest_difference"})
-"""Of these, by scheme, the greatest is what a report tells."""
+"""Of these, by scheme, a report gives the greatest."""
 _STATES = frozenset({"publish_kl"})
-"""Of these the last is told too, whichever record holds it."""
+"""Of these the last is reported too, whichever record holds it."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

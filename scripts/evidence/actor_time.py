@@ -332,8 +332,9 @@ def _refresh_section(rows: Sequence[Row]) -> str:
         f"## Refresh\n\nFrom new weights to a loaded policy; {envs} environments an actor. `pays from`: environment "
         "steps between two refreshes from which on the faster call makes up for the slower refresh, on the actor, and "
         "where one core does everything else too, against onnxruntime's fp32. `schedule` and `upkeep`: a publication's "
-        "share, at default intervals, of lessons, choices, calibrations and looks for drift, which a worker's thread "
-        "does beside the learner, and of copies, predictions and checks, for which the learner waits.\n\n"
+        "share, at default intervals, of students' training, selections, calibrations and looks for drift, which "
+        "a worker's thread does beside the learner, and of copies, predictions and checks, for which the learner "
+        "waits.\n\n"
     )
     return text + _table(heads, lines)
 
@@ -351,7 +352,7 @@ def _trained_section(rows: Sequence[Row]) -> str:
             lines.append([*line, *(["refused", *["–"] * 10] if "refused" in row else _trained_cells(row, full))])
     text = (
         "## Trained policies\n\nOne run a block, compressed after training, without fine-tuning (a student of distill "
-        "had its lessons; image policies have none here). KL(fp32‖scheme), effective sample size and agreement of "
+        "was trained; image policies have none here). KL(fp32‖scheme), effective sample size and agreement of "
         f"greedy actions (the same choice; of continuous actions, every mean within {GREEDY_TOLERANCE:g} standard "
         "deviations) over observations that the policy meets, none of which calibrated it. Returns are of seeded "
         "episodes, the same for every scheme; sampled actions where greedy games repeat each other. The difference is "
