@@ -204,7 +204,7 @@ class Statistics:
 def unrolls_of(sample: Sample) -> tuple[Batch, Tensor]:
     """The batch of a store of unrolls. Raises ConfigError where it keeps transitions."""
     if sample.batch is None or sample.rewards is None:
-        raise ConfigError("this algorithm learns from whole unrolls: use --store fifo or circular")
+        raise ConfigError("this algorithm learns from whole unrolls: use a store that gives them, such as --store fifo")
     return sample.batch, sample.rewards
 
 
