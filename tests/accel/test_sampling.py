@@ -189,17 +189,25 @@ def test_squashed_actions_never_leave_the_bounds_by_rounding() -> None:
     assert (low / 2 + high / 2 + (high / 2 - low / 2) > high).any(), "the plain formula would do"
 
 
-def test_a_drawn_zero_never_decides_an_action() -> None:
-    class Zeros(np.random.Generator):
+@pytest.mark.parametrize("action", DISCRETE, ids=_id)
+def test_an_action_of_probability_zero_is_never_drawn(action: ActionSpec) -> None:
+    """Not even where its exponential is drawn as an exact zero, and that of the only other likely one is large."""
+
+    class ZeroForTheSecond(np.random.Generator):
         def standard_exponential(self, size=None, dtype=None, method=None, out=None):
-            out[...] = 0.0
+            out[...] = 16.0
+            out[..., 1] = 0.0
             return out
 
-    sampler = make_sampler(BINARY, 1, 1, Zeros(np.random.PCG64(0)))
+    sampler = make_sampler(action, 1, 1, ZeroForTheSecond(np.random.PCG64(0)))
     sampler.begin()
-    out = np.zeros(1, np.int64)
-    sampler.sample(np.array([[0.0, 1.0]], np.float32), 0, out)
-    assert out[0] == 1
+    unlikely = np.float32(-104.0)
+    assert np.exp(unlikely) == 0.0
+    params = np.concatenate([np.full(size, unlikely, np.float32) for size in action.sizes])
+    params[np.cumsum((0, *action.sizes[:-1]))] = 0.0
+    out = np.ones((1, *action.shape), np.int64)
+    sampler.sample(params[None], 0, out)
+    assert not out.any()
 
 
 def test_squashing_without_bounds_and_empty_samplers_are_refused() -> None:

@@ -98,7 +98,7 @@ def spec_of(name: str) -> EnvSpec:
 
 
 def ignore(_phase: str) -> None:
-    """Nobody wants the time."""
+    """Times are not looked at."""
 
 
 class Chain:
