@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """One curve for each algorithm, as its page in docs/algorithms shows it: one seed, default options.
 
-All run in one process, but for those whose actors ask another one for actions: they have two actors.
+All run in one process, but for those whose actors ask another one for actions: they have two actors; a3c has two
+learners as well.
 
     python scripts/evidence/algorithm_curves.py
     python scripts/evidence/algorithm_curves.py --algorithm sac
@@ -42,6 +43,7 @@ class Case:
     env: str
     steps: int
     actors: int = 0
+    learners: int = 1
 
 
 CASES: Mapping[str, Case] = {
@@ -49,6 +51,7 @@ CASES: Mapping[str, Case] = {
     "seed": Case("CartPole-v1", 100_000, actors=2),
     "ga3c": Case("CartPole-v1", 100_000, actors=2),
     "a2c": Case("CartPole-v1", 100_000),
+    "a3c": Case("CartPole-v1", 100_000, actors=2, learners=2),
     "ppo": Case("CartPole-v1", 50_000),
     "dppo": Case("CartPole-v1", 50_000),
     "impact": Case("CartPole-v1", 100_000),
@@ -87,6 +90,7 @@ def train(algorithm: str) -> Run:
     arguments = [
         "train", "--algorithm", algorithm, "--env", case.env, "--actors", str(case.actors), "--seed", "0",
         "--total-env-steps", str(case.steps), "--stop-window", str(WINDOW), "--log-interval-s", "0.2",
+        *(["--learners", str(case.learners)] if case.learners > 1 else []),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
