@@ -72,8 +72,13 @@ class AlgorithmConfig(Clips):
 
 
 class ActorCriticConfig(AlgorithmConfig):
-    """Options of the actor-critics."""
+    """Options of the actor-critics.
 
+    Rewards are divided by the deviation of the return: the gradient of a critic of returns in the hundreds leaves a
+    policy that shares its torso and the gradient's norm nothing to learn with (results/reward-scale).
+    """
+
+    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous", "normalise_rewards": True}
     stores: ClassVar[tuple[str, ...]] = ("fifo",)
     many_learners: ClassVar[bool] = True
 
@@ -103,8 +108,6 @@ class ActorCriticConfig(AlgorithmConfig):
 class ImpalaConfig(ActorCriticConfig):
     """IMPALA: policy gradient and critic on corrected targets, each batch once."""
 
-    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
-
     algorithm: Literal["impala"] = "impala"
     corrector: Literal["vtrace", "retrace", "none"] = Field(
         "vtrace", description="off-policy correction; retrace takes a critic of action values"
@@ -133,7 +136,7 @@ class Ga3cConfig(ImpalaConfig):
 class A2cConfig(ActorCriticConfig):
     """A2C: policy gradient and critic on n-step targets; one unroll of every actor, all with the newest policy."""
 
-    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "synchronous"}
+    system: ClassVar[Mapping[str, object]] = {**ActorCriticConfig.system, "schedule": "synchronous"}
 
     algorithm: Literal["a2c"] = "a2c"
     corrector: Literal["vtrace", "retrace", "none"] = Field(
@@ -144,7 +147,6 @@ class A2cConfig(ActorCriticConfig):
 class A3cConfig(ActorCriticConfig):
     """A3C: policy gradient and critic on n-step targets; learners apply their gradients as they come."""
 
-    system: ClassVar[Mapping[str, object]] = {"store": "fifo", "schedule": "asynchronous"}
     asynchronous_gradients: ClassVar[bool] = True
 
     algorithm: Literal["a3c"] = "a3c"
@@ -156,16 +158,10 @@ class A3cConfig(ActorCriticConfig):
 class SurrogateConfig(ActorCriticConfig):
     """PPO's clipped surrogate, whatever the schedule.
 
-    The defaults are meant to learn untuned (results/defaults): batches of 2048 steps with eight environments, and
-    rewards divided by the deviation of the return, without which large or small rewards need another learning rate.
+    The defaults are meant to learn untuned (results/defaults): batches of 2048 steps with eight environments.
     """
 
-    learns_untuned: ClassVar[Mapping[str, object]] = {
-        "store": "fifo",
-        "unroll_length": 256,
-        "learning_rate": 5e-4,
-        "normalise_rewards": True,
-    }
+    system: ClassVar[Mapping[str, object]] = {**ActorCriticConfig.system, "unroll_length": 256, "learning_rate": 5e-4}
 
     corrector: Literal["vtrace", "none"] = Field("vtrace", description="off-policy correction")
     lambda_: float = Field(0.95, ge=0, le=1, description="λ of the trace")
@@ -188,19 +184,13 @@ class SurrogateConfig(ActorCriticConfig):
 class PpoConfig(SurrogateConfig):
     """PPO's clipped surrogate on corrected advantages: several passes over each batch."""
 
-    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.learns_untuned, "schedule": "asynchronous"}
-
     algorithm: Literal["ppo"] = "ppo"
 
 
 class DppoConfig(SurrogateConfig):
     """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy."""
 
-    system: ClassVar[Mapping[str, object]] = {
-        **SurrogateConfig.learns_untuned,
-        "schedule": "synchronous",
-        "corrector": "none",
-    }
+    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.system, "schedule": "synchronous", "corrector": "none"}
 
     algorithm: Literal["dppo"] = "dppo"
 
@@ -208,12 +198,7 @@ class DppoConfig(SurrogateConfig):
 class PtrPpoConfig(SurrogateConfig):
     """PTR-PPO: PPO on new batches and on old trajectories, drawn by priority."""
 
-    system: ClassVar[Mapping[str, object]] = {
-        **SurrogateConfig.learns_untuned,
-        "store": "trajectories",
-        "schedule": "asynchronous",
-        "passes": 4,
-    }
+    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.system, "store": "trajectories", "passes": 4}
     stores: ClassVar[tuple[str, ...]] = ("trajectories",)
     many_learners: ClassVar[bool] = False
 
@@ -226,7 +211,7 @@ class PtrPpoConfig(SurrogateConfig):
 class ImpactConfig(ActorCriticConfig):
     """IMPACT: a clipped surrogate around a slowly refreshed target network, batches used several times."""
 
-    system: ClassVar[Mapping[str, object]] = {"store": "circular", "schedule": "asynchronous"}
+    system: ClassVar[Mapping[str, object]] = {**ActorCriticConfig.system, "store": "circular"}
     stores: ClassVar[tuple[str, ...]] = ("fifo", "circular")
 
     algorithm: Literal["impact"] = "impact"

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LIMIT_S
 IMPACT = {"algorithm": "impact", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
 DQN = {"algorithm": "dqn", "network": "mlp:128x2"}
 APEX = {"algorithm": "apex", "network": "mlp:128x2"}
-A2C = {"algorithm": "a2c", "normalise_observations": False}
+A2C = {"algorithm": "a2c"}
 DPPO = {"algorithm": "dppo"}
 CONTINUOUS = {
     "network": "mlp:64x2",
