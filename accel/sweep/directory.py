@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from accel.errors import SweepError
 from accel.system.atomic import write_atomically
+from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
 
 _LOCK, _ABOUT = ".lock", "study.json"
+_OF_FILE_SYSTEMS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 
 def check_directory(directory: Path, about: Mapping[str, object]) -> None:
@@ -21,9 +24,11 @@ def check_directory(directory: Path, about: Mapping[str, object]) -> None:
     if not file.exists():
         return
     try:
-        found = json.loads(file.read_bytes())
+        found = parse_json(read_file(file, MAX_JSON_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
         differing = [key for key in {**found, **about} if found.get(key) != about.get(key)]
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise SweepError(f"{file} is damaged ({error}): give another --out, or remove the directory") from error
     if differing:
         what = "; ".join(f"{key} was {found.get(key)} and is {about.get(key)}" for key in differing)
@@ -40,7 +45,7 @@ def writable(directory: Path) -> Iterator[None]:
     """Create the directory if necessary and check that it is writable; remove it at the end if it stays empty.
 
     Raises:
-        SweepError: it cannot be created or written.
+        SweepError: it cannot be created or written, or not any more.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     probe = directory / f".probe-{os.getpid()}"
@@ -51,7 +56,16 @@ def writable(directory: Path) -> Iterator[None]:
             probe.unlink()
         except OSError as error:
             raise SweepError(f"cannot write to {directory}: {error.strerror}; choose another --out") from error
-        yield
+        try:
+            yield
+        except OSError as error:
+            is_its = str(error.filename).startswith(str(directory)) or not directory.is_dir()
+            if not (is_its or error.errno in _OF_FILE_SYSTEMS):
+                raise
+            raise SweepError(
+                f"cannot write to {directory} any more: {error.strerror}. Run the same command to continue when it can "
+                "be written again"
+            ) from error
     finally:
         with suppress(OSError):  # not empty
             if made and [entry.name for entry in directory.iterdir()] == [_LOCK]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from optuna.distributions import CategoricalDistribution
+from pydantic import TypeAdapter
 
 from accel.errors import ConfigError, SweepError
 from accel.json_object import Json
@@ -114,6 +115,14 @@ class Outcome:
 Generation = list[tuple[Member, Outcome]]
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A member in the journal."""
+
+    member: Member
+    outcome: Outcome
+
+
 def run_name(generation: int, member: int) -> str:
     """``generation-003-member-07``."""
     return f"generation-{generation:03d}-member-{member:02d}"
@@ -179,14 +188,31 @@ class Population:
 
     def journal(self) -> list[Generation]:
         """The complete generations. Raises SweepError: the journal is damaged."""
-        path = self._directory / JOURNAL
         try:
-            lines = path.read_text().splitlines() if path.exists() else []
-            return [
-                [(Member(**item["member"]), Outcome(**item["outcome"])) for item in json.loads(line)] for line in lines
-            ]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SweepError(f"{path} is damaged ({error!r}): restore it, or give another --out") from error
+            return [self._generation(number, line) for number, line in enumerate(self._lines().splitlines())]
+        except ValueError as error:
+            path = self._directory / JOURNAL
+            raise SweepError(f"{path} is damaged ({_in_a_line(error)}): restore it, or give another --out") from error
+
+    def _lines(self) -> bytes:
+        """The journal without an incomplete last line: its generation is closed again, from the members' outcomes."""
+        path = self._directory / JOURNAL
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            logger.warning("%s: skipped an incomplete last line of %d bytes", path, len(content) - len(whole))
+        return whole
+
+    def _generation(self, number: int, line: bytes) -> Generation:
+        """One line of the journal. Raises ValueError: it is none of this population's."""
+        entries = TypeAdapter(list[_Entry]).validate_json(line, strict=True)
+        options, names, found = self._options, self._file.space.keys(), [entry.member for entry in entries]
+        parents = range(options.members) if number else (None,)
+        if [(m.generation, m.number) for m in found] != [(number, i) for i in range(options.members)]:
+            raise ValueError(f"line {number + 1} has other members than generation {number}")
+        if not all(member.parameters.keys() == names and member.parent in parents for member in found):
+            raise ValueError(f"line {number + 1} has other parameters or parents than its population")
+        return [(entry.member, entry.outcome) for entry in entries]
 
     def _check(self) -> None:
         base, space = self._file.base, self._file.space
@@ -262,9 +288,11 @@ class Population:
     def _outcome(self, member: Member) -> Outcome | None:
         path = self._outcome_file(member)
         try:
-            return Outcome(**json.loads(path.read_bytes())) if path.exists() else None
-        except (ValueError, TypeError, RecursionError) as error:
-            raise SweepError(f"{path} is damaged ({error!r}): remove it, so that its run is looked at again") from error
+            return TypeAdapter(Outcome).validate_json(path.read_bytes(), strict=True) if path.exists() else None
+        except ValueError as error:
+            raise SweepError(
+                f"{path} is damaged ({_in_a_line(error)}): remove it, so that its run is looked at again"
+            ) from error
 
     def _close(self, members: Sequence[Member], generation: int) -> None:
         """Add a complete generation to the journal, unless another command has. Raises SweepError: all failed."""
@@ -275,14 +303,13 @@ class Population:
                 f"again, remove {self._directory / RUNS / run_name(generation, 0)[:-2]}*.json"
             )
         with one_at_a_time(self._directory):
-            path = self._directory / JOURNAL
-            before = path.read_bytes() if path.exists() else b""
+            before = self._lines()
             if before.count(b"\n") > generation:
                 return
             line = [
                 {"member": asdict(m), "outcome": asdict(outcome)} for m, outcome in zip(members, outcomes, strict=True)
             ]
-            write_atomically(path, before + json.dumps(line).encode() + b"\n")
+            write_atomically(self._directory / JOURNAL, before + json.dumps(line).encode() + b"\n")
         if generation:  # Nobody begins with these any more.
             for member in members:
                 unused = self._directory / RUNS / run_name(generation - 1, member.number) / "checkpoints"
@@ -410,6 +437,10 @@ def _markdown(generations: Sequence[Generation], title: str, options: Population
             cells.append(f"{copied}{_earned(outcome)}")
         lines.append(f"| {number} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", "`2 → 31`: began with the weights of member 2, and earned 31.", ""])
+
+
+def _in_a_line(error: ValueError) -> str:
+    return " ".join(str(error).split())
 
 
 def _earned(outcome: Outcome) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import OptunaError, StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalRedisBackend
 from sqlalchemy.engine import make_url
@@ -55,13 +56,12 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
         SweepError: it cannot be reached, its driver is not installed, or it would not outlive this process.
     """
 
-    unusable: tuple[type[Exception], ...] = (*storage_errors(), OSError, ValueError, optuna.exceptions.OptunaError)
+    unusable: tuple[type[Exception], ...] = (*storage_errors(), OSError, ValueError, RuntimeError, OptunaError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if url.startswith("journal:"):
-                path = Path(url.removeprefix("journal:"))
-                return optuna.storages.JournalStorage(_Journal(path))
+                return _Journal(Path(url.removeprefix("journal:"))).replayed()
             if url.startswith("redis"):
                 return optuna.storages.JournalStorage(JournalRedisBackend(url))
             database = sqlite_path(url)
@@ -99,6 +99,14 @@ class _RepairingLock(JournalFileSymlinkLock):
     def acquire(self) -> bool:
         """See ``JournalFileSymlinkLock.acquire``."""
         acquired = super().acquire()
+        try:
+            self._repair()
+        except BaseException:
+            self.release()  # Of a journal that is gone it could never be taken again.
+            raise
+        return acquired
+
+    def _repair(self) -> None:
         with self._journal.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
@@ -110,7 +118,6 @@ class _RepairingLock(JournalFileSymlinkLock):
                     "%s: removed an incomplete last record of %d bytes, which a killed worker left",
                     self._journal, size - complete,
                 )  # fmt: skip
-        return acquired
 
 
 class _Journal(JournalFileBackend):
@@ -120,14 +127,32 @@ class _Journal(JournalFileBackend):
         super().__init__(str(path), _RepairingLock(path))
         self._path = path
 
+    def replayed(self) -> optuna.storages.JournalStorage:
+        """The storage that its records make. Raises SweepError, OSError."""
+        try:
+            return optuna.storages.JournalStorage(self)
+        except (AccelError, OSError):
+            raise
+        except Exception as error:  # Optuna takes every record's values as they are
+            raise self._damaged(error) from error
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See ``JournalFileBackend.append_logs``. Raises StorageInternalError, as full databases do."""
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise StorageInternalError(error.strerror) from error
+
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """See ``JournalFileBackend.read_logs``. Raises SweepError."""
+        """See ``JournalFileBackend.read_logs``. Raises SweepError, StorageInternalError."""
         records = super().read_logs(log_number_from)
         while True:
             try:
                 record: object = next(records, None)
             except (ValueError, RecursionError) as error:
                 raise self._damaged(error) from error
+            except OSError as error:
+                raise StorageInternalError(error.strerror) from error
             if record is None:
                 return
             if not isinstance(record, dict) or not isinstance(record.get("op_code"), int):
@@ -167,13 +192,12 @@ def connected(url: str) -> Iterator[BaseStorage]:
 
 
 def _storage_error(error: BaseException | None) -> Exception | None:
-    """The storage's error behind another: Optuna may raise its own when it cannot record a failure."""
-    known = storage_errors()
+    """The storage's first error behind another: Optuna may raise its own when it cannot record a failure."""
+    known, found = storage_errors(), None
     while error is not None and not isinstance(error, AccelError):
-        if isinstance(error, known):
-            return error
+        found = error if isinstance(error, known) else found
         error = error.__cause__ or error.__context__
-    return None
+    return found
 
 
 def _first_line(error: Exception) -> str:

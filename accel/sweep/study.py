@@ -122,18 +122,26 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
         storage: that holds it.
         subject: plain JSON that identifies what is swept; a study has one subject.
     Raises:
-        SweepError: the study of that name has another subject.
+        SweepError: the study of that name has another subject, or values that no sweep wrote.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     better = {"maximise": StudyDirection.MAXIMIZE, "minimise": StudyDirection.MINIMIZE}
     directions = [better[objective.direction] for objective in options.objectives]
-    study = optuna.create_study(
-        storage=storage,
-        study_name=options.name,
-        directions=directions,
-        load_if_exists=True,
-        pruner=make_pruner(options.pruner, options.trials, options.report_interval),
-    )
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name=options.name,
+            directions=directions,
+            load_if_exists=True,
+            pruner=make_pruner(options.pruner, options.trials, options.report_interval),
+        )
+        study.get_trials(deepcopy=False)
+        found = dict(study.user_attrs.get(SUBJECT, {}))
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:  # Optuna checks no values
+        raise SweepError(
+            f"study {options.name!r} in {public_url(options.url)} is damaged ({error!r}): restore the storage, or give "
+            "another"
+        ) from error
     study.sampler = make_sampler(options.sampler, options.trials, _worker_entropy(study, options.seed))
     described = {
         "objectives": [objective.name for objective in options.objectives],
@@ -141,8 +149,7 @@ def open_study(options: StudyOptions, storage: BaseStorage, subject: Mapping[str
         **subject,
     }
     wanted = json.loads(json.dumps(described))
-    found = study.user_attrs.get(SUBJECT)
-    if found is None:
+    if not found:
         study.set_user_attr(SUBJECT, wanted)
     elif found != wanted:
         differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import sqlite3
 import struct
 import subprocess
 import sys
 import textwrap
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from accel.sweep.study import open_study
 from monitor.decisions import DecisionLog, read_decisions
 from monitor.errors import MonitorError
 from monitor.recorder import Recorder, read_metrics
-from tests.accel.sweeping import options_for
+from tests.accel.sweeping import ask, options_for
 from tests.accel.test_damaged_files import HOSTILE, changed, damaged
 from tests.accel.test_import_policy import ppo_weights
 from tests.contracts.ranks import ROOT
@@ -298,6 +300,48 @@ def test_journals(tmp_path_factory: pytest.TempPathFactory, journal: bytes, data
         assert found == journal[: journal.rfind(b"\n", 0, end) + 1].count(b'"op_code":4')
     else:
         assert isinstance(found, SweepError) and "is damaged inside" in str(found)
+
+
+@given(data=st.data())
+@fuzz
+def test_journals_of_other_values(
+    tmp_path_factory: pytest.TempPathFactory, journal: bytes, data: st.DataObject
+) -> None:
+    """Whole lines of JSON, one of which is changed."""
+    directory = tmp_path_factory.mktemp("sweep")
+    path = directory / "study.log"
+    lines = journal.splitlines()
+    place = data.draw(st.integers(0, len(lines) - 1))
+    lines[place] = json.dumps(data.draw(changed(json.loads(lines[place])))).encode()
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    options = options_for(directory, url=f"journal:{path}")
+
+    def load() -> int:
+        with connected(options.url) as storage:
+            return len(open_study(options, storage, {"run": "a"}).trials)
+
+    found = outcome(load)
+    assert isinstance(found, SweepError) or found in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE alembic_version SET version_num = 'v9.9'",
+        "UPDATE study_user_attributes SET value_json = '5' WHERE key = 'sweep'",
+        "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'sweep'",
+        "UPDATE trials SET state = 'ODD'",
+        "UPDATE trial_params SET distribution_json = '{}'",
+    ],
+)
+def test_databases_of_other_values_and_versions(change: str, tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+    with connected(options.url) as storage:
+        ask(open_study(options, storage, {"run": "a"})).suggest_float("x", 0, 1)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute(change)
+    with pytest.raises(SweepError, match=r"no longer compatible|is damaged"), connected(options.url) as storage:
+        open_study(options, storage, {"run": "a"})
 
 
 @given(document=changed({"study": "s", "run": {"a": [1, "x"]}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -27,6 +28,7 @@ from accel.sweep.population import JOURNAL, Member, Outcome, Population, Populat
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun
 from tests.accel.sweeping import worker
+from tests.accel.test_damaged_files import changed, outcome
 
 SPACE: Mapping[str, BaseDistribution] = {
     "learning_rate": FloatDistribution(1e-4, 1e-2, log=True),
@@ -208,11 +210,35 @@ def test_a_generation_in_which_all_fail_is_told(tmp_path: Path) -> None:
         population(tmp_path, lambda _: Outcome(None, 0, "broken")).train()
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    population(tmp_path).train()
-    (tmp_path / JOURNAL).write_text("[1]\n")
-    with pytest.raises(SweepError, match=r"population.jsonl is damaged"):
-        population(tmp_path).train()
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_changed_files_are_named_or_hold_what_a_population_writes(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("population")
+    names = [f"runs/generation-000-member-{number:02d}.json" for number in range(3)]
+    population(directory, members=3, generations=2).train()
+    path = directory / data.draw(st.sampled_from([JOURNAL, *names]))
+    lines = path.read_text().splitlines()
+    if path.name != JOURNAL:
+        (directory / JOURNAL).unlink()
+    lines[0] = json.dumps(data.draw(changed(json.loads(lines[0]))))
+    path.write_text("\n".join(lines) + "\n")
+    found = outcome(lambda: population(directory, members=3, generations=2).train())
+    assert isinstance(found, SweepError) or len(lineage(found)) == len(found)  # type: ignore[arg-type]
+
+
+def test_an_incomplete_last_line_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From the outcomes of its members, none of which trains again."""
+    expected = population(tmp_path).train()
+    whole = (tmp_path / JOURNAL).read_bytes()
+    (tmp_path / JOURNAL).write_bytes(whole[:-20])
+
+    def refuse(member: Member) -> Outcome:
+        raise AssertionError(member)
+
+    assert population(tmp_path, refuse).train() == expected and (tmp_path / JOURNAL).read_bytes() == whole
+    assert "skipped an incomplete last line of" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,13 @@ import pytest
 
 from accel.errors import SweepError
 from accel.sweep.driver import run_sweep
+from accel.sweep.objectives import AFTER_TRAINING
+from accel.sweep.pareto import Candidate
 from accel.sweep.recovery import SIGN, WORKER, Attendance, process_start, queue_again, release_own, this_worker
 from accel.sweep.storage import connected, default_url, one_host, public_url, sqlite_path
 from accel.sweep.study import Measurement, open_study, work
 from tests.accel.sweeping import ask, options_for, trials_of
+from tests.accel.test_full_disks import fill
 
 
 @pytest.mark.parametrize(
@@ -222,6 +227,58 @@ def test_a_storage_lost_on_the_way_is_one_message(tmp_path: Path) -> None:
             work(open_study(options, storage, {}), options, evaluate, lambda _study, _trial: None)
     with pytest.raises(ZeroDivisionError), connected(options.url):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+@pytest.mark.parametrize("during", ["a trial", "the end"])
+@pytest.mark.parametrize("loss", ["removed", "full"])
+def test_a_directory_that_is_lost_or_full_ends_with_one_message(
+    loss: str, during: str, storage: str, disk: Path
+) -> None:
+    """And the same command finishes the sweep when it is back."""
+    out = disk / "out"
+    out.mkdir()
+    options = options_for(out, **({"url": f"journal:{out}/study.log"} if storage == "journal" else {}))
+    lose = {"removed": lambda: shutil.rmtree(out), "full": lambda: fill(disk)}[loss]
+    with pytest.raises(SweepError, match=r"was lost: .*the same command|any more: .*the same command"):
+        run_sweep(Plain(during, lose), options, out, ())
+    (disk / "filler").unlink(missing_ok=True)
+    if during == "the end":
+        assert run_sweep(Plain(), options, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
+
+
+class Plain:
+    """An experiment whose trials take no time, and during which something happens."""
+
+    metrics, kind, title, references = AFTER_TRAINING, "after training", "plain", {"return": 1.0, "bytes": 2.0}
+
+    def __init__(self, during: str = "", then: Callable[[], object] = lambda: None) -> None:
+        self._during, self._then = during, then
+
+    def subject(self) -> dict[str, object]:
+        return {"run": "a"}
+
+    def prepare(self, study: optuna.Study, directory: Path) -> None: ...
+
+    def evaluate(self, trial: optuna.Trial) -> Measurement:
+        if self._during == "a trial" and trial.number == 1:
+            self._then()
+        return Measurement({"return": trial.suggest_float("x", 0, 1), "bytes": 1.0}, self.references)
+
+    def label(self, trial: optuna.trial.FrozenTrial) -> str:
+        return str(trial.params)
+
+    def configuration(self, trial: optuna.trial.FrozenTrial) -> None: ...
+
+    def export_command(self, label: str, directory: Path) -> None: ...
+
+    def how_measured(self) -> str:
+        return ""
+
+    def measure_again(self, rows: list[Candidate]) -> list[Candidate]:
+        if self._during == "the end":
+            self._then()
+        return rows
 
 
 @pytest.mark.parametrize("storage", ["journal:/no/such/place/study.log", "postgresql://user:secret@127.0.0.1:1/none"])
