@@ -30,6 +30,8 @@ from accel.errors import (
     RunDirectoryError,
     TransportError,
 )
+from accel.experience.stores.base import Sample
+from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.learning.handshake import wait_for_crew
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
@@ -405,3 +407,33 @@ def test_actors_that_disagree_or_stay_silent_are_named() -> None:
     transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})
     with pytest.raises(MissingExtraError, match="actor 1: no such thing"):
         wait_for_crew(transport.learner, 5, lambda: None)
+
+
+def test_priorities_of_every_update_reach_the_store_with_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Sample | None] = []
+    ended: list[tuple[Sample, torch.Tensor | None]] = []
+    sample, feedback = PrioritisedReplay.sample, PrioritisedReplay.feedback
+
+    def take(store: PrioritisedReplay) -> Sample | None:
+        taken.append(sample(store))
+        return taken[-1]
+
+    def end(store: PrioritisedReplay, given: Sample, priorities: torch.Tensor | None) -> None:
+        ended.append((given, priorities))
+        feedback(store, given, priorities)
+
+    monkeypatch.setattr(PrioritisedReplay, "sample", take)
+    monkeypatch.setattr(PrioritisedReplay, "feedback", end)
+    options = {
+        "algorithm": "apex",
+        "learning_starts": 200,
+        "batch_size": 32,
+        "samples_per_insert": 2,
+        "compressor": "fp32",
+    }
+    summary = accel.train(configure(tmp_path, total_env_steps=600, **options))
+    assert len(ended) == summary.updates > 10
+    assert all(given is found for (given, _), found in zip(ended, taken, strict=True))
+    assert all(priorities is not None and priorities.shape == (32,) for _, priorities in ended)
