@@ -10,7 +10,9 @@ from typing import Annotated
 
 import tyro
 
+from accel.errors import BundleError
 from accel.exporting.verify import verify
+from accel.system.deadline import deadline
 from monitor.plain_text import without_controls
 
 
@@ -26,11 +28,14 @@ class VerifyOptions:
         bool, tyro.conf.arg(help="compile and run the C sources of a bundle; only for a bundle that you trust")
     ] = False
     json: Annotated[bool, tyro.conf.arg(help="print JSON")] = False
+    timeout_s: Annotated[float, tyro.conf.arg(help="limit of the whole check, in seconds")] = 600.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, check, print."""
     options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    result = verify(options.bundle, run_native_check=options.run_native_check)
+    late = f"{without_controls(str(options.bundle))} was not checked within {options.timeout_s:g} s (--timeout-s)"
+    with deadline(options.timeout_s, late, BundleError.exit_code):
+        result = verify(options.bundle, run_native_check=options.run_native_check)
     print(json.dumps(result.to_json(), indent=2) if options.json else without_controls(result.text()))
     return 0

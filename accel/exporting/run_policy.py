@@ -16,9 +16,9 @@ In a program of your own:
 
 What is trusted: --verify and --stdin treat every file of the bundle as untrusted data. The contract may name only plain
 files of the bundle and known settings, sizes are checked before memory is taken, models that refer to other files are
-refused, and only onnxruntime executes a model, which it does without a limit on memory or time. Checksums find damage,
-not forgery: they do not say who made a bundle. --play imports the modules that the contract names for the environment;
-use it on bundles that you trust.
+refused, and only onnxruntime executes a model. On Linux it gets memory by the model's size, and --verify ends after ten
+minutes. Checksums find damage, not forgery: they do not say who made a bundle. --play imports the modules that the
+contract names for the environment, and Policy.act sets no limits; use them on bundles that you trust.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ import importlib.util
 import io
 import json
 import math
+import os
 import platform
 import re
 import stat
 import struct
 import sys
+import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,6 +66,9 @@ KEYS = {
 # what a bundle may ask for; far above any policy
 _MAX_FILES, _MAX_MODEL_BYTES, _MAX_JSON_BYTES, _MAX_JSON_DEPTH = 64, 2**31, 2**22, 32
 _MAX_TENSORS, _MAX_RANK, _MAX_ELEMENTS, _MAX_ROWS, _MAX_VECTORS_BYTES = 64, 8, 2**24, 4096, 2**30
+# what a model may take: so much, and so many times the bytes of the bundle's models and test vectors
+_SPARE_BYTES, _COPIES = 2**30, 8
+_MAX_VERIFY_S = 600.0
 _ZIP_END, _MAX_DIRECTORY_BYTES = struct.Struct("<4s8xL4xH"), 2**18
 _NPY_MAGIC, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1024
 _ALLOWED_ABOVE = -5e8
@@ -121,7 +127,10 @@ class OnnxSession:
         for key, value in wanted["session_options"].items():
             options.add_session_config_entry(key, value)
         try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            with bounded_memory(bundle, contract):
+                self._session = ort.InferenceSession(
+                    model, options, providers=["CPUExecutionProvider"], enable_fallback=0
+                )
         except Exception as error:
             raise BundleError(f"onnxruntime {ort.__version__} cannot load {self._path}: {error}") from error
         try:
@@ -391,9 +400,14 @@ def check_contract(contract: Contract) -> None:
     vectors = contract["vectors"]
     _require(vectors["path"] in contract["files"], "the file of the test vectors is none of the bundle's")
     _require(_is_count(vectors["rows"], _MAX_ROWS), f"the test vectors have {vectors['rows']!r} rows")
-    rows = sum(_row_bytes(spec) for kind in ("inputs", "outputs") for spec in contract[kind])
-    _require(vectors["rows"] * rows <= _MAX_VECTORS_BYTES, f"the test vectors have over {_MAX_VECTORS_BYTES:,} bytes")
+    fits = _vectors_bytes(contract) <= _MAX_VECTORS_BYTES
+    _require(fits, f"the test vectors have over {_MAX_VECTORS_BYTES:,} bytes")
     _require(_is_number(vectors["bound"]) and 0 < vectors["bound"] <= 1, "the bound is no number between 0 and 1")
+
+
+def _vectors_bytes(contract: Contract) -> int:
+    rows: int = contract["vectors"]["rows"]
+    return rows * sum(_row_bytes(spec) for kind in ("inputs", "outputs") for spec in contract[kind])
 
 
 def _row_bytes(spec: Contract) -> int:
@@ -569,6 +583,32 @@ def _read_array(archive: zipfile.ZipFile, kind: str, spec: Contract, rows: int) 
     return np.frombuffer(content, dtype, offset=end).reshape(shape)
 
 
+@contextmanager
+def bounded_memory(bundle: Path, contract: Contract) -> Iterator[None]:
+    """Let this process take only as much more memory as a policy of the bundle's size may need; on Linux.
+
+    Graphs of a few bytes can ask for any amount. Raises BundleError where that was too little.
+    """
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        yield
+        return
+    models = sum((bundle / contract[part]["path"]).stat().st_size for part in ("model", "fp32"))
+    limit = pages * resource.getpagesize() + _SPARE_BYTES + _COPIES * (models + _vectors_bytes(contract))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = limit if soft == resource.RLIM_INFINITY else min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    except MemoryError:
+        raise BundleError(f"{bundle} needs far more memory than its size explains, which is refused") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def run_rows(session: PolicySession, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Outputs [N, ...] of inputs [N, ...], in portions of the session's batch, which divides N."""
     batch = len(next(iter(session.inputs.values())))
@@ -637,8 +677,10 @@ def verify(bundle: Path) -> dict[str, Any]:
     """Check files, contract, machine and vectors, and measure latency at batch 1. Raises BundleError."""
     contract = read_contract(bundle)
     check_cpu(contract)
-    session = OnnxSession(bundle, contract, 1)
-    vectors = check_vectors(session, bundle, contract)
+    with bounded_memory(bundle, contract):
+        session = OnnxSession(bundle, contract, 1)
+        vectors = check_vectors(session, bundle, contract)
+        latency = measure_latency(session)[0]
     target = contract["target"]["format"]
     tested = f"{contract['model']['path']} on onnxruntime"
     note = "" if target in ("onnx", "ort") else f"; the files of target {target} were not run: MODEL_CARD.md says how"
@@ -647,7 +689,7 @@ def verify(bundle: Path) -> dict[str, Any]:
         "target": target,
         "tested": tested + note,
         "vectors": vectors,
-        "latency": measure_latency(session)[0],
+        "latency": latency,
     }
 
 
@@ -792,11 +834,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verify:
+            late = threading.Timer(_MAX_VERIFY_S, _end_late)
+            late.daemon = True
+            late.start()
             print(json.dumps(verify(options.bundle), indent=2))
+            late.cancel()
             return 0
         policy = Policy(options.bundle, sample=options.sample, seed=options.seed)
         if options.stdin or not (options.play or importlib.util.find_spec("gymnasium")):
-            answer(policy)
+            with bounded_memory(options.bundle, policy.contract):
+                answer(policy)
         else:
             returns = play(policy, options.episodes, options.seed)
             print(f"mean return of {len(returns)} episodes: {sum(returns) / max(len(returns), 1):.6g}")
@@ -808,6 +855,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"run_policy: {_printable(error)}: {remedy}", file=sys.stderr)
         return 2
     return 0
+
+
+def _end_late() -> None:
+    os.write(2, f"run_policy: the bundle's model took longer than {_MAX_VERIFY_S:g} s\n".encode())
+    os._exit(1)
 
 
 def _printable(error: Exception) -> str:

@@ -2,8 +2,8 @@
 latency.
 
 A bundle is untrusted data (``run_policy`` says what is checked before anything acts on it). Its models are executed by
-onnxruntime or OpenVINO, without limits on memory or time. Its C sources are executed only with ``run_native_check``,
-its ``run_policy.py`` never. Checksums detect damage, not forgery.
+onnxruntime or OpenVINO, on Linux with memory by their size; only the command limits their time. Its C sources are
+executed only with ``run_native_check``, its ``run_policy.py`` never. Checksums detect damage, not forgery.
 """
 
 from __future__ import annotations
@@ -117,8 +117,10 @@ def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verific
         raise MissingExtraError(f"every file of {bundle} is whole, but the policy was not run: {error}") from error
     if target.runs_onnx:
         run_policy.check_cpu(contract)
-    session = target.session(bundle, contract, 1)
-    vectors = run_policy.check_vectors(session, bundle, contract)
+    with run_policy.bounded_memory(bundle, contract):
+        session = target.session(bundle, contract, 1)
+        vectors = run_policy.check_vectors(session, bundle, contract)
+        latency = run_policy.measure_latency(session)[0]
     skipped = f" (the {name} sources were not run; --run-native-check compiles and runs them)" if is_skipped else ""
     return Verification(
         path=bundle,
@@ -126,7 +128,7 @@ def _verify(bundle: Path, contract: Contract, run_native_check: bool) -> Verific
         format=name,
         tested=f"{target.name}{skipped}",
         vectors=vectors,
-        latency=dict(run_policy.measure_latency(session)[0]),
+        latency=dict(latency),
         exported=_exported_latency(bundle),
         cpu=read_machine().cpu,
         check=target.check(bundle),

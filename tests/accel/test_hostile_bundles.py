@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -26,6 +27,7 @@ from accel.exporting.build import export
 from accel.exporting.verify import verify
 from tests.accel.test_verify import resum
 from tests.accel.trained_runs import make_run
+from tests.contracts.ranks import ROOT
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -346,6 +348,77 @@ def test_a_report_that_is_none_is_refused(bundle: Path) -> None:
         resum(bundle)
         with pytest.raises(BundleError, match="is not the report of an export"):
             verify(bundle)
+
+
+BOMBS = {
+    "filled": [helper.make_node("ConstantOfShape", ["many"], ["big"])],
+    "repeated": [helper.make_node("Tile", ["one", "many"], ["big"])],
+    "spread": [helper.make_node("Expand", ["one", "many"], ["big"])],
+    "multiplied": [
+        helper.make_node("Expand", ["one", "root"], ["row"]),
+        helper.make_node("Reshape", ["row", "upright"], ["column"]),
+        helper.make_node("Mul", ["column", "row"], ["square"]),
+        helper.make_node("Reshape", ["square", "flat"], ["big"]),
+    ],
+}
+
+
+def bomb(content: bytes, nodes: list[onnx.NodeProto]) -> bytes:
+    """The model, which computes the same, after it has made three or four gigabytes of numbers."""
+    model = onnx.load_from_string(content)
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["values" if output == name else output for output in node.output]
+    numbers = {"many": [3 * 2**28], "root": [2**15], "upright": [2**15, 1], "flat": [-1]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(n), key) for key, n in numbers.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "one"))
+    for node in [
+        *nodes,
+        helper.make_node("ReduceMax", ["big"], ["most"], keepdims=1),
+        helper.make_node("Sub", ["most", "most"], ["nothing"]),
+        helper.make_node("Add", ["values", "nothing"], [name]),
+    ]:
+        model.graph.node.append(node)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux, which limits a process's memory")
+@pytest.mark.parametrize("optimisation", ["none", "all"])
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_graph_that_asks_for_gigabytes_is_refused(bundle: Path, kind: str, optimisation: str) -> None:
+    """Where it is run, and where it is optimised, which computes what is constant."""
+    (bundle / "model.onnx").write_bytes(bomb((bundle / "model.onnx").read_bytes(), BOMBS[kind]))
+    resum(bundle, lambda contract: contract["model"].update(graph_optimisation=optimisation))
+    limits, before = resource.getrlimit(resource.RLIMIT_AS), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=r"llocate|memory"):
+        verify(bundle)
+    line = json.dumps({"observation": [0.0] * 4, "first": True})
+    program = [sys.executable, bundle / "run_policy.py", "--stdin"]
+    done = subprocess.run(program, input=line, capture_output=True, text=True)
+    assert done.returncode == 1 and "llocate" in done.stderr and "Traceback" not in done.stderr
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20, "kibibytes"
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+@pytest.mark.parametrize("command", ["accel", "run_policy"])
+def test_a_model_that_never_ends_is_given_up(bundle: Path, command: str) -> None:
+    """A loop has more turns than there is time for."""
+    model = onnx.load_from_string((bundle / "model.onnx").read_bytes())
+    kinds = {"turn": TensorProto.INT64, **dict.fromkeys(("go", "value", "on", "next"), TensorProto.BOOL)}
+    infos = [helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()]
+    nodes = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Not", ["value"], ["next"])]
+    body = helper.make_graph(nodes, "body", infos[:3], infos[3:])
+    numbers = {"turns": np.array(2**62), "start": np.array(True)}
+    model.graph.initializer.extend(numpy_helper.from_array(number, name) for name, number in numbers.items())
+    model.graph.node.insert(0, helper.make_node("Loop", ["turns", "", "start"], ["end"], body=body))
+    (bundle / "model.onnx").write_bytes(model.SerializeToString())
+    resum(bundle)
+    own = "import sys; import run_policy; run_policy._MAX_VERIFY_S = 1; sys.exit(run_policy.main(['--verify']))"
+    programs = {"accel": ["-m", "accel", "verify", bundle, "--timeout-s", "1"], "run_policy": ["-c", own]}
+    environment = {**os.environ, "PYTHONPATH": str(bundle if command == "run_policy" else ROOT)}
+    done = subprocess.run([sys.executable, *programs[command]], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "(--timeout-s)" in done.stderr or "took longer than 1 s" in done.stderr
 
 
 def test_a_model_of_other_shapes_than_the_contract_s_is_refused(bundle: Path) -> None:
