@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -258,8 +259,12 @@ def _faults(timeout_s: float) -> Iterator[Finding]:
 
 
 def _marked(output: str) -> list[Any]:
-    """What the ranks of a probe said."""
-    return [json.loads(line.partition(_MARK)[2]) for line in output.splitlines() if _MARK in line]
+    """What the ranks of a probe said, as far as their lines came whole through mpirun."""
+    found = []
+    for line in output.splitlines():
+        with suppress(ValueError):
+            found += [json.loads(line.partition(_MARK)[2])] if _MARK in line else []
+    return found
 
 
 def _extras() -> Iterator[Finding]:
@@ -275,8 +280,8 @@ def _extras() -> Iterator[Finding]:
 
 def _results(directory: Path) -> Iterator[Finding]:
     directory = directory.absolute()
-    place = next(path for path in (directory, *directory.parents) if path.exists())
     try:
+        place = next(path for path in (directory, *directory.parents) if path.exists())
         with tempfile.TemporaryFile(dir=place):
             free = _size(shutil.disk_usage(place).free)
     except OSError as error:
@@ -291,15 +296,14 @@ def _run(command: Sequence[str], timeout_s: float, *, any_status: bool = False) 
 
     ``any_status``: a status other than 0 is no error.
     """
-    with tempfile.TemporaryFile("w+") as messages:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            text=True,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile("w+", errors="replace") as messages:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True, errors="replace",
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise AccelError(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:

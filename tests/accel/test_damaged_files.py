@@ -315,6 +315,23 @@ def test_contracts_that_were_changed_and_sealed_again(bundle: Path, copy: Path, 
         shutil.copyfile(bundle / name, copy / name)
 
 
+@given(data=st.data())
+@fuzz
+def test_files_of_onnxruntime_that_were_damaged_and_sealed_again(run: Path, data: st.DataObject) -> None:
+    path = run.parent / "ort"
+    if not path.exists():
+        export(run, path, scheme="int8", format="ort", episodes=0)
+    model = path / "model.ort"
+    sound = model.read_bytes()
+    try:
+        model.write_bytes(data.draw(damaged(sound)))
+        resum(path)
+        found = outcome(lambda: read_bundle(path))
+    finally:
+        model.write_bytes(sound)
+    assert isinstance(found, run_policy.BundleError) or found["relative"] <= found["bound"]  # type: ignore[index]
+
+
 @pytest.mark.parametrize("name", ["vectors.npz", "model.onnx", "report.json"])
 @given(data=st.data())
 @fuzz

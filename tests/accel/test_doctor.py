@@ -13,6 +13,7 @@ import pytest
 
 import accel
 from accel.cli.doctor import Finding, MachineReport
+from accel.errors import AccelError
 from accel.system.extras import EXTRAS, install_command, missing_distributions
 from accel.system.machine import describe_machine, read_machine, read_source
 
@@ -99,6 +100,29 @@ def test_a_results_directory_that_cannot_be_written_is_a_failure(tmp_path: Path)
     assert finding(report, "results").status == "fail"
     assert "--results-dir" in finding(report, "results").advice
     assert "FAIL  results" in report.text()
+
+
+def test_a_results_directory_of_no_name_is_a_failure(tmp_path: Path) -> None:
+    (found,) = doctor_module._results(tmp_path / ("a" * 5000))
+    assert (found.status, "File name too long" in found.value) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["/no/such/mpirun"], "/no/such/mpirun cannot be started: No such file"),
+        (["sh", "-c", r"printf '\377\376 broken' >&2; exit 3"], "broken"),
+    ],
+)
+def test_a_probe_that_does_not_run_is_one_message(words: list[str], told: str) -> None:
+    with pytest.raises(AccelError, match=told):
+        doctor_module._run(words, 500.0)
+
+
+def test_answers_that_did_not_come_whole_are_no_answers() -> None:
+    output = doctor_module._run(["printf", r"\377\naccel-doctor [1, 2, accel-doctor [0, 2, true]\ntrue]\n"], 500.0)
+    with pytest.raises(AccelError, match="of two ranks 0 answered"):
+        list(doctor_module._ranks(output, 500.0))
 
 
 def test_a_machine_with_arm_cores_and_a_container_quota(tmp_path: Path) -> None:
