@@ -365,6 +365,8 @@ def _end_hang(
     """Raise in the environment's step, which costs that environment; code that is not Python may never hear of it."""
     if times == 1 or leave is None:
         interrupt(EnvError(why))
+        if times == 2:
+            logger.error("accel: %s, and cannot be interrupted; train() waits for them. %s", why, what_is_kept(job))
     else:
         logger.error("accel: %s, and cannot be interrupted. %s", why, what_is_kept(job))
         leave(EXIT_ABORTED)

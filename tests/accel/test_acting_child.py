@@ -257,4 +257,5 @@ def test_a_system_that_starts_no_more_processes_costs_restarts(tmp_path: Path) -
     assert [report.get("down") for report in transport.reports[:2]] == [
         "its process left through exit(7)", "another process cannot be started: No such file or directory",
     ]  # fmt: skip
+    assert [report.get("again_in_s") for report in transport.reports[:2]] == [0.1, 0.2]
     assert transport.reports[2]["error"] == "another process cannot be started: No such file or directory"

@@ -69,6 +69,13 @@ def test_an_unroll_that_takes_long_is_not_waited_for(tmp_path: Path) -> None:
     assert (summary.reason, summary.updates) == ("max_seconds = 1 reached", 0) and summary.training_s < 15.0
 
 
+def test_a_hang_that_cannot_be_interrupted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The process is its caller's, and is not ended."""
+    assert accel.train(configure(tmp_path, "DeafForAWhile", total_env_steps=300, envs_per_actor=1)).finished
+    told = capsys.readouterr().out
+    assert told.count("a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted") == 1, told
+
+
 def test_a_first_reset_that_hangs_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=r"a reset took longer than 2 s \(--peer-timeout-s\)"):
         accel.train(configure(tmp_path, "HangsInTheFirstReset"))

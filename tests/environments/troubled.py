@@ -233,6 +233,17 @@ class Deaf(Hangs):
         return super().step(action)
 
 
+class DeafForAWhile(_Counting):
+    """Takes four seconds for one step, in which nothing can interrupt it."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps == FIRST_TROUBLE:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            time.sleep(4)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return super().step(action)
+
+
 class HangsInReset(_Counting):
     """Never comes back from a reset, after some steps."""
 
