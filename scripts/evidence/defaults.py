@@ -69,7 +69,7 @@ CASES: Mapping[str, Case] = {
     "HalfCheetah-v5": Case(300_000),
     "Walker2d-v5": Case(300_000),
 }
-# Newest version each, steps of the one run. Images (CarRacing) get what some minutes of a CPU allow, not what they need.
+# Newest version each, steps of the one run. Images (CarRacing) get what minutes of a CPU allow, not what they need.
 OTHERS: Mapping[str, Case] = {
     "MountainCar-v0": Case(100_000),
     "Blackjack-v1": Case(100_000),

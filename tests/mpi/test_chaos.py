@@ -26,8 +26,8 @@ def chaos(*words: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_minute_of_chaos(tmp_path: Path) -> None:
-    """With start and end, and less of it where the machine is idle. A random policy has a mean return of 22."""
-    chaos("--minutes", "0.4", "--faults", "6", "--reach", "40", "--out", str(tmp_path))
+    """A random policy has a mean return of 22."""
+    chaos("--minutes", "1", "--faults", "10", "--reach", "40", "--out", str(tmp_path))
     assert "- yes: every fault was told, and nothing else" in (tmp_path / "README.md").read_text()
 
 
