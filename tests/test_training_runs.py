@@ -125,7 +125,7 @@ def test_a_scripts_own_start_up_is_in_no_comparison(tmp_path: Path) -> None:
     assert "The time of the whole command is left out for scripted" in summary
 
 
-@pytest.mark.parametrize("variant", ["importance-weights", "full-precision"])
+@pytest.mark.parametrize("variant", ["importance-weights", pytest.param("full-precision", marks=pytest.mark.long)])
 def test_ablations_train(variant: str, tmp_path: Path) -> None:
     script = PROJECT / "scripts/ablation/correction.py"
     corrector = "none" if variant == "importance-weights" else "vtrace"

@@ -101,7 +101,7 @@ def test_a_terminal_gets_one_line_that_goes_when_all_is_done(monkeypatch: pytest
     assert drawn.endswith("\x1b[2K") or drawn.rstrip("\r\n").endswith("\x1b[2K")
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "LunarLander-v3"])
+@pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("LunarLander-v3", marks=pytest.mark.long)])
 def test_a_recording_prints_nothing_but_our_lines(env: str, tmp_path: Path) -> None:
     run, video = make_run(tmp_path, env=env, network="mlp:16x1"), tmp_path / "v.mp4"
     bare = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "XDG_RUNTIME_DIR")}

@@ -43,6 +43,7 @@ def test_two_learners_share_three_actors_and_stop_on_request(tmp_path: Path) -> 
         assert job.leaves_no_rank(list(ranks.values()))
 
 
+@pytest.mark.long
 def test_the_first_ranks_of_an_mpirun_of_ones_own_learn(tmp_path: Path) -> None:
     words = ("--learners", "2", "--total-env-steps", "3000", "--algorithm", "ppo", "--minibatches", "2")
     with TrainingRun(tmp_path, *words, ranks=4) as job:

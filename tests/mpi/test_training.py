@@ -123,7 +123,7 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
         assert steps == sorted(steps) and first.env_steps in steps
 
 
-@pytest.mark.parametrize("algorithm", ["impala", "a2c"])
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("a2c", marks=pytest.mark.long)])
 def test_killed_actor_then_killed_learner(algorithm: str, tmp_path: Path) -> None:
     """A learner that takes one unroll of every actor waits for the living alone."""
     words = ("--algorithm", algorithm, "--actors", "2", *ENDLESS, "--checkpoint-interval-s", "0.3")

@@ -68,6 +68,7 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
 
+@pytest.mark.long
 def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path: Path) -> None:
     """They are ignored while they are silent: what they sent meanwhile is from another time."""
     with train(nodes, tmp_path) as job:
