@@ -71,7 +71,6 @@ _SPARE_BYTES, _COPIES = 2**30, 8
 _MAX_VERIFY_S = 600.0
 _ZIP_END, _MAX_DIRECTORY_BYTES = struct.Struct("<4s8xL4xH"), 2**18
 _NPY_MAGIC, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1024
-_ALLOWED_ABOVE = -5e8
 _DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
 _FLAG = {"0", "1"}
 _SESSION_OPTIONS = {
@@ -834,11 +833,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verify:
-            late = threading.Timer(_MAX_VERIFY_S, _end_late)
-            late.daemon = True
-            late.start()
-            print(json.dumps(verify(options.bundle), indent=2))
-            late.cancel()
+            with _bounded_time():
+                print(json.dumps(verify(options.bundle), indent=2))
             return 0
         policy = Policy(options.bundle, sample=options.sample, seed=options.seed)
         if options.stdin or not (options.play or importlib.util.find_spec("gymnasium")):
@@ -857,9 +853,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _end_late() -> None:
-    os.write(2, f"run_policy: the bundle's model took longer than {_MAX_VERIFY_S:g} s\n".encode())
-    os._exit(1)
+@contextmanager
+def _bounded_time() -> Iterator[None]:
+    """End the process where the block takes longer than a policy's check may."""
+
+    def end() -> None:
+        os.write(2, f"run_policy: the bundle's model took longer than {_MAX_VERIFY_S:g} s\n".encode())
+        os._exit(1)
+
+    timer = threading.Timer(_MAX_VERIFY_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _printable(error: Exception) -> str:

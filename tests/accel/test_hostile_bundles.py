@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_only_known_session_options_reach_onnxruntime(bundle: Path, tmp_path: Pa
         verify(bundle)
     assert run_policy.main(["--verify", "--bundle", str(bundle)]) == 1
     assert sorted(tmp_path.rglob("*")) == before
+    assert not any(isinstance(t, threading.Timer) and not t.finished.is_set() for t in threading.enumerate())
 
 
 @pytest.mark.parametrize(
