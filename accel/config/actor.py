@@ -136,7 +136,7 @@ class ActorConfig(_Message):
 
 
 @dataclass(frozen=True)
-class PriorityOptions:
+class PriorityOptions(_Message):
     """How actors compute the priorities of their own transitions; see ``accel.acting.priorities``.
 
     Attributes:
@@ -179,5 +179,5 @@ class ActorAgreement(_Message):
         """Inverse of ``to_json``. Raises TransportError: it is another version's."""
         priorities = value.get("priorities")
         if isinstance(priorities, dict):
-            value = value | {"priorities": PriorityOptions(**priorities)}
+            value = value | {"priorities": PriorityOptions.from_json(priorities)}
         return super().from_json(value)
