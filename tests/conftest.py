@@ -1,4 +1,4 @@
-"""Every test's surroundings: one thread, no display, fast tests first, hypothesis without a stopwatch."""
+"""Every test's surroundings: one thread, no display, slow tests last, hypothesis without a stopwatch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from itertools import accumulate, groupby
-from operator import itemgetter
 from pathlib import Path
-from zlib import crc32
 
 import hypothesis
 import pytest
@@ -108,34 +105,26 @@ SLOW = frozenset(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first, so that a plain mistake shows in seconds, then all others, mixed.
+    """Fast tests first, then slow ones, those that start ranks, those that train: a plain mistake shows in seconds.
 
     Those left out for their time run where they are asked for: -m long.
     """
     for item in items:
         if item.path.relative_to(TESTS).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)
-    left_out = [] if "long" in config.option.markexpr else [item for item in items if _is(item, "long")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-    kept = [item for item in items if not left_out or not _is(item, "long")]
-    items[:] = [item for item in kept if not _is(item, "slow", "mpi", "learning")]
-    items += _mixed([item for item in kept if _is(item, "slow", "mpi", "learning")])
+    items.sort(key=_cost)
+    if "long" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
 
 
-def _is(item: pytest.Item, *marks: str) -> bool:
-    return any(item.get_closest_marker(mark) for mark in marks)
-
-
-def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests of ranks, which wait much, between modules that compute: no core idles, and few ranks meet."""
-    ranks = sorted((item for item in items if _is(item, "mpi")), key=lambda item: crc32(item.nodeid.encode()))
-    modules = groupby((item for item in items if not _is(item, "mpi")), lambda item: item.path)
-    places = []
-    for blocks in ([[item] for item in ranks], [list(found) for _, found in modules]):
-        ends = list(accumulate(map(len, blocks)))
-        places += [((end - len(block) / 2) / ends[-1], block) for end, block in zip(ends, blocks, strict=True)]
-    return [item for _, block in sorted(places, key=itemgetter(0)) for item in block]
+def _cost(item: pytest.Item) -> int:
+    return max(
+        (cost for cost, name in enumerate(("fast", "slow", "mpi", "learning")) if item.get_closest_marker(name)),
+        default=0,
+    )
 
 
 def pytest_configure() -> None:
