@@ -20,7 +20,6 @@ def test_an_agreement_comes_back_equal(agreement: ActorAgreement) -> None:
 
 
 def test_priorities_of_another_version_are_refused() -> None:
-    value = AGREEMENT.to_json()
-    value["priorities"]["more"] = 1
+    priorities = {**PriorityOptions(3, 0.9, True, True).to_json(), "more": 1}
     with pytest.raises(TransportError, match=r"PriorityOptions has other fields than this actor's \(more\)"):
-        ActorAgreement.from_json(value)
+        ActorAgreement.from_json(AGREEMENT.to_json() | {"priorities": priorities})
