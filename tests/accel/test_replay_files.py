@@ -99,7 +99,7 @@ def test_what_arrives_after_a_restart_does_not_follow_what_was_there(name: str, 
             kept.extend(new)
         restored.insert(Experience(0, unroll, lambda: None))
         for _ in range(5):
-            assert not mistakes(restored.sample().transitions, source, 3)
+            assert not mistakes([restored.sample().transitions], source, 3)
         files.save(restored)
     again = STORES[name](spec)
     assert ReplayFiles(tmp_path / "replay", "x").load(again) and alike(draw(again, spec), draw(restored, spec))

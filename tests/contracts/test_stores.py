@@ -402,25 +402,37 @@ def index(source: Source) -> dict[Any, tuple[Actor, Where]]:
     return found
 
 
-def mistakes(steps: Transitions, source: Source, n: int) -> list[str]:
-    """What in a sample is not as the definition says."""
-    found, known = [], index(source)
-    for i in range(len(steps.actions)):
-        origin = known.get(key(steps.observations[i].numpy()))
+def mistakes(samples: list[Transitions], source: Source, n: int) -> set[str]:
+    """What in samples is not as the definition says; each distinct transition is looked at once."""
+    found, known = set(), index(source)
+    fields = [
+        np.concatenate([getattr(steps, name).numpy() for steps in samples])
+        for name in ("observations", "actions", "returns", "discounts", "next_observations")
+    ]
+    first = {key_of: i for i, key_of in enumerate(zip(*map(row_bytes, fields), strict=True))}
+    for i in first.values():
+        observation, taken, its_return, its_discount, its_next = (field[i] for field in fields)
+        origin = known.get(key(observation))
         if origin is None:
-            found.append("a start that is no valid row")
+            found.add("a start that is no valid row")
             continue
         actor, where = origin
         _, action, total, discount, following = actor.transition(where, n, DISCOUNT)
-        if int(steps.actions[i]) != action:
-            found.append("action")
-        if abs(float(steps.returns[i]) - total) > 1e-5:
-            found.append("return")
-        if abs(float(steps.discounts[i]) - discount) > 1e-6:
-            found.append("discount")
-        if discount and not np.array_equal(steps.next_observations[i].numpy(), following):
-            found.append("next observation")
+        if int(taken) != action:
+            found.add("action")
+        if abs(float(its_return) - total) > 1e-5:
+            found.add("return")
+        if abs(float(its_discount) - discount) > 1e-6:
+            found.add("discount")
+        if discount and not np.array_equal(its_next, following):
+            found.add("next observation")
     return found
+
+
+def row_bytes(field: Any) -> list[bytes]:
+    """Each row of an array as its bytes."""
+    whole, size = np.ascontiguousarray(field).tobytes(), field[0].nbytes
+    return [whole[i : i + size] for i in range(0, len(whole), size)]
 
 
 def eligible(source: Source, number: int, n: int, rows: int | None = None) -> set[Any]:
@@ -443,7 +455,7 @@ def draw(store: Replay, count: int = 60) -> list[Transitions]:
 
 
 def starts(samples: list[Transitions]) -> set[Any]:
-    return {key(observation.numpy()) for steps in samples for observation in steps.observations}
+    return {key_of for steps in samples for key_of in row_bytes(steps.observations.numpy())}
 
 
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
@@ -456,7 +468,7 @@ def test_transitions_are_those_of_the_definition(replay: Callable[..., Replay], 
     for _ in range(12):
         source.insert(made)
     samples = draw(made)
-    assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    assert not mistakes(samples, source, n)
     assert starts(samples) == eligible(source, 0, n)
 
 
@@ -476,7 +488,7 @@ def test_the_steps_of_a_transition_are_those_of_the_definition(replay: Callable[
                     recorded[observation_key(source.actors[0], row.where)] = float(unroll["behaviour_log_prob"][t, env])
             source.rows[0][env].extend(rows[env])
         made.insert(Experience(0, unroll, lambda: None))
-    lengths, known = set(), index(source)
+    lengths, known, ones = set(), index(source), []
     for _ in range(5):
         sample = made.sample()
         assert sample is not None and sample.steps is not None and sample.transitions is not None
@@ -492,7 +504,7 @@ def test_the_steps_of_a_transition_are_those_of_the_definition(replay: Callable[
                     steps.observations[k, mine], steps.actions[k, mine], steps.rewards[k, mine],
                     steps.discounts[k, mine], steps.observations[k + 1, mine],
                 )  # fmt: skip
-                assert not mistakes(one, source, 1)
+                ones.append(one)
                 assert float(steps.behaviour_log_prob[k, i]) == recorded[key(steps.observations[k, i].numpy())]
             actor, where = known[key(steps.observations[0, i].numpy())]
             _, _, _, discount, following = actor.transition(where, n, DISCOUNT)
@@ -501,7 +513,7 @@ def test_the_steps_of_a_transition_are_those_of_the_definition(replay: Callable[
                 assert np.array_equal(steps.observations[count, i].numpy(), following)
             assert bool((steps.discounts[:count, i] == 0).any()) == (discount == 0)
             lengths.add(count)
-    assert lengths >= {1, n}
+    assert lengths >= {1, n} and not mistakes(ones, source, 1)
 
 
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
@@ -512,8 +524,7 @@ def test_the_ring_holds_the_newest_rows(replay: Callable[..., Replay], layout: s
     made, source = replay(spec, capacity=capacity, n=n), Source(Actor(spec, ROWS, ENVS))
     for _ in range(11):
         source.insert(made)
-        samples = draw(made, 20)
-        assert not [text for steps in samples for text in mistakes(steps, source, n)]
+        assert not mistakes(draw(made, 20), source, n)
     length = capacity // ENVS
     newest, oldest = eligible(source, 0, n, length - 1), eligible(source, 0, n, length - spec.frame_stack)
     assert oldest <= starts(draw(made)) <= newest
@@ -530,8 +541,8 @@ def test_nothing_is_bootstrapped_across_a_gap(replay: Callable[..., Replay], lay
             source.actors[0].unroll()
             continue
         source.insert(made)
-        samples = draw(made, 20) if made.available else []
-        assert not [text for steps in samples for text in mistakes(steps, source, n)]
+        if made.available:
+            assert not mistakes(draw(made, 20), source, n)
     assert len(starts(draw(made))) > 10
 
 
@@ -543,7 +554,7 @@ def test_an_unroll_shorter_than_n_behind_a_gap_gives_no_sample_yet() -> None:
     assert made.available == 0 and made.sample() is None
     source.insert(made), source.insert(made)
     assert made.available == 1
-    assert not [text for steps in draw(made, 5) for text in mistakes(steps, source, 3)]
+    assert not mistakes(draw(made, 5), source, 3)
 
 
 @pytest.mark.parametrize("replay", REPLAYS.values(), ids=REPLAYS)
@@ -559,7 +570,7 @@ def test_rows_that_were_left_out_are_in_no_return(replay: Callable[..., Replay])
         source.rows[0][k] += [replace(row, valid=row.valid and k == 1) for row in new]
     source.insert(made), source.insert(made)
     samples = draw(made)
-    assert not [text for steps in samples for text in mistakes(steps, source, n)]
+    assert not mistakes(samples, source, n)
     whole = eligible(source, 0, n)
     cut = {observation_key(source.actors[0], row.where) for row in source.rows[0][0][ROWS - n : ROWS]}
     assert starts(samples) == whole - cut
@@ -572,7 +583,7 @@ def test_several_actors_share_the_capacity(replay: Callable[..., Replay]) -> Non
     for k in range(40):
         source.insert(made, k % 3 if k % 4 else 0)
     samples = draw(made, 200)
-    assert not [text for steps in samples for text in mistakes(steps, source, 3)]
+    assert not mistakes(samples, source, 3)
     assert starts(samples) == set.union(*(eligible(source, k, 3, 240 // (3 * ENVS) - 1) for k in range(3)))
 
 
@@ -634,7 +645,7 @@ def test_whatever_arrives_transitions_are_right(
         else:
             source.insert(made, number)
         if made.available:
-            assert not [text for steps in draw(made, 2) for text in mistakes(steps, source, n)]
+            assert not mistakes(draw(made, 2), source, n)
         else:
             assert made.sample() is None
 
@@ -729,6 +740,14 @@ def sequences(spec: EnvSpec, slots: int = 6, actors: int = 1, parts: int = 2, ba
     return Sequences(options, 1, layout, actors, CPU, rewards, np.random.default_rng(5))
 
 
+def recorded(actor: Actor, row: Row) -> tuple[bool, bool, int, float]:
+    """Whether a row is a step and the first of its episode, its action and its reward."""
+    if not row.valid:
+        return False, row.first, 0, 0.0
+    episode, step = actor.episodes[row.where[:2]], row.where[2]
+    return True, row.first, episode.actions[step], episode.rewards[step]
+
+
 WHOLE = {name: spec for name, spec in LAYOUTS.items() if spec.autoreset == "next_step"}
 
 
@@ -756,24 +775,23 @@ def test_sequences_are_consecutive_unrolls_of_one_environment(layout: str, parts
                 if None not in joined and any(row.valid for row in rows[-ROWS:]):
                     actor = source.actors[number]
                     wanted[b"".join(observation_key(actor, row.where) for row in rows)] = actor, rows
-    seen = set()
+    expected: dict[Any, tuple[Any, ...]] = {}
     for _ in range(40):
         sample = made.sample()
         assert sample is not None and sample.batch is not None and sample.rewards is not None
         batch = sample.batch
         assert batch.observations.shape[:2] == (parts * ROWS + 1, 16)
-        for i in range(16):
-            name = b"".join(key(o.numpy()) for o in batch.observations[:-1, i])
-            assert name in wanted
-            seen.add(name)
-            for t, row in enumerate(wanted[name][1]):
-                assert bool(batch.valid[t, i]) == row.valid and bool(batch.first[t, i]) == row.first
-                if row.valid:
-                    episode = wanted[name][0].episodes[row.where[:2]]
-                    assert int(batch.actions[t, i]) == episode.actions[row.where[2]]
-                    assert float(sample.rewards[t, i]) == pytest.approx(episode.rewards[row.where[2]], rel=1e-5)
+        drawn = tuple(field.numpy() for field in (batch.valid, batch.first, batch.actions, sample.rewards))
+        for i, name in enumerate(row_bytes(batch.observations[:-1].numpy().swapaxes(0, 1))):
+            actor, rows = wanted[name]
+            if name not in expected:
+                expected[name] = tuple(map(np.array, zip(*(recorded(actor, row) for row in rows), strict=True)))
+            valid, first, actions, rewards = (field[: len(rows), i] for field in drawn)
+            assert np.array_equal(valid, expected[name][0]) and np.array_equal(first, expected[name][1])
+            assert np.array_equal(actions[valid], expected[name][2][valid])
+            np.testing.assert_allclose(rewards[valid], expected[name][3][valid], rtol=1e-5)
         made.feedback(sample, None)
-    assert seen == wanted.keys()
+    assert expected.keys() == wanted.keys()
     assert set(source.releases.values()) == {1} and made.nbytes > 0
 
 
@@ -820,4 +838,4 @@ def test_the_oracle_tells_a_wrong_replay_apart(wrong: str, told: str) -> None:
         made.insert(Experience(0, unroll, lambda: None))
         for kept, new in zip(source.rows[0], rows, strict=True):
             kept.extend(new)
-    assert told in {text for steps in draw(made) for text in mistakes(steps, source, 3)}
+    assert told in mistakes(draw(made), source, 3)
