@@ -77,7 +77,7 @@ def style(name: str) -> Iterator[None]:
 
 def new_figure(height_inches: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of the report's width with ``rows`` axes below one another that share the x axis."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=PNG_DPI, layout="constrained")
     axes = figure.subplots(rows, 1, squeeze=False, sharex=True)
     return figure, [row[0] for row in axes]
 
@@ -85,8 +85,10 @@ def new_figure(height_inches: float, rows: int = 1) -> tuple[Figure, list[Axes]]
 def finish(figure: Figure, name: str, title: str, caption: str, alt: str) -> Drawing:
     """Render a figure, inside ``style(name)``."""
     text, image = io.StringIO(), io.BytesIO()
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # With one, each file would be drawn twice, and laid out anew.
     figure.savefig(image, format="png", dpi=PNG_DPI)
-    figure.set_layout_engine("none")  # The layout stays as it was found, which takes as long as drawing.
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = _own_identifiers(_without_metadata(text.getvalue()), name)
     return Drawing(name, title, caption, alt, svg, _inline(svg), image.getvalue())
