@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from accel.errors import TransportError
+from accel.system.signals import end_with_parent
 from accel.transport import Role, Stopped, Topology, TransportOptions, connect, detect_launch, join_world, mpi
 from accel.transport.base import Bytes
 from accel.transport.remote_actor import RemoteActor
@@ -258,10 +259,12 @@ def unfinished_abort(transport: RemoteLearner | RemoteActor) -> None:
         endpoint.abort_job(3)
     transport.welcome(PATIENCE_S)
     transport.hello({})
+    say(deaf=os.getpid())
     time.sleep(600)
 
 
 if __name__ == "__main__":
+    end_with_parent(signal.SIGKILL)  # As every rank of accel: prterun leaves sleeping ones behind.
     endpoint = join_world(detect_launch())
     topology = Topology.single_learner(endpoint.size)
     mine = connect(endpoint, topology, options=OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,8 @@ def test_deaf_actor_is_ended_with_the_job() -> None:
     lines, outcome = run("unfinished_abort", 2)
     assert the(lines, "unfinished") == {"unfinished": [0]}
     assert outcome.code == 3
+    deaf = the(lines, "deaf")["deaf"]
+    give_up_s = time.monotonic() + 10.0
+    while Path(f"/proc/{deaf}").exists() and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{deaf}").exists()
