@@ -156,10 +156,7 @@ class A3cConfig(ActorCriticConfig):
 
 
 class SurrogateConfig(ActorCriticConfig):
-    """PPO's clipped surrogate, whatever the schedule.
-
-    The defaults are meant to learn untuned (results/defaults): batches of 2048 steps with eight environments.
-    """
+    """PPO's clipped surrogate, whatever the schedule: batches of 2048 steps with eight environments."""
 
     system: ClassVar[Mapping[str, object]] = {**ActorCriticConfig.system, "unroll_length": 256, "learning_rate": 5e-4}
 
@@ -188,9 +185,19 @@ class PpoConfig(SurrogateConfig):
 
 
 class DppoConfig(SurrogateConfig):
-    """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy."""
+    """DPPO: PPO's clipped surrogate on one unroll of every actor, all with the newest policy.
 
-    system: ClassVar[Mapping[str, object]] = {**SurrogateConfig.system, "schedule": "synchronous", "corrector": "none"}
+    Without lag it can take Stable-Baselines3's 320 optimiser steps a batch, which an older policy's experience spoils
+    (results/hopper-options).
+    """
+
+    system: ClassVar[Mapping[str, object]] = {
+        **SurrogateConfig.system,
+        "schedule": "synchronous",
+        "passes": 10,
+        "minibatches": 32,
+        "learning_rate": 3e-4,
+    }
 
     algorithm: Literal["dppo"] = "dppo"
 

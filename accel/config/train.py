@@ -47,7 +47,7 @@ CHOICES: Mapping[str, Mapping[str, type[Options]]] = {
     "store": STORES,
     "schedule": SCHEDULES,
 }
-DEFAULT_ALGORITHM = "ppo"
+DEFAULT_ALGORITHM = "dppo"  # learns untuned: results/defaults
 _DESCRIPTIONS = {
     "algorithm": f"what is trained and how: {', '.join(ALGORITHMS)}, or module:factory; sets the defaults of the rest",
     "store": f"when experience is used, and used again: {', '.join(STORES)}; default: the algorithm's",
@@ -133,7 +133,7 @@ class TrainConfig(BaseModel):
         if self.store.batch_unrolls != actors:
             raise ConfigError(
                 f"option 'batch_unrolls' = {self.store.batch_unrolls}: schedule 'synchronous' learns from one unroll "
-                f"of every actor, {actors} in all: leave it out"
+                f"of every actor, {actors} in all: leave it out, or use an algorithm that does not wait, such as ppo"
             )
 
     def _check_inference(self) -> None:
@@ -142,7 +142,7 @@ class TrainConfig(BaseModel):
         if isinstance(self.schedule, SynchronousConfig):
             raise ConfigError(
                 "inference = 'central' answers with the newest policy at every step, schedule 'synchronous' acts with "
-                "one policy for a whole round: use --inference local, or --schedule asynchronous"
+                "one policy for a whole round: use --inference local, or an algorithm that does not wait, such as ppo"
             )
         if self.acting.actor_runtime == "torch":
             raise ConfigError("inference = 'central' runs on onnxruntime: leave actor_runtime = 'torch' out")

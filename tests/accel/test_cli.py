@@ -127,7 +127,7 @@ def test_a_launched_job_has_as_many_actors_as_ranks_beside_the_learner() -> None
     config = parse([], launched).config
     assert (config.acting.actors, config.store.batch_unrolls) == (3, 3)
     assert parse(["--actors", "2"], launched).config.acting.actors == 2
-    assert parse(["--batch-unrolls", "1"], launched).config.store.batch_unrolls == 1
+    assert parse(["--algorithm", "ppo", "--batch-unrolls", "1"], launched).config.store.batch_unrolls == 1
 
 
 def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_an_algorithm_brings_its_store_its_schedule_and_its_defaults() -> None:
         ({"actors": 0}, "fp32"),
         ({"actors": 2, "learners": 2}, "fp32"),
         ({"actor_runtime": "torch"}, "fp32"),
-        ({"inference": "central"}, "fp32"),
+        ({"algorithm": "ppo", "inference": "central"}, "fp32"),
         ({"algorithm": "seed"}, "fp32"),
         ({"actors": 0, "compressor": "int8"}, "int8"),
         ({"compressor": "fp32"}, "fp32"),
@@ -189,7 +189,7 @@ def test_none_stands_for_off_in_toml() -> None:
 
 def test_a_batch_takes_one_unroll_of_each_actor_unless_told() -> None:
     assert [TrainConfig.create(actors=n).store.batch_unrolls for n in (0, 1, 5)] == [1, 1, 5]
-    assert TrainConfig.create(actors=5, batch_unrolls=2).store.batch_unrolls == 2
+    assert TrainConfig.create(algorithm="ppo", actors=5, batch_unrolls=2).store.batch_unrolls == 2
     assert TrainConfig.create(algorithm="impact", actors=3).store.batch_unrolls == 3
 
 
@@ -248,7 +248,7 @@ def test_a_process_knows_when_it_started() -> None:
 
 
 def test_learners_share_out_actors_and_batches() -> None:
-    config = TrainConfig.create(learners=2, actors=5, batch_unrolls=3)
+    config = TrainConfig.create(algorithm="ppo", learners=2, actors=5, batch_unrolls=3)
     one, two = config.share(0), config.share(1)
     assert (one.acting.actors, two.acting.actors) == (3, 2)
     assert (one.store.held_unrolls, two.store.held_unrolls) == (2, 1)
