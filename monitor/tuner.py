@@ -1,8 +1,9 @@
 """Chooses the compression level while training runs: measurements in, decisions out; no clock, no I/O.
 
     effective(level) = delivered(level) × ESS × retention,  retention = mean over an unroll's rows of overlap^trace
-    delivered        = min(actors' rate, learner's rate); 1 / (n / actors' rate + 1 / learner's rate) where the learner
-                       and n actors share cores, so that the time of all adds up
+    delivered        = min(actors' rate, learner's rate); 1 / (1 / actors' rate + 1 / learner's rate) where actors and
+                       learner take turns; 1 / (n / actors' rate + 1 / learner's rate) where the learner and n actors
+                       share cores, so that the time of all adds up
     actors' rate     = Σ over actors of steps / (step_s + call_s(level) − call_s(acting) + load_s of both likewise)
 
 ``step_s`` is an actor's own time for a vector step, waiting left out, as its unrolls tell it; the calls are its own
@@ -13,7 +14,7 @@ rounds that other work on the machine disturbed do not move: of 15 rounds, the f
 A level is taken at once where that bound exceeds ``gain`` and its mismatch is within the alarms. The finest level
 within ``tolerance`` of the best is preferred, so that nothing is compressed where it does not pay. Where the learner is
 the bottleneck, all levels deliver the same and full precision stays: it has no mismatch, and the time that a faster
-policy saved its actor would spend waiting. Where they share cores, that time is the learner's, and counts.
+policy saved its actor would spend waiting. Where they take turns or share cores, that time is the learner's and counts.
 
 Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm or a failed check
 is banned, and each change of level delays the next, both with exponential back-off.
@@ -105,7 +106,8 @@ class Measurements:
         time_s: any clock that does not go back, seconds.
         actors: those that have timed their levels.
         learner_rate: valid steps per second that the learner takes while it does not wait; None while unknown.
-        shared: whether learner and actors share their cores.
+        shared: whether learner and actors share their cores. turns: whether the learner waits for the actors of each
+            round, and they for it.
         traces: steps that the traces of an unroll's rows reach: min(horizon, T − t).
         quality: ESS × retention of compression as it acts, of levels that do, where it was sampled.
     """
@@ -114,6 +116,7 @@ class Measurements:
     actors: Sequence[ActorTiming]
     learner_rate: float | None
     shared: bool = False
+    turns: bool = False
     traces: Sequence[int] = (1,)
     quality: Mapping[str, float] = field(default_factory=dict)
 
@@ -145,8 +148,9 @@ class Measurements:
         rate = self.actors_rate(level, acting)
         if self.learner_rate is None:
             return rate * self.worth(level)
-        if self.shared:
-            return self.worth(level) / (len(self.actors) / rate + 1.0 / self.learner_rate)
+        if self.shared or self.turns:
+            actors = len(self.actors) if self.shared else 1
+            return self.worth(level) / (actors / rate + 1.0 / self.learner_rate)
         return np.minimum(rate, self.learner_rate) * self.worth(level)
 
     def alarm(self, level: str) -> str:

@@ -95,6 +95,7 @@ class TunedSteering:
         config: the run's. publisher: compresses; all levels are bound here, so that one that does not suit the network
             fails at once. transport: assigns. sampler: measures mismatch. log: gets every decision.
         shared: learner and actors share their cores, so that the time of all adds up.
+        turns: they take turns, as on the synchronous schedule, so that the actors' time adds to the learner's.
         clock: seconds, monotonic.
     Raises:
         ConfigError: a level does not suit the network.
@@ -110,6 +111,7 @@ class TunedSteering:
         log: DecisionLog,
         *,
         shared: bool = False,
+        turns: bool = False,
         options: TunerOptions | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -119,7 +121,7 @@ class TunedSteering:
         horizon = effective_horizon(config.algorithm.discount, trace.lambda_, length)
         self._traces = [min(horizon, length - t) for t in range(length)]
         self._publisher, self._transport, self._sampler, self._log = publisher, transport, sampler, log
-        self._shared, self._clock = shared, clock
+        self._shared, self._turns, self._clock = shared, turns, clock
         self._schemes = publisher.schemes
         self._actors: dict[int, _ActorTimes] = {}
         self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LOOKS)
@@ -221,6 +223,7 @@ class TunedSteering:
             actors=ready if len(ready) == len(known) else (),
             learner_rate=self._learner_rate(),
             shared=self._shared,
+            turns=self._turns,
             traces=self._traces,
             quality={} if self.tuner.incumbent == self.tuner.full else quality,
         )
@@ -334,4 +337,5 @@ def make_steering(
     one_host = acting.hosts is None and acting.hostfile is None
     shared = acting.actors == 0 or (one_host and acting.actors >= (os.cpu_count() or 1))
     parts = (publisher, transport, sampler, log)
-    return TunedSteering(choice, config, *parts, shared=shared, options=options, clock=clock)
+    turns = config.schedule.waits_for_policy
+    return TunedSteering(choice, config, *parts, shared=shared, turns=turns, options=options, clock=clock)

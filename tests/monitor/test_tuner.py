@@ -30,6 +30,7 @@ def _look(
     noise: float = 0.01,
     actors: int = 1,
     shared: bool = False,
+    turns: bool = False,
     seed: int = 0,
     mismatch: Mapping[str, Mapping[str, float]] | None = None,
     quality: Mapping[str, float] | None = None,
@@ -41,7 +42,7 @@ def _look(
             for i, (level, call) in enumerate(calls_us.items())
         }
         found.append(ActorTiming(env_us + calls_us[acting], env_us, 1.0, 0.0, levels))
-    return Measurements(time_s, found, learner_rate, shared, (1,), quality or {})
+    return Measurements(time_s, found, learner_rate, shared, turns, (1,), quality or {})
 
 
 FASTER = {"fp32": 1000.0, "int8": 200.0}
@@ -55,7 +56,7 @@ def test_a_gain_is_its_definition() -> None:
         "int8": LevelTiming(calls["int8"], 300.0, 0.01, 0.98, 0.9),
     }
     actor = ActorTiming(1150.0, 100.0, 2.0, 0.1, levels)
-    m = Measurements(0.0, [actor, actor], 3000.0, False, (2, 1), {})
+    m = Measurements(0.0, [actor, actor], 3000.0, False, False, (2, 1), {})
     ratios = []
     for fp32, int8 in zip(*calls.values(), strict=True):
         step_us = 1150.0 + int8 - fp32 + 0.1 * (300.0 - 500.0)
@@ -111,6 +112,12 @@ def test_where_learner_and_actor_share_cores_a_slow_learner_does_not_hide_the_ga
     m = _look(0.0, FASTER, learner_rate=500.0, shared=True, noise=0.0)
     assert Tuner(("fp32", "int8")).gains(m)["int8"].median == pytest.approx(3.1 / 2.3)
     assert Tuner(("fp32", "int8")).gains(_look(0.0, FASTER, learner_rate=500.0, noise=0.0))["int8"].median == 1.0
+
+
+def test_where_learner_and_actors_take_turns_the_actors_time_adds_to_the_learners() -> None:
+    """A step of each of two actors takes 1.1 ms at the same time, and its two the learner 4 afterwards."""
+    m = _look(0.0, FASTER, learner_rate=500.0, turns=True, noise=0.0, actors=2)
+    assert Tuner(("fp32", "int8")).gains(m)["int8"].median == pytest.approx((1.1 + 4.0) / (0.3 + 4.0))
 
 
 def test_the_finest_level_within_the_tolerance_is_preferred() -> None:
