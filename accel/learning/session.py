@@ -164,7 +164,8 @@ class Session:
         self.restart = restart
         self._stop, self._allowed_cores = stop, allowed_cores
         self._evaluation: LiveEvaluation = NoEvaluation()
-        self.learning = learning = Learning(job.config, crew, cores, lambda: len(transport.alive()), join)
+        self._actors = actors = Actors(transport, crew.processes)
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.alive), join)
         self.config, self.algorithm, self.device = learning.config, learning.algorithm, learning.device
         self.agreement, self.layout = learning.agreement, learning.layout
         config, algorithm = self.config, self.algorithm
@@ -300,7 +301,7 @@ class Session:
             record=self._record,
             checkpoint=self._checkpoint,
             save_sample=self._save_sample,
-            actors=Actors(self.transport, self.crew.processes),
+            actors=self._actors,
             published=self._published,
             collect=None if actor is None else actor.turn,
             stop_requested=self._stop,
@@ -576,7 +577,8 @@ class Follower:
         join: Callable[[torch.device], GradientExchange],
     ) -> None:
         self.transport = transport
-        self.learning = learning = Learning(job.config, crew, cores, lambda: len(transport.alive()), join)
+        actors = Actors(transport, crew.processes)
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.alive), join)
         self.agreement, self.layout = learning.agreement, learning.layout
         self.loop = Loop(
             learning.config,
@@ -592,7 +594,7 @@ class Follower:
             record=lambda env_steps, metrics: None,
             checkpoint=lambda: None,
             save_sample=lambda sample: "no file: learner 0 keeps its own",
-            actors=Actors(transport, crew.processes),
+            actors=actors,
             stop_requested=stop,
         )
 

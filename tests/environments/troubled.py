@@ -96,6 +96,15 @@ class Crash(_Counting):
         return super().step(action)
 
 
+class LeavesFromOne(_Counting):
+    """Ends its process in the last of two actors, before an unroll is whole."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK:
+            os._exit(0)
+        return super().step(action)
+
+
 class Slow(_Counting):
     """Takes its time in one actor."""
 
