@@ -28,6 +28,7 @@ HEAVY = ("torch", "onnx", "safetensors", "tensorboard", "pydantic", "tyro")
 SLOW_RANK = 2
 SLOW_S = 0.004
 LEISURE_S = 0.001
+PACE_S = 0.0002
 LABOUR_S = 0.01
 FIRST_TROUBLE = 200
 
@@ -111,6 +112,14 @@ class Slow(_Counting):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if rank() == SLOW_RANK:
             time.sleep(SLOW_S)
+        return super().step(action)
+
+
+class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sleeps for a moment everywhere: a run that only has to go on meanwhile leaves the cores to other tests."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(PACE_S)
         return super().step(action)
 
 

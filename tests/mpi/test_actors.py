@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments.troubled import DIARY, order_failure
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
@@ -18,7 +18,6 @@ pytestmark = [
 ]
 
 TROUBLED = "tests.environments.troubled:"
-ENDLESS = ("--total-env-steps", "1000000000")
 AFTER_S = 20.0  # From the end of training to the end of its last process, on a busy machine.
 
 

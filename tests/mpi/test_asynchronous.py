@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.test_learners import resume_alone
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 A3C = ("--algorithm", "a3c", "--learners", "2", "--network", "mlp:64x2", "--unroll-length", "20")
-ENDLESS = ("--total-env-steps", "1000000000", "--checkpoint-interval-s", "0.2")
+UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 
 
 @pytest.mark.learning
@@ -32,7 +32,7 @@ def test_two_learners_with_int8_actors_learn_cartpole(tmp_path: Path) -> None:
 
 
 def test_a_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *A3C, "--actors", "3", *ENDLESS) as job:
+    with TrainingRun(tmp_path, *A3C, "--actors", "3", *UNTIL_STOPPED) as job:
         ranks = job.wait_for_records(2)
         job.wait_for(lambda: job.records()[-1]["gradient_lag_max"] is not None, "learner 1's gradient")
         os.kill(ranks[1], signal.SIGSTOP)
@@ -53,7 +53,7 @@ def test_a_learner_that_pauses_keeps_no_other_waiting_and_a_signal_stops_both(tm
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim: int, tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *A3C, "--actors", "2", *ENDLESS) as job:
+    with TrainingRun(tmp_path, *A3C, "--actors", "2", *UNTIL_STOPPED) as job:
         job.wait_for(job.checkpoints, "a checkpoint")
         ranks = job.wait_for_records(2)
         os.kill(ranks[victim], signal.SIGKILL)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.test_learners import resume_alone
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 SEED = ("--algorithm", "seed", "--compressor", "int8", "--actors", "2")
-ENDLESS = ("--total-env-steps", "1000000000", "--checkpoint-interval-s", "0.2")
+UNTIL_STOPPED = (*ENDLESS, "--checkpoint-interval-s", "0.2")
 INFERENCE, LAST = 1, 3
 
 
@@ -41,7 +41,7 @@ def test_a_recurrent_q_network_acts_centrally_with_the_state_that_its_actors_kee
 
 
 def test_an_actor_killed_while_it_asks_is_replaced(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *SEED, *ENDLESS) as job:
+    with TrainingRun(tmp_path, *SEED, *UNTIL_STOPPED) as job:
         job.wait_for_records(2)
         for _ in range(2):
             before = job.records()[-1]["actor_restarts"]
@@ -54,7 +54,7 @@ def test_an_actor_killed_while_it_asks_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_inference_rank_ends_the_job_which_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *SEED, *ENDLESS) as job:
+    with TrainingRun(tmp_path, *SEED, *UNTIL_STOPPED) as job:
         job.wait_for(job.checkpoints, "a checkpoint")
         ranks = job.wait_for_records(2)
         assert sorted(ranks) == [0, INFERENCE, 2, LAST] and sorted(job.children()) == [2, LAST]
@@ -69,7 +69,7 @@ def test_a_killed_inference_rank_ends_the_job_which_goes_on_from_its_checkpoint(
 
 @pytest.mark.long
 def test_an_inference_rank_that_hangs_ends_the_job(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, *SEED, *ENDLESS) as job:
+    with TrainingRun(tmp_path, *SEED, *UNTIL_STOPPED) as job:
         ranks = job.wait_for_records(2)
         os.kill(ranks[INFERENCE], signal.SIGSTOP)
         assert job.finish(60.0) != 0, job.output

@@ -12,13 +12,12 @@ import accel
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.runs.directory import RunDirectory
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
-ENDLESS = ("--total-env-steps", "1000000000")
 WORDS = ("--learners", "2", "--actors", "3", "--checkpoint-interval-s", "0.2", "--normalise-observations")
 
 

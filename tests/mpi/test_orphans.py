@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from accel.runs.directory import RunDirectory
-from tests.mpi.training_runs import TrainingRun, descendants, is_running
+from tests.mpi.training_runs import ENDLESS, TrainingRun, descendants, is_running
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux, whose /proc tells ranks apart"),
 ]
 
-WORDS = ("--total-env-steps", "1000000000", "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
+WORDS = (*ENDLESS, "--batch-unrolls", "1", "--checkpoint-interval-s", "0.2")
 SIMULATOR = ("--wrapper", "tests.environments.troubled:Simulator", "--envs-per-actor", "1")
 # Ends when it is killed, and with it a terminal in which the rest of its arguments run.
 TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")

@@ -17,7 +17,7 @@ from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
 from compressors.artifact import CompressedPolicy
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import ENDLESS, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
@@ -25,7 +25,6 @@ pytestmark = [
 ]
 
 TROUBLED = "tests.environments.troubled:"
-ENDLESS = ("--total-env-steps", "1000000000")
 ROWS = 8 * 16  # of one unroll
 AHEAD = 5  # unrolls: more than an actor could be ahead of another one if it had to wait for it
 

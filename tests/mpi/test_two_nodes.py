@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.ranks import need_mpirun
-from tests.mpi.training_runs import TrainingRun, is_running, rank_of
+from tests.mpi.training_runs import ENDLESS, TrainingRun, is_running, rank_of
 from tests.mpi.two_nodes import ADDRESSES, SCRIPT, Nodes, NoNodesError
 
 pytestmark = [
@@ -25,7 +25,7 @@ SILENCE = "25"  # Seconds after which a rank counts as dead.
 
 def train(nodes: Nodes, results_dir: Path, *more: str) -> TrainingRun:
     """A run over both nodes that ends when it is told to: a learner and an actor on node a, two actors on node b."""
-    words = ("--hosts", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:2", "--actors", "3", "--total-env-steps", "1000000000")
+    words = ("--hosts", f"{ADDRESSES[0]}:2,{ADDRESSES[1]}:2", "--actors", "3", *ENDLESS)
     return nodes.train(results_dir, *words, "--checkpoint-interval-s", "0.2", "--peer-timeout-s", SILENCE, *more)
 
 

@@ -26,6 +26,8 @@ SMALL = (
     "--calibration-size", "256",
     "--log-interval-s", "0.1",
 )  # fmt: skip
+ENDLESS = ("--total-env-steps", "1000000000", "--wrapper", "tests.environments.troubled:Paced")
+"""Of a run that goes on until something happens to it, at a pace that leaves the cores to others."""
 
 
 class TrainingRun:
