@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from accel.errors import AccelError
 from accel.system.extras import missing_extra
+from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch, is_actor
 
@@ -43,7 +44,11 @@ _IMPORTING = {"train", "evaluate", "bench", "compress", "export", "sweep"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``accel``; returns the exit status. Errors a user can cause are one message on standard error."""
+    """Entry point of ``accel``; returns the exit status. Errors a user can cause are one message on standard error.
+
+    Args:
+        arguments: the words after ``accel``; None: this process's own, which ends then.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # It was closed, and the next file that is opened would take its place.
             setattr(sys, name, open(os.devnull, "w"))
@@ -62,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if argv[0] in _IMPORTING:
         add_working_directory()
-    return guarded(lambda: _run(argv), f"accel {argv[0]}")
+    try:
+        return guarded(lambda: _run(argv), f"accel {argv[0]}")
+    finally:
+        if arguments is None:  # This process is the command.
+            leave_to_the_system()
 
 
 def guarded(action: Callable[[], int], name: str) -> int:

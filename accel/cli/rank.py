@@ -13,6 +13,7 @@ import signal
 import sys
 
 from accel.cli.signs import SignsOfLife
+from accel.system.garbage import leave_to_the_system
 from accel.system.module_path import add_working_directory
 from accel.system.signals import end_with_parent
 from accel.transport.join import join_world
@@ -71,4 +72,6 @@ def _learn(info: LaunchInfo) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    leave_to_the_system()
+    sys.exit(status)

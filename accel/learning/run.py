@@ -19,6 +19,7 @@ from accel.learning.handshake import POLL_S, Crew, Stop, join_crews, wait_for_cr
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
 from accel.runs.summary import Summary
+from accel.system.garbage import uncollected
 from accel.system.machine import describe_machine, read_machine
 from accel.transport.base import LearnerTransport
 from accel.transport.learners import LearnerLink
@@ -186,7 +187,8 @@ class _Import:
 
     def _run(self) -> None:
         try:
-            importlib.import_module(self._name)
+            with uncollected():
+                importlib.import_module(self._name)
         except BaseException as error:  # noqa: BLE001 - raised again by check()
             self._error = error
 

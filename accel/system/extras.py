@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 from accel.errors import MissingExtraError
@@ -72,6 +71,8 @@ def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | N
 
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution, or None."""
+    from importlib.metadata import PackageNotFoundError, version  # A tenth of an actor rank's start.
+
     try:
         return version(distribution)
     except PackageNotFoundError:
