@@ -6,6 +6,7 @@ narrow: that of three values covers the mean in 75 % of cases instead of 95 %.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -93,6 +94,7 @@ def simultaneous_confidence(confidence: float, intervals: int) -> float:
     return 1 - (1 - confidence) / max(intervals, 1)
 
 
+@functools.lru_cache(maxsize=1024)
 def student_t_quantile(probability: float, degrees: int) -> float:
     """Inverse of Student's t distribution function for integer degrees of freedom, to about 1e-12.
 
