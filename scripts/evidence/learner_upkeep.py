@@ -51,8 +51,8 @@ def main() -> None:
 def measure(network: str, scheme: str, updates: int) -> dict[str, float | None]:
     """Milliseconds of whole rounds, and of the upkeep and the publication in them."""
     config = TrainConfig.create(
-        network=network, compressor=scheme, actors=1, envs_per_actor=ENVS, unroll_length=LENGTH, calibration_size=512,
-        device="cpu", max_publish_kl=None,
+        algorithm="ppo", network=network, compressor=scheme, actors=1, envs_per_actor=ENVS, unroll_length=LENGTH,
+        calibration_size=512, device="cpu", max_publish_kl=None,
     )  # fmt: skip
     action = ActionSpec("gaussian", (ACTIONS,), low=(-1.0,) * ACTIONS, high=(1.0,) * ACTIONS)
     spec = EnvSpec((INPUTS,), "float32", action)
