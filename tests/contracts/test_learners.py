@@ -27,7 +27,7 @@ from accel.learning.process_group import ProcessGroup
 from accel.learning.turns import SharedTurns, Turn
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
-UPDATES = 20
+UPDATES = 50
 
 
 def layout_of(config: TrainConfig) -> UnrollLayout:
@@ -132,7 +132,7 @@ def distance(one: Algorithm, two: Algorithm) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_learners_with_half_of_each_batch_are_one_with_all_of_it(case: str) -> None:
-    """Three unrolls a batch: one learner has two of them. Parameters, normaliser and targets after 20 updates."""
+    """Three unrolls a batch: one learner has two of them. Parameters, normaliser and targets after 50 updates."""
     unrolls = experience(case, 3 * UPDATES)
 
     def batches(places: list[int]) -> Iterator[list[Unroll]]:
