@@ -32,6 +32,7 @@ def test_two_learners_share_three_actors_and_stop_on_request(tmp_path: Path) -> 
     with TrainingRun(tmp_path, *WORDS, *ENDLESS) as job:
         ranks = job.wait_for_records(3)
         assert sorted(ranks) == [0, 1, 2, 3, 4]
+        job.wait_for(lambda: job.records()[-1]["updates"] > 0, "an update")
         job.process.send_signal(signal.SIGTERM)
         assert job.finish() == 0, job.output
         summary, last = job.summary(), job.records()[-1]

@@ -113,6 +113,7 @@ def test_stalled_learner_then_sigterm_then_resume_then_sigint(tmp_path: Path) ->
     with TrainingRun(tmp_path, "--resume", str(job.path), "--actors", "1", environment=environment) as again:
         ranks = again.wait_for_records(2)
         assert len(ranks) == 2
+        again.wait_for(lambda: again.records()[-1]["updates"] > first.updates, "learning on")
         again.process.send_signal(signal.SIGINT)
         assert again.finish() == 0, again.output
         assert f"going on at {first.env_steps} environment steps" in again.output
