@@ -172,7 +172,7 @@ def test_the_synchronous_one_publishes_every_update_which_actors_wait_for() -> N
     assert [name for name, schedule in made.items() if schedule.waits_for_policy] == ["synchronous"]
     assert all(made["synchronous"].publishes(Counts(0, updates, 0)) for updates in range(1, 10))
     configured = make_schedule(TrainConfig.create(algorithm="a2c"))
-    assert configured.waits_for_policy and not make_schedule(TrainConfig.create()).waits_for_policy
+    assert configured.waits_for_policy and not make_schedule(TrainConfig.create(algorithm="ppo")).waits_for_policy
 
 
 @pytest.mark.parametrize(
