@@ -21,7 +21,7 @@ from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
-from accel.bench.subject import NO_MISMATCH, Subject, make_subject
+from accel.bench.subject import NO_MISMATCH, Subject, make_subject, of_free_actors
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
@@ -236,7 +236,7 @@ class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
     def __init__(self, run: TrainedPolicy, runtime: str, scheme: str, payload: bytes) -> None:
-        config = run.config.replace(actors=1)
+        config = of_free_actors(run.config.replace(actors=1))
         transport = LocalTransport(1)
         self._learner = transport.learner
         self._actor = _MeteredActor(ActorConfig.of(config, schemes=(scheme,)), transport.actor(0))

@@ -12,7 +12,7 @@ from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import check_budget, check_counts, check_schemes, check_source
 from accel.bench.inference_job import Acted, ActingJob
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, spread
-from accel.bench.subject import Subject, make_subject
+from accel.bench.subject import Subject, make_subject, of_free_actors
 from accel.bench.timing import CoreShare
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
@@ -118,7 +118,7 @@ class _Cell:
 def _make_cell(subject: Subject, actors: int, envs: int, kind: str, scheme: str, files: Sequence[Path]) -> _Cell:
     run = subject.run
     changes = {"actors": actors, "envs_per_actor": envs, "inference": kind, "pin_cores": False, "compressor": scheme}
-    config = run.config.replace(**changes)
+    config = of_free_actors(run.config).replace(**changes)
     rule = run.rule
     agreement, _ = agreement_for(
         config, run.spec, run.policy.state_shapes, run.rule_spec, rule.output_size, rule.explores

@@ -226,6 +226,11 @@ def environment_spec(config: TrainConfig) -> EnvSpec:
     return environment.spec
 
 
+def of_free_actors(config: TrainConfig) -> TrainConfig:
+    """The configuration whose actors do not wait for a learner: there is none where they are measured alone."""
+    return config.replace(schedule="asynchronous") if config.schedule.waits_for_policy else config
+
+
 def environment_subject(config: TrainConfig, spec: EnvSpec) -> Subject:
     """A policy with random weights, on inputs from playing an environment. Raises EnvError."""
     return _played(_untrained(config, spec), "random")

@@ -47,7 +47,9 @@ def can_bf16() -> bool:
 
 @pytest.mark.parametrize(("options", "spec"), LEARNERS)
 def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str, object], spec: EnvSpec) -> None:
-    config = TrainConfig.create(unroll_length=6, envs_per_actor=3, batch_unrolls=2, device="cpu", **options)
+    config = TrainConfig.create(
+        **{"algorithm": "ppo"} | options, unroll_length=6, envs_per_actor=3, batch_unrolls=2, device="cpu"
+    )
     refused: list[str] = []
     rows = bench_learner([config], spec, seconds=0.05, repeats=4, notify=refused.append)
     assert [row["precision"] for row in rows] == (["none", "bf16"] if can_bf16() else ["none"])

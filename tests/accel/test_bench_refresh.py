@@ -94,7 +94,7 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
 
 
 def test_trained_weights_bring_intervals_mismatch_and_taught_students(tmp_path: Path) -> None:
-    run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", publish_interval_updates=4)
+    run = make_run(tmp_path, env="CartPole-v1", network="mlp:16x1", algorithm="ppo", publish_interval_updates=4)
     rows = bench_refresh(run=run, schemes=["int8", "distill(8x1)+int8"], **QUICK)
     check_rows(rows, "load_ms", "us")
     assert {each["weights"] for each in rows} == {"trained"}

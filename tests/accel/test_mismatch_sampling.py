@@ -165,7 +165,7 @@ def test_unrolls_of_other_versions_are_left_alone_and_each_scheme_is_measured_on
 
 
 def test_of_unrolls_that_arrive_together_the_kept_version_s_is_measured() -> None:
-    config = _config(batch_unrolls=2)
+    config = _config(algorithm="ppo", batch_unrolls=2)
     algorithm = make_algorithm(config, VECTOR, torch.device("cpu"))
     sampler = _sampler(config, algorithm)
     wrong, right = _unroll(algorithm, version=5, seed=1, error=3.0), _unroll(algorithm, version=4, error=0.0)
