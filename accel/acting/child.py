@@ -14,7 +14,8 @@ What its environments start ends with a child (``accel.system.kept``).
 Two clocks tell that a child must be replaced. Its process lives: it has not ended, and was not stopped for longer than
 ``STOPPED_S``. Its environments make progress: a step takes at most ``actor_timeout_s``; construction and resets may
 take as long as ranks wait for each other. The rank itself tells the learner that it lives, with every unroll and every
-``BEAT_S``.
+``BEAT_S``; and when a step or reset takes ``LATE_S`` and ``LATE_TIMES`` the longest one before it, so that no round of
+the synchronous schedule waits for it, hung or not.
 
 Failures in a row are followed by longer and longer pauses, and by the end of the actor after ``max_actor_restarts``;
 a child that has worked for ``STEADY_S`` ends the row.
@@ -53,6 +54,7 @@ from accel.transport.wire import decode_message, encode_message
 BEAT_S = 2.0
 STOPPED_S = 10.0
 STEADY_S = 10.0
+LATE_S, LATE_TIMES = 1.0, 5.0
 EXIT_ABORTED = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LOOK_S = 0.1
@@ -412,7 +414,8 @@ class Host:
         self._down_until_s: float | None = None
         self._last_words: Json = {}
         self._seen = (-1, -1)
-        self._progress_s = self._running_s = 0.0
+        self._progress_s = self._running_s = self._longest_s = 0.0
+        self._is_late = False
         self._cut_off_s: float | None = None
         self._over = False
         self._exchange: list[Bytes] = []
@@ -600,7 +603,13 @@ class Host:
         pulse = self._link.pulse.words
         seen = (pulse[0], pulse[1])
         if seen != self._seen or pulse[1] not in (STEPPING, PREPARING):
+            if self._ready_s is not None:
+                self._longest_s = max(self._longest_s, self._clock.s - self._progress_s)
             self._seen, self._progress_s = seen, self._clock.s
+        is_late = self._clock.s > self._progress_s + LATE_S + LATE_TIMES * self._longest_s
+        if is_late != self._is_late and self._ready_s is not None:
+            self._is_late = is_late
+            transport.report({"late": is_late})
         if process_state(self._child.pid) != "T":
             self._running_s = self._clock.s
         limit_s = self._config.actor_timeout_s
@@ -628,7 +637,7 @@ class Host:
             return
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_S)
         self._down_until_s = self._clock.s + pause_s
-        self._ready_s = None
+        self._ready_s, self._is_late = None, False
         transport.report(told | {"again_in_s": pause_s})
 
     def _give_up(self, transport: RemoteActor, told: Json) -> None:

@@ -37,6 +37,7 @@ class Actors:
         self._transport = transport
         self._processes = processes
         self._down: set[int] = set()
+        self._late: set[int] = set()
         self._silent: frozenset[int] = frozenset()
         self._gone: frozenset[int] = frozenset()
 
@@ -45,10 +46,18 @@ class Actors:
         """Actors that act now."""
         return self._transport.alive() - self._down - self._silent
 
+    @property
+    def prompt(self) -> frozenset[int]:
+        """Those for whose unrolls a round waits: their environments do not take far longer than they ever did."""
+        return self.alive - self._late
+
     def hear(self, actor: int, message: Json) -> bool:
         """Take in an actor's report; False when it is not about its processes."""
-        if "down" in message:
+        if "late" in message:
+            (self._late.add if message["late"] else self._late.discard)(actor)
+        elif "down" in message:
             self._down.add(actor)
+            self._late.discard(actor)
             logger.warning("%s", failure_text(actor, message))
         elif "up" in message:
             self._down.discard(actor)

@@ -165,7 +165,7 @@ class Session:
         self._stop, self._allowed_cores = stop, allowed_cores
         self._evaluation: LiveEvaluation = NoEvaluation()
         self._actors = actors = Actors(transport, crew.processes)
-        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.alive), join)
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.prompt), join)
         self.config, self.algorithm, self.device = learning.config, learning.algorithm, learning.device
         self.agreement, self.layout = learning.agreement, learning.layout
         config, algorithm = self.config, self.algorithm
@@ -578,7 +578,7 @@ class Follower:
     ) -> None:
         self.transport = transport
         actors = Actors(transport, crew.processes)
-        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.alive), join)
+        self.learning = learning = Learning(job.config, crew, cores, lambda: len(actors.prompt), join)
         self.agreement, self.layout = learning.agreement, learning.layout
         self.loop = Loop(
             learning.config,

@@ -97,12 +97,14 @@ class Crash(_Counting):
         return super().step(action)
 
 
-class LeavesFromOne(_Counting):
-    """Ends its process in the last of two actors, before an unroll is whole."""
+class TroubleForTwo(_Counting):
+    """Of three actors the second one's process ends, and the third one's hangs, before an unroll is whole."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK:
             os._exit(0)
+        if self.steps > FIRST_TROUBLE and rank() == SLOW_RANK + 1:
+            time.sleep(3600)
         return super().step(action)
 
 
