@@ -282,7 +282,8 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
     """CartPole. The tuner goes by the clock: the run may end before the level is tried, while it is, or on it."""
     level = "prune(0.95)"
     config = TrainConfig.create(
-        results_dir=tmp_path, name="run", compressor=f"auto(fp32;{level})", seed=0, actors=0, envs_per_actor=16,
+        algorithm="ppo", results_dir=tmp_path, name="run", compressor=f"auto(fp32;{level})", seed=0, actors=0,
+        envs_per_actor=16,
         unroll_length=32, network="mlp:256x2", separate_value_torso=False, lambda_=0.95, reward_scale=0.05,
         learning_rate=5e-4, stop_at_return=300.0, total_env_steps=5_000_000, learner_threads=1, max_publish_kl=None,
         log_interval_s=0.25,

@@ -17,9 +17,9 @@ SOLVED = 400.0
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CartPole-v1 after a few seconds in one process."""
-    values = {"env": "CartPole-v1", "compressor": "int8", "actors": 0, "seed": 1, "total_env_steps": 60_000}
+    values = {"env": "CartPole-v1", "algorithm": "ppo", "compressor": "int8", "actors": 0, "seed": 1}
     runs = tmp_path_factory.mktemp("runs")
-    return Path(train(TrainConfig.create(**values, results_dir=runs, name="cartpole")).path)
+    return Path(train(TrainConfig.create(**values, total_env_steps=60_000, results_dir=runs, name="cartpole")).path)
 
 
 @pytest.mark.learning

@@ -27,7 +27,7 @@ EVERY = 800
 def configure(path: Path, name: str, **options: object) -> TrainConfig:
     small: dict[str, object] = {
         "actors": 0, "envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "learner_threads": 1,
-        "compressor": "int8",
+        "algorithm": "ppo", "compressor": "int8",
         "total_env_steps": 2000, "log_interval_s": 0.02, "calibration_size": 256, "evaluate_every": EVERY,
         "evaluation_episodes": 4, "seed": 3,
     }  # fmt: skip

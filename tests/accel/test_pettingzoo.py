@@ -19,7 +19,7 @@ GUIDES = "tests.environments.agents"
 BASE: dict[str, object] = {
     "env": GUIDES, "backend": "pettingzoo", "network": "mlp:16x1", "envs_per_actor": 4, "unroll_length": 12,
     "learning_rate": 1e-2, "discount": 0.0, "actors": 0, "seed": 0, "learner_threads": 1, "log_interval_s": 1e6,
-    "calibration_size": 64, "compressor": "int8", "total_env_steps": 30_000,
+    "algorithm": "ppo", "calibration_size": 64, "compressor": "int8", "total_env_steps": 30_000,
 }  # fmt: skip
 
 
