@@ -637,7 +637,7 @@ class Host:
             return
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_S)
         self._down_until_s = self._clock.s + pause_s
-        self._ready_s, self._is_late = None, False
+        self._ready_s = None
         transport.report(told | {"again_in_s": pause_s})
 
     def _give_up(self, transport: RemoteActor, told: Json) -> None:

@@ -53,11 +53,13 @@ class Actors:
 
     def hear(self, actor: int, message: Json) -> bool:
         """Take in an actor's report; False when it is not about its processes."""
-        if "late" in message:
-            (self._late.add if message["late"] else self._late.discard)(actor)
+        if message.get("late"):
+            self._late.add(actor)
+            logger.warning("actor %d: a step or reset takes far longer than any before it", actor)
+        elif "late" in message:
+            self._late.discard(actor)
         elif "down" in message:
             self._down.add(actor)
-            self._late.discard(actor)
             logger.warning("%s", failure_text(actor, message))
         elif "up" in message:
             self._down.discard(actor)

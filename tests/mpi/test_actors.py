@@ -119,4 +119,4 @@ def test_rounds_wait_neither_for_an_actor_that_is_being_replaced_nor_for_one_tha
         tmp_path, *words, *few, "--wrapper", f"{TROUBLED}TroubleForTwo", "--actor-timeout-s", "600"
     ) as job:
         assert job.finish() == 0, job.output
-        assert "actor 2 failed" not in job.output
+        assert "actor 2: a step or reset takes far longer" in job.output and "actor 2 failed" not in job.output
