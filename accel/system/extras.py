@@ -71,7 +71,7 @@ def missing_extra(error: BaseException, wanted_by: str) -> MissingExtraError | N
 
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution, or None."""
-    from importlib.metadata import PackageNotFoundError, version  # A tenth of an actor rank's start.
+    from importlib.metadata import PackageNotFoundError, version  # Not in every rank's start.
 
     try:
         return version(distribution)

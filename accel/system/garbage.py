@@ -1,7 +1,7 @@
 """The garbage collector, kept from looking where it finds nothing: in an import, and at the end of a process.
 
-Torch makes 200,000 objects that live as long as the process. Going through them takes the interpreter half a second of
-the three that a short run of ``accel`` takes, most of it at exit.
+Torch makes objects by the hundred thousand that live as long as the process. Going through them is a good part of the
+time that a short run of ``accel`` takes, most of it at exit.
 """
 
 from __future__ import annotations
