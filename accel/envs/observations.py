@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from accel.envs.images import looks_like_image
 from accel.envs.spaces import (
     ACTION_MASK,
     ActionSpec,
@@ -106,8 +107,8 @@ def observation_layout(space: Space, action: ActionSpec | None = None) -> Observ
     [S, H, W, C] or [S, C, H, W]. The channel axis is the smaller of the candidates, the last one if they are equal.
 
     Raises:
-        EnvError: names the space (or the part of it) that has no fixed size, two entries of one name, or an action
-            mask that does not fit the actions.
+        EnvError: names the space (or the part of it) that has no fixed size or is an image of other numbers than
+            bytes, two entries of one name, or an action mask that does not fit the actions.
     """
     if isinstance(space, spaces.Dict) or (isinstance(space, spaces.Tuple) and _holds_image(space)):
         return _Record(space, action)
@@ -140,6 +141,12 @@ def settle_masks(spec: EnvSpec, observations: Observations, acts: Flags) -> None
 def _part_layout(space: Space, where: str) -> ObservationLayout:
     if _is_image(space):
         return _Image(cast(spaces.Box, space))
+    if looks_like_image(space):
+        raise EnvError(
+            f"the {where} is {space}: convolutional networks take images of uint8. Add --wrapper "
+            "accel.envs.images:ImageBytes, which makes bytes of it, or --wrapper "
+            "gymnasium.wrappers:FlattenObservation, if it is a vector"
+        )
     return _Vector(space, where)
 
 

@@ -105,8 +105,7 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
     if text.is_cnn and not spec.has_images:
         raise ConfigError(
             f"network '{text}' needs (channels, height, width) images, the observations have {seen}: "
-            "use an mlp, such as mlp:256x2; images are uint8 Box observations, any others are flattened, so that a "
-            "wrapper has to give uint8"
+            "use an mlp, such as mlp:256x2; images are uint8 Box observations of two dimensions or more"
         )
     if critic == "action-value" and spec.action.kind != "categorical":
         raise ConfigError(

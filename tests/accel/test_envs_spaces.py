@@ -32,7 +32,7 @@ leaves = st.one_of(
     st.builds(lambda n: spaces.MultiBinary(n), lengths),
     st.builds(
         lambda shape, dtype: spaces.Box(0, 9, tuple(shape), dtype),
-        st.lists(lengths, max_size=3),
+        st.lists(lengths, max_size=2),
         st.sampled_from([np.float64, np.float32, np.int64, np.int16]),
     ),
 )
