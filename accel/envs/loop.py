@@ -175,6 +175,7 @@ class EnvLoop(VectorEnvironment):
             raise error
         self._unproven.add(i)
         self._broken.add(i)
+        self.pulse.words[0] -= 1  # Progress: the next one may hang as well, for as long.
         self._failed += 1
         self._rewards[i] = 0.0
         self._terminated[i], self._truncated[i], self._is_over[i] = False, True, True

@@ -10,10 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import accel
 from accel.config import TrainConfig
+from accel.envs import make_vector_env
 from accel.errors import EnvError
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
@@ -49,6 +51,21 @@ def test_a_hang_costs_its_environment_and_the_time_limit_is_kept(
     assert summary.reason == "max_seconds = 6 reached" and summary.training_s < 20.0
     assert summary.environment_restarts >= 1
     assert f"raised EnvError: its environments hang: {told}" in capsys.readouterr().out
+
+
+def test_environments_that_hang_in_one_step_are_interrupted_one_after_another() -> None:
+    """Not once for all of them, after which the second would count as code that cannot be interrupted."""
+    environment, times = make_vector_env("CartPole-v1", 3, wrappers=[f"{TROUBLED}HangsAtOnce"]), list[int]()
+    with interruptible(lambda: True) as interrupt:
+
+        def hung(why: str, count: int) -> None:
+            times.append(count)
+            interrupt(EnvError(why))
+
+        with Watch(environment.pulse, 0.1, 0.1, hung):
+            environment.reset(seed=0)
+            environment.step(np.zeros(3, np.int64))
+    assert times == [1, 1, 1] and [failure.environment for failure in environment.failures] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("wrapper", ["Hangs", "HangsInReset", "HangsAtTheEnd"])

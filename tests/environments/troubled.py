@@ -236,6 +236,14 @@ class Hangs(_Failing):
         time.sleep(3600)
 
 
+class HangsAtOnce(Hangs):
+    """Never comes back from its first step."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.fail()
+        return super().step(action)
+
+
 class HangsAtTheEnd(Hangs):
     """Hangs when its run is asked to stop."""
 
