@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
@@ -61,22 +62,32 @@ def find_registration(env_id: str) -> Registration:
             take it), or its module cannot be imported.
     """
     module, _, name = env_id.rpartition(":")
+    family = next((family for family in _FAMILIES if re.match(family.ids, name)), None)
     if module:
-        import_module(module, f"environment {env_id!r}")
+        try:
+            import_module(module, f"environment {env_id!r}")
+        except EnvError as error:
+            if family is None or _is_here(family):
+                raise
+            raise EnvError(_of_family(env_id, name, family)) from error
     namespace = name.partition("/")[0] if "/" in name else ""
     if namespace in _NAMESPACE_MODULES and name not in registry:
         plugin = _NAMESPACE_MODULES[namespace]
         gymnasium.register_envs(import_module(plugin, f"environment {env_id!r}"))
     registration = registry.get(name) or registry.get(_latest(name))
     if registration is None:
-        family = next((family for family in _FAMILIES if re.match(family.ids, name)), None)
-        raise EnvError(_unknown(env_id, name, registry) if family is None else _of_family(env_id, name, family))
+        registers = family is None or any(re.match(family.ids, known) for known in registry)
+        raise EnvError(_unknown(env_id, name, registry) if registers else _of_family(env_id, name, family))
     return registration
 
 
+def _is_here(family: _Family) -> bool:
+    return importlib.util.find_spec(family.module) is not None
+
+
 def _of_family(env_id: str, name: str, family: _Family) -> str:
-    """What to do for an id of a package of its own."""
-    here = importlib.util.find_spec(family.module) is not None
+    """What to do for an id of a package of its own, none of whose environments is registered."""
+    here = _is_here(family) and family.module not in sys.modules  # imported, it lacks what the ids need
     first = "imported first" if here else f"installed first: pip install {family.install}"
     return f"unknown environment {env_id!r}: {family.module} must be {first}; then {family.use.format(name=name)}"
 

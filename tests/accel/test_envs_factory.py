@@ -133,6 +133,8 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "Nowhere/Nothing-v0"}, "module:id"),
         ({"id": "MiniGrid-Nowhere-v0"}, r"minigrid must be .*--env minigrid:MiniGrid-Nowhere-v0 --wrapper minigrid"),
         ({"id": "dm_control/nobody-v0"}, r"shimmy must be .*--env shimmy:dm_control/nobody-v0"),
+        ({"id": "shimmy:dm_control/nobody-v0"}, r"shimmy must be .*pip install 'shimmy\[dm-control\]'"),
+        ({"id": "procgen:procgen-coinrun-v0"}, r"procgen must be .*--env shimmy:GymV21Environment-v0"),
         ({"id": "procgen-coinrun-v0"}, r"procgen must be .*--env-arg env_id=procgen:procgen-coinrun-v0"),
         ({"id": "mpe2/simple_spread_v3"}, r"--backend pettingzoo"),
         ({"id": "not an id"}, "unknown environment"),
