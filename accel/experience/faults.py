@@ -28,9 +28,10 @@ class Fault:
 
     def text(self, actor: int) -> str:
         """A sentence for the log."""
+        article = "an" if self.field.startswith("o") else "a"
         return (
-            f"actor {actor}: environment {self.environment} gave a {self.field} that is not finite in row {self.row}; "
-            "its part of this unroll is left out"
+            f"actor {actor}: environment {self.environment} gave {article} {self.field} that is not finite in row "
+            f"{self.row}; its part of this unroll is left out"
         )
 
 

@@ -120,7 +120,7 @@ def _parse_sizes(text: str, name: str, sizes: str) -> tuple[float, ...]:
     if name in (_AUTO, "mlp"):
         match = _MLP_SIZES.fullmatch(sizes)
         if match is None:
-            raise _error(text, f"'{sizes}' is not WIDTHxDEPTH, such as 256x2")
+            raise _error(text, f"'{sizes}' is not WIDTHxDEPTH, such as 256x2, of at most 999999x99")
         return float(match[1]), float(match[2])
     if not _MULTIPLE.fullmatch(sizes) or float(sizes) == 0.0:
         raise _error(text, f"'{sizes}' is not a positive multiple of the channels, such as 0.5")

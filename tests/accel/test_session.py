@@ -317,7 +317,7 @@ def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_k
         tmp_path, wrapper=(TROUBLE + wrapper,), total_env_steps=10**6, checkpoint_interval_s=1e-6, **options
     )
     with pytest.raises(
-        EnvError, match=r"actor 0: environment \d gave a (reward|observation) that is not finite"
+        EnvError, match=r"actor 0: environment \d gave (a reward|an observation) that is not finite"
     ) as found:
         accel.train(config)
     assert "learning rate" not in str(found.value) and "after 100 others" in str(found.value)
