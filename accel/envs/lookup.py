@@ -76,8 +76,9 @@ def find_registration(env_id: str) -> Registration:
         gymnasium.register_envs(import_module(plugin, f"environment {env_id!r}"))
     registration = registry.get(name) or registry.get(_latest(name))
     if registration is None:
-        registers = family is None or any(re.match(family.ids, known) for known in registry)
-        raise EnvError(_unknown(env_id, name, registry) if registers else _of_family(env_id, name, family))
+        if family is None or any(re.match(family.ids, known) for known in registry):
+            raise EnvError(_unknown(env_id, name, registry))
+        raise EnvError(_of_family(env_id, name, family))
     return registration
 
 
