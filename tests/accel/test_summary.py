@@ -158,6 +158,9 @@ def test_a_stopped_run_says_how_to_continue_it() -> None:
     assert "--resume" not in SUMMARY.text()
     stopped = replace(SUMMARY, reason="stopped by SIGINT", finished=False, path="results/x y")
     assert "Try next:\n  accel train --resume 'results/x y'    (continues the run)\n" in stopped.text()
+    too_soon = replace(stopped, updates=0).text()  # before there was a checkpoint
+    assert "--resume" not in too_soon and "evaluate" not in too_soon
+    assert "accel train --config 'results/x y'/config.toml --name NEW" in too_soon
 
 
 @pytest.mark.parametrize(("load_s", "hinted"), [(0.04, False), (0.2, True)])
