@@ -227,6 +227,7 @@ class Loop:
                 try:
                     self.collect(self._reason_to_stop)
                 except Stopped:
+                    self._timer.mark("wait")
                     self._check_actors()
                     return
             arrival = self.transport.receive(self.turns.idle_s if wait else 0.0)
