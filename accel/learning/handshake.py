@@ -52,6 +52,7 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
         AccelError: an actor's own error, a silent or dead actor, actors that disagree, or a stop request meanwhile.
     """
     answers: dict[int, Json] = {}
+    failed: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s
     while len(answers) < transport.actors:
         for actor, message in transport.messages():
@@ -60,15 +61,16 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
             if "spec" in message:
                 answers[actor] = message
             elif "down" in message:
+                failed[actor] = f"; actor {actor} failed {message.get('failures', 1)} times: {message['down']}"
                 logger.warning("%s", failure_text(actor, message))
         silent = sorted(set(range(transport.actors)) - set(answers))
         if silent and (dead := transport.dead() & set(silent)):
             raise TransportError(f"actors {_numbers(dead)} died before training began; see their messages above")
         if silent and time.monotonic() > deadline:
-            raise TransportError(
-                f"actors {_numbers(silent)} did not answer within {timeout_s:g} s: look at their nodes, or raise "
-                "--peer-timeout-s where environments take longer to make"
+            why = "".join(failed[actor] for actor in silent if actor in failed) or (
+                ": look at their nodes, or raise --peer-timeout-s where environments take longer to make"
             )
+            raise TransportError(f"actors {_numbers(silent)} did not answer within {timeout_s:g} s{why}")
         if (reason := stop()) is not None:
             raise LaunchError(f"{reason} before training began")
         if silent:

@@ -399,7 +399,11 @@ def test_actors_that_disagree_or_stay_silent_are_named() -> None:
     spec = EnvSpec((3,), "float32", ActionSpec("categorical", (2,))).to_json()
     answer = {"spec": spec, "cpu_features": [], "host": "here"}
     transport.actor(0).hello(answer)
-    with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s"):
+    with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s: look at their nodes"):
+        wait_for_crew(transport.learner, 0.05, lambda: None)
+    transport.actor(0).hello(answer)
+    transport.actor(1).report({"down": "its process left through exit(0)", "failures": 4, "again_in_s": 0.8})
+    with pytest.raises(TransportError, match=r"within 0\.05 s; actor 1 failed 4 times: its process left through exit"):
         wait_for_crew(transport.learner, 0.05, lambda: None)
     transport.actor(0).hello(answer)
     transport.actor(1).hello(answer | {"spec": spec | {"observation_shape": [4]}, "host": "there"})
