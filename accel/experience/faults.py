@@ -2,7 +2,7 @@
 
 Invalid rows may hold any value: rewards of automatic resets, and the observation after a termination. These are
 overwritten with zeros, as 0 · NaN is NaN. For a value in a valid row, the environment's part of the unroll becomes
-invalid, and the fault names actor, environment and field.
+invalid, and the fault names actor, environment and field; what the policy made of such an observation is no fault.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def remove_faults(unroll: Unroll, float_bytes: int = 0) -> list[Fault]:
         bad = ~finite.reshape(*finite.shape[:2], -1).all(-1)
         values[~finite] = 0.0
         counts = bad & _rows_that_count(unroll, name)
+        known = {fault.environment for fault in faults} if name.startswith("behaviour") else set()
         for environment in np.flatnonzero(counts.any(0)).tolist():
-            faults.append(Fault(environment, name.removesuffix("s"), int(np.flatnonzero(counts[:, environment])[0])))
+            if environment not in known:
+                row = int(np.flatnonzero(counts[:, environment])[0])
+                faults.append(Fault(environment, name.removesuffix("s"), row))
     for environment in {fault.environment for fault in faults}:
         unroll["valid"][:, environment] = False
     if faults:

@@ -190,6 +190,7 @@ class Loop:
         self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
         self._recorded_updates = self.counters.updates
+        self._faults_before = self.counters.faulty_environments  # A resumed run has all its patience again.
         self._rates = ActorRates(self.transport.actors, self._started)
         self._timer.reset()  # without what was published before
         self._timer.restart()
@@ -271,7 +272,7 @@ class Loop:
         for fault in remove_faults(unroll, self.layout.spec.float_bytes):
             counters.faulty_environments += 1
             logger.warning("%s", fault.text(actor))
-            if counters.faulty_environments > MAX_FAULTS:
+            if counters.faulty_environments - self._faults_before > MAX_FAULTS:
                 raise EnvError(
                     f"{fault.text(actor)}; after {MAX_FAULTS} others: mend the environment, or wrap it so that its "
                     "numbers are finite"

@@ -332,6 +332,16 @@ def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_k
     assert again.env_steps >= state.env_steps + 500
 
 
+def test_a_resumed_run_forgives_as_many_numbers_as_a_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(tmp_path, wrapper=(f"{TROUBLE}NanReward",), total_env_steps=10**6)
+    for resume in (None, tmp_path / "run"):
+        with pytest.raises(EnvError, match="after 100 others"):
+            accel.train(config, resume=resume)
+        assert capsys.readouterr().out.count("is left out") == 101
+
+
 def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(tmp_path: Path) -> None:
     """Steps so large that the loss overflows: the batch is kept, and so is the last sound state."""
     config = configure(

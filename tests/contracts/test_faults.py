@@ -78,7 +78,8 @@ def test_a_number_that_counts_costs_its_environment_the_unroll(name: str, value:
     (fault,) = remove_faults(unroll)
     assert (fault.environment, fault.field, fault.row) == (env, name.removesuffix("s"), row)
     text = fault.text(7)
-    assert "actor 7" in text and f"environment {env}" in text and fault.field in text and f"row {row}" in text
+    assert "actor 7" in text and f"environment {env}" in text and f"row {row}" in text
+    assert ("an observation that" if name == "observations" else f"a {fault.field} that") in text
     assert not unroll["valid"][:, env].any()
     others = np.arange(ENVS) != env
     assert np.array_equal(unroll["valid"][:, others], valid[:, others])
@@ -114,6 +115,7 @@ def test_each_environment_and_field_is_told_once() -> None:
         place(unroll, "rewards", row, 0, np.nan)
     place(unroll, "rewards", 4, 2, np.inf)
     place(unroll, "observations", 1, 2, np.inf)
+    place(unroll, "behaviour_log_prob", 1, 2, np.nan)  # The policy's answer to the observation.
     found = {(fault.environment, fault.field, fault.row) for fault in remove_faults(unroll)}
     assert found == {(0, "reward", 2), (2, "reward", 4), (2, "observation", 1)}
     assert unroll.valid_steps == ROWS
