@@ -10,13 +10,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def deadline(limit_s: float, message: str, exit_code: int) -> Iterator[None]:
-    """End the process with ``message`` and ``exit_code`` when the block takes longer than ``limit_s``.
+    """End the process with ``message``, if any, and ``exit_code`` when the block takes longer than ``limit_s``.
 
     The block must release the interpreter lock where it waits, as calls through ctypes do.
     """
 
     def end() -> None:
-        os.write(2, f"accel: {message}\n".encode())
+        if message:
+            os.write(2, f"accel: {message}\n".encode())
         os._exit(exit_code)
 
     timer = threading.Timer(limit_s, end)

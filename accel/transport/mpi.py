@@ -163,8 +163,9 @@ def _finalise() -> None:
     them too, a learner that still writes its summary among them; only rank 0 speaks for the job.
     """
     if not MPI.Is_finalized():
-        status = _EXIT_ABORTED if MPI.COMM_WORLD.Get_rank() == 0 else 0
-        with deadline(LEAVE_S, f"MPI_Finalize did not return within {LEAVE_S:g} s", status):
+        speaks = MPI.COMM_WORLD.Get_rank() == 0
+        late = f"MPI_Finalize did not return within {LEAVE_S:g} s" if speaks else ""
+        with deadline(LEAVE_S, late, _EXIT_ABORTED if speaks else 0):
             _library().MPI_Finalize()
 
 
