@@ -88,7 +88,8 @@ def guarded(action: Callable[[], int], name: str) -> int:
     try:
         return action()
     except AccelError as error:
-        print(f"accel: {without_controls(str(error))}", file=sys.stderr)
+        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"accel: {without_controls(told)}", file=sys.stderr)
         return error.exit_code
     except (CompressorError, MonitorError) as error:
         print(f"accel: {without_controls(str(error))}", file=sys.stderr)

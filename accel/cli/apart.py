@@ -109,9 +109,10 @@ class _Command:
             if status != 0:
                 logger.warning("the run is complete; then %s", self._trouble or f"its process {_ended(status)}")
             return 0
-        if self._told and (said := status if status > 0 else self._memory[WORDS] - 1):
+        said = (status if status > 0 else self._memory[WORDS] - 1) if self._told else 0
+        if said not in (0, EXIT_INTERRUPTED):
             return said
-        if self._requests:
+        if self._requests or said == EXIT_INTERRUPTED:  # By its user, or an environment that takes signals itself.
             raise JobError(f"stopped before the run could end in good order{self._kept()}", EXIT_INTERRUPTED)
         if self._trouble:
             raise JobError(f"{self._trouble}{self._kept()}", EXIT_ABORTED)

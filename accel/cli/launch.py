@@ -8,7 +8,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -337,17 +338,33 @@ def learn_alone(job: Job, *, leave: Callable[[int], NoReturn] | None, pulse: Pul
                 return is_over
 
             try:
-                with Watch(end.pulse, *limits_s, hung, interrupted):
+                with Watch(end.pulse, *limits_s, hung, interrupted), _telling_what_is_kept(job):
                     return run_session(job, transport.learner, stop, cores=all_cores()[:1], inline=inline)
-            except SystemExit as left:
-                raise EnvError(
-                    f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a "
-                    "process of its own, which is replaced"
-                ) from left
             finally:
                 late = f"closing the environments took longer than {_CLOSE_S:g} s"
                 with Watch(end.pulse, _CLOSE_S, _CLOSE_S, lambda _, times: hung(late, times)):
                     _close(inline)
+
+
+@contextmanager
+def _telling_what_is_kept(job: Job) -> Iterator[None]:
+    """Whatever ends a run that had begun to train, be it an environment's own error, carries a note of how to go on."""
+    from accel.runs.directory import CONFIG
+
+    facts = job.path / CONFIG
+    before = _written_at(facts)
+    try:
+        try:
+            yield
+        except SystemExit as left:
+            raise EnvError(
+                f"an environment left through exit({left.code}), and the run with it; with --actors 1 it is in a "
+                "process of its own, which is replaced"
+            ) from left
+    except BaseException as error:
+        if _written_at(facts) not in (None, before):
+            error.add_note(what_is_kept(job))
+        raise
 
 
 def _close(inline: InlineActor) -> None:

@@ -355,7 +355,7 @@ class Session:
             try:
                 self.save()
             except RunDirectoryError as error:
-                raise RunDirectoryError(f"{error}. Make room, and go on from it by --resume {self.run.path}") from error
+                raise RunDirectoryError(f"{error}; make room, and resume the run") from error
         return reason
 
     def _is_sound(self) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from accel.runs.checkpoint import CheckpointState
 
 _LOCK = ".lock"
+CONFIG = "config.toml"
 STARTS = "starts.jsonl"
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -89,7 +90,7 @@ class RunDirectory:
             RunDirectoryError: not a run directory, not writable, or another process is writing to it.
         """
         path = Path(os.path.abspath(path))
-        if not (path / "config.toml").is_file():
+        if not (path / CONFIG).is_file():
             problem = "is not a run directory: it holds no config.toml" if path.is_dir() else "is no directory"
             raise RunDirectoryError(f"{path} {problem}; give a run, such as results/NAME{_similar_run(path)}")
         if read_only:
@@ -107,7 +108,7 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         """The configuration, TOML."""
-        return self.path / "config.toml"
+        return self.path / CONFIG
 
     @property
     def machine(self) -> Path:
@@ -306,7 +307,7 @@ class RunDirectory:
 def _similar_run(path: Path) -> str:
     """The run beside a path that is none whose name is the most similar, as a question; empty without one."""
     try:
-        runs = tuple(sorted(child.name for child in path.parent.iterdir() if (child / "config.toml").is_file()))
+        runs = tuple(sorted(child.name for child in path.parent.iterdir() if (child / CONFIG).is_file()))
     except OSError:
         runs = ()
     return did_you_mean(path.name, runs)

@@ -95,7 +95,7 @@ def test_a_last_checkpoint_that_does_not_fit_ends_with_an_error_and_keeps_the_on
     run = disk / "run"
     during.actions[10] = lambda: fill(disk)
     with pytest.raises(
-        RunDirectoryError, match=r"No space left.*; step-\d+\.safetensors is kept\. .*--resume"
+        RunDirectoryError, match=r"No space left.*; step-\d+\.safetensors is kept; make room, and resume the run"
     ) as error:
         accel.train(configure(disk, total_env_steps=4000))
     assert error.value.exit_code != 0 and not (run / "summary.json").exists()

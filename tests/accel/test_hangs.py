@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
-from accel.errors import EnvError
+from accel.errors import ConfigError, EnvError
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import TIMEOUT_S
 from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse, Watch
@@ -76,6 +78,7 @@ def test_the_end_of_a_run_waits_for_no_hang(wrapper: str, tmp_path: Path) -> Non
     summary = accel.train(configure(tmp_path, wrapper, max_seconds=100.0 if is_stopped else 1.0, **limits))
     assert summary.reason == ("stopped by SIGTERM" if is_stopped else "max_seconds = 1 reached")
     assert summary.training_s < 20.0 and summary.environment_restarts == 0
+    assert summary.learner_s["wait"] > summary.learner_s["record"], "the time of the hang is the learner's wait"
     kept = summary.updates and RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps
     assert kept == (summary.env_steps if summary.updates else 0)
 
@@ -108,17 +111,31 @@ def test_an_environment_that_exits_is_an_error_with_a_checkpoint(tmp_path: Path)
         accel.train(configure(tmp_path, "Exits"))
     assert error.value.exit_code != 0 and not (tmp_path / "run" / "summary.json").exists()
     assert RunDirectory.open(tmp_path / "run", read_only=True).load_checkpoint().env_steps > 0
+    assert error.value.__notes__[0].endswith(f"accel train --resume {tmp_path}/run")
 
 
-def start(path: Path, wrapper: str, *more: str) -> subprocess.Popen[str]:
-    """The command, with environments of the same kind."""
+def test_a_run_that_never_began_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    accel.train(configure(tmp_path, "Paced", total_env_steps=100))
+    with pytest.raises(ConfigError, match="nothing left to do") as error:
+        accel.train(configure(tmp_path, "Paced", total_env_steps=100), resume=run)
+    assert not hasattr(error.value, "__notes__")
+
+
+@contextmanager
+def start(path: Path, wrapper: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, with environments of the same kind; a test that fails does not wait for it."""
     words = ["--algorithm", "impala", "--actors", "0", "--envs-per-actor", "2", "--unroll-length", "16"]
     words += ["--wrapper", f"{TROUBLED}{wrapper}", "--actor-timeout-s", "1", "--checkpoint-interval-s", "0.01"]
     words += ["--results-dir", str(path), "--name", "run", "--batch-unrolls", "1", "--network", "mlp:16x1", *more]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "accel", "train", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    ) as command:  # fmt: skip
+        try:
+            yield command
+        finally:
+            command.kill()
 
 
 LINUX = pytest.mark.skipif(
@@ -132,6 +149,7 @@ LINUX = pytest.mark.skipif(
         ("Deaf", 3, "a step took longer than 1 s (--actor-timeout-s), and cannot be interrupted"),
         pytest.param("HoldsTheLock", 3, "and nothing in their process can run", marks=LINUX),
         pytest.param("LeavesWell", 3, "the process that trains left with status 0, without a message", marks=LINUX),
+        pytest.param("Interrupts", 130, "stopped before the run could end in good order", marks=LINUX),
         pytest.param("Crashes", 139, "the process that trains was ended by SIGSEGV, without a message", marks=LINUX),
     ],
 )

@@ -303,6 +303,13 @@ class Exits(_Failing):
         sys.exit(0)
 
 
+class Interrupts(_Failing):
+    """Takes Ctrl-C itself, after some steps."""
+
+    def fail(self) -> None:
+        raise KeyboardInterrupt
+
+
 class HangsInEvaluation(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Never comes back from a step where a policy is played beside training."""
 
