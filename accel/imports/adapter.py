@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -88,12 +90,21 @@ def _copied(module: nn.Module) -> nn.Module:
             copied: nn.Module = copy.deepcopy(layer)
         except Exception as error:
             where = f"layer {name!r} ({type(layer).__name__})" if name else f"the policy {type(layer).__name__}"
+            where += "".join(f", for its attribute {key!r}," for key in vars(layer) if not _copies(vars(layer)[key]))
             raise ConfigError(
                 f"{where} cannot be copied: {error}; where it computes its weights, as weight_norm and spectral_norm "
                 "do, fix them first with torch.nn.utils.remove_weight_norm, remove_spectral_norm, or "
                 "parametrize.remove_parametrizations; keep environments, files and locks out of the module"
             ) from error
     return copied.to("cpu", torch.float32)
+
+
+def _copies(value: object) -> bool:
+    try:
+        copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - somebody else's code
+        return False
+    return True
 
 
 def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
@@ -105,14 +116,16 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
         observations = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     else:
         observations = torch.randn(shape, generator=generator)
+    inside: list[str] = []
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _entered(policy.module, inside):
             outputs: Tensor = policy(observations)[0]
             alone = torch.cat([policy(row.unsqueeze(0))[0] for row in observations])
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
+        where = f" in layer {inside[-1]}" if inside else ""
         raise ConfigError(
-            f"the policy {name} fails on observations {shape} {spec.observation_dtype}: {type(error).__name__}: "
+            f"the policy {name} fails{where} on observations {shape} {spec.observation_dtype}: {type(error).__name__}: "
             f"{reason}; {_RETURNS}"
         ) from error
     if outputs.dim() != 2 or outputs.shape[0] != 2:
@@ -126,6 +139,22 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
             "leave out noise, and normalisation over the batch"
         )
     return outputs
+
+
+@contextmanager
+def _entered(module: nn.Module, inside: list[str]) -> Iterator[None]:
+    """Meanwhile ``inside`` has the layers whose forward is under way, outermost first."""
+    hooks = []
+    for name, layer in module.named_modules():
+        if name:
+            text = f"{name!r} ({layer})" if not list(layer.children()) else f"{name!r} ({type(layer).__name__})"
+            hooks.append(layer.register_forward_pre_hook(lambda *_, text=text: inside.append(text)))
+            hooks.append(layer.register_forward_hook(lambda *_: inside.pop() and None))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _log_std(given: Tensor | None, action: ActionSpec) -> Tensor:

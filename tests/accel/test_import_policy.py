@@ -241,7 +241,9 @@ def test_other_policies_are_refused_with_their_layer(tmp_path: Path, change: dic
 
 
 def test_a_file_of_another_environment_or_no_zip_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fails on observations"):
+    with pytest.raises(
+        ConfigError, match=r"fails in layer 'policy_net.0' \(Linear\(in_features=3.*\) on observations \(2, 4\)"
+    ):
         import_sb3(write_zip(tmp_path / "ppo.zip", ppo_weights(3, 2)), CARTPOLE)
     (tmp_path / "no.zip").write_bytes(b"PK nonsense")
     for name in ("no.zip", "absent.zip"):
@@ -284,12 +286,12 @@ def test_means_alone_are_played_exactly() -> None:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("Uncopyable", "layer 'body' \\(Linear\\) cannot be copied"),
+        ("Uncopyable", "layer 'body' \\(Linear\\), for its attribute 'scale', cannot be copied"),
         ("BatchDependent", "alone and beside another"),
         ("three", "gives 3 numbers for categorical actions"),
         ("no_module", "not a torch.nn.Module"),
         ("absent", "has no 'absent'"),
-        ("Means", "fails on observations"),
+        ("Means", "fails in layer 'layer' \\(Linear.* on observations"),
     ],
 )
 def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
