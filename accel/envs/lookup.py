@@ -131,7 +131,10 @@ def creation_error(what: str, error: BaseException, doing: str) -> EnvError | Mi
             return missing
         if isinstance(cause, ModuleNotFoundError) and cause.name:
             module = cause.name.partition(".")[0]
-            return EnvError(f"{what}: {doing} needs the module {module!r}, which cannot be imported here ({error})")
+            return EnvError(
+                f"{what}: {doing} needs the module {module!r}, which cannot be imported here ({error}): install the "
+                "package that brings it, or put its folder on PYTHONPATH"
+            )
         cause = cause.__cause__ or cause.__context__
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return EnvError(f"{what}: {doing} failed with {type(error).__name__}: {first_line}")
