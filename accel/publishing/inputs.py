@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from accel.envs.spaces import ACTION_MASK, EnvSpec
+from accel.networks.policy import PolicyModule
 
 Array = npt.NDArray[np.generic]
 
@@ -118,3 +120,27 @@ def random_inputs(spec: EnvSpec, state_shapes: tuple[tuple[int, ...], ...], rows
         else:
             inputs[part.name] = generator.standard_normal(shape, dtype=np.float32)
     return inputs | {f"state_{i}": np.zeros((rows, *state), np.float32) for i, state in enumerate(state_shapes)}
+
+
+@torch.no_grad()
+def replay_states(
+    module: PolicyModule, observed: Mapping[str, Array], first: Array, states: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """The recurrent states of every row of an unroll, by a policy that may be newer than the one that acted.
+
+    Args:
+        module: of a recurrent policy. observed: by name, [T, B, *shape]. first: [T, B]. states: before row 0.
+    Returns:
+        What each row's step gets, zero where an episode begins, each [T, B, *shape].
+    """
+    device = next(module.parameters()).device
+    rows = {name: torch.from_numpy(values).to(device) for name, values in observed.items()}
+    keep = torch.from_numpy(np.logical_not(first)).to(device)
+    state = tuple(torch.from_numpy(np.asarray(values)).to(device) for values in states)
+    found = []
+    for t in range(len(first)):
+        state = tuple(part * keep[t].reshape(-1, *[1] * (part.ndim - 1)) for part in state)
+        found.append(state)
+        _, *following = module(*(values[t] for values in rows.values()), *state)
+        state = tuple(following)
+    return tuple(torch.stack(parts).cpu().numpy() for parts in zip(*found, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import cast
 
@@ -25,7 +26,7 @@ from accel.networks.fake_quantisation import FakeQuantisation
 from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from accel.publishing.inputs import REFILLS, RecentInputs
+from accel.publishing.inputs import REFILLS, RecentInputs, replay_states
 from accel.publishing.level import FULL_PRECISION, Level
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 from compressors.artifact import CompressedPolicy, Json
@@ -148,7 +149,9 @@ class Publisher:
         """Keep a few of an arriving unroll's inputs, for ranges, checks and students."""
         if self._config.acting.actor_runtime == "torch" or not self._recent.wanted:
             return
-        self._recent.observe(policy_inputs(unroll, layout, self._recent.choose))
+        # An unroll has the states of one row; until the store is full others are found anew, lest int8 wait for long.
+        replay = partial(replay_states, self._module) if layout.state_shapes and not self._recent.full else None
+        self._recent.observe(policy_inputs(unroll, layout, self._recent.choose, replay))
 
     def after_update(self) -> None:
         """Count a learner update and begin what is due at the levels in use, and at those to prepare.

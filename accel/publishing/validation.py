@@ -22,6 +22,7 @@ but not compared with the bound, as this CPU's kernels saturate where the actors
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -293,6 +294,8 @@ def upper_limit_of_mean(sample: Array) -> float:
         return float("inf")
     values = sample.astype(np.float64)
     mean = float(values.sum()) / count
+    if not math.isfinite(mean):
+        return mean
     deviations = values - mean
     return mean + STANDARD_ERRORS * float(np.sqrt(float(deviations @ deviations) / (count * (count - 1))))
 

@@ -34,8 +34,6 @@ def config_for(network: str, compressor: str, **changes: object) -> TrainConfig:
     """A run in one process that calibrates on the second batch."""
     values: dict[str, object] = {"network": network, "compressor": compressor, "calibration_size": 2 * LENGTH * ENVS}
     values |= {"actors": 0, "algorithm": "impala", "normalise_observations": False}
-    if "+" in network:
-        values["calibration_size"] = 2 * ENVS
     return TrainConfig.create(**(values | changes))
 
 

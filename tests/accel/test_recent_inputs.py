@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
-from accel.publishing.inputs import RecentInputs
-from tests.accel.live_policies import config_for, make_batch, make_network, rows_of
+from accel.experience.inputs import policy_inputs
+from accel.publishing.inputs import RecentInputs, replay_states
+from accel.publishing.publisher import Publisher
+from tests.accel.live_policies import calibrate, config_for, layout_of, make_batch, make_network, rows_of
 
 
 def test_few_rows_are_the_newest_and_then_all_others_in_turn() -> None:
@@ -56,3 +61,34 @@ def test_rows_that_the_caller_gathers_are_chosen_beforehand(rows: int) -> None:
         assert len(chosen) == min(rows, gathered.wanted)
         gathered.observe({name: values[chosen] for name, values in inputs.items()})
     np.testing.assert_array_equal(whole.every()["observations"], gathered.every()["observations"])
+
+
+@pytest.mark.parametrize("core", ["lstm:8", "gru:8"])
+def test_states_of_every_row_are_those_that_a_whole_unroll_goes_through(core: str) -> None:
+    net = make_network(config_for(f"mlp:8x1+{core}", "int8"))
+    batch = make_batch(net)
+    batch.first[3, ::2] = True  # Episodes that begin within it, too.
+    layout = layout_of(net)
+    unroll = layout.view(np.zeros(layout.nbytes, np.uint8))
+    unroll["observations"][...], unroll["first"][...] = batch.observations.numpy(), batch.first.numpy()
+    for stored, state in zip(unroll.states, batch.states, strict=True):
+        stored[...] = state.numpy()
+    module = net.acting_module()
+    inputs = policy_inputs(unroll, layout, replay=partial(replay_states, module))
+    with torch.no_grad():
+        stepped, *_ = module(*(torch.from_numpy(inputs[name]) for name in module.input_names))
+        whole = net(batch.observations, batch.first, batch.states).params[:-1].flatten(0, 1)
+    np.testing.assert_allclose(stepped.numpy(), whole.numpy(), rtol=1e-4, atol=1e-5)
+    chosen = policy_inputs(unroll, layout, lambda rows: np.array([5, rows - 1]), partial(replay_states, module))
+    np.testing.assert_array_equal(chosen["state_0"], inputs["state_0"][[5, -1]])
+
+
+def test_a_recurrent_policy_is_calibrated_on_its_first_unrolls() -> None:
+    """Of which only one row each has a recorded state."""
+    config = config_for("mlp:8x1+gru:8", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    publisher.payloads()
+    assert publisher.scheme == "int8"
+    publisher.close()
