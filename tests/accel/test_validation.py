@@ -81,7 +81,7 @@ def test_a_policy_that_goes_bad_is_withheld_at_that_very_publication(
 
 
 @pytest.mark.parametrize("max_publish_kl", [0.5, None])
-@pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:32"])
+@pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.25", "mlp:64x1+lstm:128"])
 def test_outputs_that_overflow_reach_nobody_and_the_last_good_policy_stays(
     network: str, max_publish_kl: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
