@@ -94,6 +94,7 @@ SLOW = frozenset(
     monitor/test_report_series.py
     monitor/test_return_guard.py
     monitor/test_statistics.py
+    test_commands.py
     test_docs.py
     test_examples.py
     test_import_rules.py

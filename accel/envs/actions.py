@@ -29,7 +29,10 @@ def action_spec(space: spaces.Space[object], *, squash: bool) -> ActionSpec:
     if isinstance(space, spaces.Box):
         return _box_spec(space, squash)
     if squash:
-        raise EnvError(f"squashed actions need a Box action space, and this environment has {space}: leave it off")
+        raise EnvError(
+            f"squashed actions need a Box action space, and this environment has {space}: leave --squash-actions off; "
+            "d4pg and sac, which have it on, learn other environments"
+        )
     if isinstance(space, spaces.Discrete):
         return ActionSpec("categorical", (int(space.n),))
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -44,7 +47,10 @@ def _box_spec(space: spaces.Box, squash: bool) -> ActionSpec:
     if not low.size:
         raise EnvError(f"the action space {space} holds no numbers")
     if squash and not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise EnvError(f"squashed actions need finite bounds, and this environment has {space}: leave it off")
+        raise EnvError(
+            f"squashed actions need finite bounds, and this environment has {space}: leave --squash-actions off, or "
+            "bound its actions with a wrapper for d4pg and sac"
+        )
     return ActionSpec("gaussian", (low.size,), tuple(low.tolist()), tuple(high.tolist()), squash)
 
 
