@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from time import perf_counter
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from accel.algorithms.base import Algorithm, Update
 from accel.config import TrainConfig
-from accel.errors import DivergenceError, EnvError
+from accel.errors import DivergenceError, EnvError, TransportError
 from accel.experience.faults import remove_faults
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Store
@@ -299,13 +300,20 @@ class Loop:
 
     def _learn(self, sample: Sample) -> Update:
         try:
-            return self.algorithm.update(sample, self.progress, self._timer.mark)
+            return self.algorithm.update(sample, self.progress, self._mark)
         except DivergenceError as error:
             path = self.save_sample(sample)
             raise DivergenceError(
                 f"{error} at update {self.counters.updates}; the batch is saved in {path}. Lower learning_rate "
                 "or check the rewards."
             ) from None
+
+    def _mark(self, phase: str) -> None:
+        """The end of a phase of an update. One of many optimiser steps takes longer than actors may be silent."""
+        self._timer.mark(phase)
+        if perf_counter() - self._last_look >= LOOK_S:
+            with suppress(TransportError):  # None is left: the look after this update says so again.
+                self._check_actors()
 
     def _steer(self) -> None:
         if self.steering.due():

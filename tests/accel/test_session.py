@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import accel
+from accel.algorithms.base import Update
 from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.config.files import load_toml
@@ -33,10 +34,12 @@ from accel.errors import (
 from accel.experience.stores.base import Sample
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.learning.handshake import wait_for_crew
+from accel.learning.loop import Loop
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport import LocalTransport
+from accel.transport.local import LocalLearner
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import read_decisions
 from tests.contracts.ranks import ROOT
@@ -422,6 +425,33 @@ def test_actors_that_disagree_or_stay_silent_are_named() -> None:
     transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})
     with pytest.raises(MissingExtraError, match="actor 1: no such thing"):
         wait_for_crew(transport.learner, 5, lambda: None)
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "dppo", "passes": 2, "minibatches": 2}, {"algorithm": "impala"}])
+def test_actors_are_looked_after_in_the_middle_of_an_update(
+    options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One may take longer than an actor may be silent, and most of a run's time."""
+    run, unread = Loop.run, []
+
+    def watched(loop: Loop) -> str:
+        transport, learn = loop.transport, loop.algorithm.update
+        assert isinstance(transport, LocalLearner)
+
+        def update(*arguments: Any) -> Update:
+            transport.hub.inbox.append((0, {"warning": "the simulator is warm"}))
+            done = learn(*arguments)
+            unread.append(len(transport.hub.inbox))
+            return done
+
+        monkeypatch.setattr(loop.algorithm, "update", update)
+        return run(loop)
+
+    monkeypatch.setattr(Loop, "run", watched)
+    monkeypatch.setattr("accel.learning.loop.LOOK_S", 0.0)
+    accel.train(configure(tmp_path, **options, total_env_steps=500))
+    assert unread and not any(unread)
+    assert capsys.readouterr().out.count("actor 0: the simulator is warm") == len(unread)
 
 
 def test_priorities_of_every_update_reach_the_store_with_its_sample(
