@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Normal
 
 from accel.config import TrainConfig
-from accel.config.algorithms import PpoConfig
+from accel.config.algorithms import DppoConfig, PpoConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, MissingExtraError
 from accel.networks.text import parse_network
@@ -62,8 +62,10 @@ class Task:
         """That of a configuration. Raises ConfigError: others have no such update."""
         options, text = config.algorithm, parse_network(config.policy.network).for_observations(spec)
         is_plain = len(spec.observation_shape) == 1 and not spec.parts and spec.action.kind != "multi_categorical"
-        if not isinstance(options, PpoConfig):
-            raise ConfigError(f"--against compares ppo's update, not that of {options.algorithm}: leave it out")
+        if not isinstance(options, PpoConfig | DppoConfig):
+            raise ConfigError(
+                f"--against compares the update of ppo and dppo, not that of {options.algorithm}: leave it out"
+            )
         if text.torso != "mlp" or text.core is not None or not is_plain or config.policy.separate_value_torso is False:
             raise ConfigError(
                 "--against compares an mlp whose critic has its own torso, on vectors, with one discrete action or "
