@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accel.acting.rules import RuleSpec
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.algorithms.flat import FlatParameters
 from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
@@ -124,8 +125,8 @@ class GradientAlgorithm:
         self.output_size = spec.action.param_size
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.exchange: GradientExchange = LocalGradients()
-        self.parameters = [p for p in self.networks.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(config.optimiser, self.parameters)
+        self.parameters = FlatParameters([p for p in self.networks.parameters() if p.requires_grad])
+        self.optimizer = make_optimizer(config.optimiser, self.parameters.values)
         self.updates = 0
         self.defers = device.type == "cuda"
         self._unread: tuple[Tensor, Tensor, Tensor] | None = None
@@ -186,23 +187,25 @@ class GradientAlgorithm:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def step(self, loss: Tensor, *terms: Tensor, last: bool = True) -> Tensor:
+    def step(self, loss: Tensor, *terms: Tensor, pull: Callable[[], None] | None = None, last: bool = True) -> Tensor:
         """Backward and one optimiser step; returns the gradient's global norm.
 
         Args:
             loss: this learner's share of a mean over all of them; afterwards the mean. terms: the same for its parts.
+            pull: sets the parameters' gradients, which are zero; None: the loss has a graph for that.
             last: whether the update ends with it; if not, ``check`` must be called at its end.
         Raises:
             DivergenceError: the loss or the norm is not finite; nothing was stepped, now or since.
         """
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.exchange.sum([*gradients, loss.detach(), *terms])
-        norm: Tensor = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        gradient = self.parameters.gradient.zero_()
+        if pull is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            pull()
+        self.exchange.sum([gradient, loss.detach(), *terms])
+        norm: Tensor = torch.linalg.vector_norm(gradient)
         if self.defers:
-            self._step_unread(gradients, loss.detach(), norm)
+            self._step_unread(gradient, loss.detach(), norm)
             if last:
                 self.check()
             return norm
@@ -211,22 +214,15 @@ class GradientAlgorithm:
             raise DivergenceError(f"loss {value}, gradient norm {size}")
         limit = self.config.optimiser.max_gradient_norm
         if limit is not None and size > limit:
-            torch._foreach_mul_(gradients, limit / size)
+            gradient.mul_(limit / size)
         self.exchange.step(self.optimizer)
         return norm
 
-    def apply(self, gradients: Mapping[str, Tensor], progress: float) -> None:
-        """One optimiser step from another learner's ``gradients``."""
+    def apply(self, gradient: Tensor, progress: float) -> None:
+        """One optimiser step from another learner's ``parameters.gradient``."""
         self.set_learning_rate(progress)
-        for i, parameter in enumerate(self.parameters):
-            gradient = gradients.get(str(i))
-            parameter.grad = None if gradient is None else gradient.to(self.device)
+        self.parameters.gradient.copy_(gradient)
         self.optimizer.step()
-
-    @property
-    def gradients(self) -> Mapping[str, Tensor]:
-        """What the last ``step`` stepped with, clipped; for another learner's ``apply``."""
-        return {str(i): p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
 
     def check(self) -> None:
         """At the end of an update of several steps: read whether all of them were made. Raises DivergenceError."""
@@ -235,7 +231,7 @@ class GradientAlgorithm:
             if not bool(finite):
                 raise DivergenceError(f"loss {float(loss)}, gradient norm {float(norm)}")
 
-    def _step_unread(self, gradients: list[Tensor], loss: Tensor, norm: Tensor) -> None:
+    def _step_unread(self, gradient: Tensor, loss: Tensor, norm: Tensor) -> None:
         """Clip and step without the host's knowing a number; from one that is not finite on, nothing is stepped."""
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if self._unread is not None:
@@ -243,23 +239,23 @@ class GradientAlgorithm:
         self._unread = finite, loss, norm
         limit = self.config.optimiser.max_gradient_norm
         if limit is not None:
-            torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0))
+            gradient.mul_((limit / norm).clamp(max=1.0))
         self.optimizer.skip = (~finite).float()
         self.exchange.step(self.optimizer)
 
 
-def make_optimizer(options: OptimiserConfig, parameters: list[nn.Parameter]) -> QuickAdam | QuickRMSprop:
+def make_optimizer(options: OptimiserConfig, parameter: nn.Parameter) -> QuickAdam | QuickRMSprop:
     """The optimiser that a run's options ask for."""
     if options.optimizer == "rmsprop":
         return QuickRMSprop(
-            parameters,
+            [parameter],
             options.learning_rate,
             alpha=options.rmsprop_decay,
             eps=options.optimizer_epsilon,
             foreach=True,
         )
     return QuickAdam(
-        parameters,
+        [parameter],
         options.learning_rate,
         betas=(0.9, options.adam_beta2),
         eps=options.optimizer_epsilon,

@@ -34,6 +34,7 @@ from accel.transport.endpoint import Backoff
 
 ASK_S = 0.25
 """How often a learner asks that has nothing to learn from."""
+_GRADIENT = "gradient"
 _IDLE_S = 0.002
 _LISTENS_S = 1.0
 
@@ -197,7 +198,7 @@ class LeadingTurns:
         self._actors[learner] = question["actors"]
         if state.tensors:
             self._lag.add(counters.updates - question["version"])
-            self._algorithm.apply(state.tensors, min(counters.env_steps / self._total_env_steps, 1.0))
+            self._algorithm.apply(state.tensors[_GRADIENT], min(counters.env_steps / self._total_env_steps, 1.0))
             counters.updates += 1
         return question
 
@@ -304,7 +305,9 @@ class FollowingTurns:
             reason=reason,
             done=done,
         )
-        self._post.post(0, _pack(self._algorithm.gradients if self._exchange.pending else {}, question))
+        self._post.post(
+            0, _pack({_GRADIENT: self._algorithm.parameters.gradient} if self._exchange.pending else {}, question)
+        )
         self._exchange.pending = self._publishes = False
         self._asks, self._asked_s = True, self._clock.look()
 

@@ -80,12 +80,11 @@ def test_the_learner_takes_its_whole_number_of_steps_and_stays_as_it_is() -> Non
         network="mlp:8x1", unroll_length=6, envs_per_actor=3, algorithm="ppo", passes=3, minibatches=2
     )
     cell = bench.LearnerCell(config, VECTOR, torch.device("cpu"))
-    before = [parameter.clone() for parameter in cell.algorithm.parameters]
-    first = next(iter(cell.algorithm.parameters))
+    before = [parameter.clone() for parameter in cell.algorithm.network.parameters()]
     times = cell.take()
-    assert cell.algorithm.optimizer.state[first]["step"] == 6 and min(times) > 0
+    assert cell.algorithm.optimizer.state[cell.algorithm.parameters.values]["step"] == 6 and min(times) > 0
     assert 0 < cell.valid_steps <= 18
-    for old, new in zip(before, cell.algorithm.parameters, strict=True):
+    for old, new in zip(before, cell.algorithm.network.parameters(), strict=True):
         assert torch.allclose(old, new, atol=1e-5) and not torch.equal(old, new)
 
 
@@ -169,7 +168,7 @@ def test_the_update_in_plain_torch_learns_what_pays(spec: EnvSpec, monkeypatch: 
 
 def test_other_learners_have_no_other_updates() -> None:
     config = TrainConfig.create(network="mlp:8x1", algorithm="impala", device="cpu")
-    with pytest.raises(ConfigError, match="ppo's update, not that of impala"):
+    with pytest.raises(ConfigError, match="the update of ppo and dppo, not that of impala"):
         bench_learner([config], VECTOR, precisions=["none"], against=["cleanrl"])
     with pytest.raises(ConfigError, match="mlp whose critic has its own torso"):
         recurrent = config.replace(algorithm="ppo", network="mlp:8x1+lstm:8")

@@ -259,9 +259,9 @@ def test_what_is_saved_goes_on_to_the_last_bit(name: str) -> None:
     algorithm, chain = make(name)
     for _ in range(4):
         chain.update()
-    resumed = make_algorithm(config(name), spec_of(name), CPU)
-    resumed.networks.load_state_dict(copy.deepcopy(algorithm.networks.state_dict()))
-    forgetful = copy.deepcopy(resumed)
+    resumed, forgetful = (make_algorithm(config(name), spec_of(name), CPU) for _ in range(2))
+    for learner in (resumed, forgetful):
+        learner.networks.load_state_dict(copy.deepcopy(algorithm.networks.state_dict()))
     resumed.load(copy.deepcopy(algorithm.save()))
     for _ in range(4):
         sample = chain.sample()

@@ -68,9 +68,9 @@ class Learner:
         self.counters.updates += 1
 
     @property
-    def parameters(self) -> list[Tensor]:
-        """Copies."""
-        return [parameter.detach().clone() for parameter in self.algorithm.parameters]
+    def parameters(self) -> Tensor:
+        """A copy."""
+        return self.algorithm.parameters.values.detach().clone()
 
 
 def options(**changes: object) -> TrainConfig:
@@ -102,16 +102,15 @@ def sample_of(unroll: Unroll) -> Sample:
     return sample
 
 
-def gradient(parameters: list[Tensor], unroll: Unroll) -> list[Tensor]:
+def gradient(parameters: Tensor, unroll: Unroll) -> Tensor:
     """Of one learner alone with these parameters, clipped."""
     config = options(learners=1, actors=1)
     algorithm = make_algorithm(config, SPEC, CPU)
     assert isinstance(algorithm, GradientAlgorithm)
     with torch.no_grad():
-        for parameter, value in zip(algorithm.parameters, parameters, strict=True):
-            parameter.copy_(value)
+        algorithm.parameters.values.copy_(parameters)
     algorithm.update(sample_of(unroll), 0.0, ignore)
-    return [parameter.grad.clone() for parameter in algorithm.parameters if parameter.grad is not None]
+    return algorithm.parameters.gradient.clone()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -120,14 +119,13 @@ def test_every_gradient_is_applied_once_to_shared_parameters_and_moments(optimiz
     config = options(optimizer=optimizer)
     first, second = learners(config)
     unrolls = experience(18)
-    assert gradient(first.parameters, unrolls[0])
-    shared = [torch.nn.Parameter(value) for value in first.parameters]
+    assert gradient(first.parameters, unrolls[0]).any()
+    shared = torch.nn.Parameter(first.parameters)
     kinds = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
-    oracle = kinds[optimizer](shared, lr=0.01, eps=config.optimiser.optimizer_epsilon)
+    oracle = kinds[optimizer]([shared], lr=0.01, eps=config.optimiser.optimizer_epsilon)
 
-    def apply(gradients: list[Tensor]) -> None:
-        for parameter, value in zip(shared, gradients, strict=True):
-            parameter.grad = value.clone()
+    def apply(found: Tensor) -> None:
+        shared.grad = found
         oracle.step()
 
     second.turn()  # asks
@@ -135,17 +133,16 @@ def test_every_gradient_is_applied_once_to_shared_parameters_and_moments(optimiz
     for number in range(0, 18, 3):
         assert second.turn(due=True).learns
         stale = second.parameters
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(stale, first.parameters, strict=True))
+        assert torch.equal(stale, first.parameters)
         for own in (0, 1):
             apply(gradient(first.parameters, unrolls[number + own]))
             first.update(sample_of(unrolls[number + own]))
         second.update(sample_of(unrolls[number + 2]))
-        assert all(torch.equal(now, then) for now, then in zip(second.parameters, stale, strict=True))
+        assert torch.equal(second.parameters, stale)
         apply(gradient(stale, unrolls[number + 2]))
         second.turn()  # sends it
         first.turn()  # applies it, and answers
-        for ours, expected in zip(first.parameters, shared, strict=True):
-            torch.testing.assert_close(ours, expected.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(first.parameters, shared.detach(), rtol=1e-5, atol=1e-6)
     assert first.counters.updates == 18
     metrics = first.turns.metrics()
     assert metrics["gradient_lag_min"] == metrics["gradient_lag_max"] == 2
@@ -174,7 +171,7 @@ def test_learners_go_on_without_each_other_and_count_together() -> None:
     first.turn()
     third.turn()
     assert third.counters.updates == 4 and first.turn().actors_alive == 6
-    assert all(torch.equal(a, b) for a, b in zip(third.parameters, first.parameters, strict=True))
+    assert torch.equal(third.parameters, first.parameters)
 
 
 def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
@@ -252,7 +249,7 @@ def test_an_update_of_others_takes_the_learning_rate_of_the_moment() -> None:
     first.counters.env_steps = 1000
     first.turn()
     assert first.counters.updates == 1
-    assert all(torch.equal(now, then) for now, then in zip(first.parameters, twin, strict=True))
+    assert torch.equal(first.parameters, twin)
 
 
 def together(*parts: Callable[[], None]) -> None:
