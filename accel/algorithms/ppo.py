@@ -11,8 +11,9 @@ the critic is not clipped; targets are those of the correction, made once a batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class Ppo(ActorCritic):
         """See ``Algorithm.update``."""
         return self.learn(sample, progress, mark).update()
 
+    @torch.no_grad()
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
         """One update, as ``update`` makes it; its tensors."""
         batch, rewards = unrolls_of(sample)
@@ -50,32 +52,24 @@ class Ppo(ActorCritic):
         if sample.weights is not None:
             weights = weights * sample.weights
             weights = weights / weights.sum().clamp_min(1e-8)
-        with torch.no_grad():
-            output = self.forward(batch)
-            params = output.params[:-1].float()
-            log_prob = self.distribution(params, None).log_prob(batch.actions)
-            mark("forward")
-            targets = self.targets(batch, rewards, output, log_prob, weights)
-            mark("correct")
+        output = self.forward(batch)
+        params = output.params[:-1].float()
+        log_prob = self.distribution(params, None).log_prob(batch.actions)
+        mark("forward")
+        targets = self.targets(batch, rewards, output, log_prob, weights)
+        mark("correct")
+        differentiate = self.network.differentiator()
         split = split_environments if self.network.state_shapes else split_steps
         for done in range(options.passes):
             kl = torch.zeros((), device=self.device)
             measures_kl = options.target_kl is not None or done == options.passes - 1
             for part in split(batch, targets, params, weights, options.minibatches, self.generator, self.exchange):
                 with self.autocast():
-                    out = self.network(part.observations, part.first, part.states)
-                distribution = self.distribution(out.params.float(), None)
-                new_log_prob = distribution.log_prob(part.actions)
+                    out, pull = differentiate(part.observations, part.first, part.states)
                 mark("forward")
-                policy = losses.clipped_surrogate(
-                    new_log_prob,
-                    part.targets.proximal_log_prob,
-                    part.targets.advantages,
-                    part.weights,
-                    options.clip_ratio,
-                )
-                terms = self.total_loss(policy, distribution, state_values(out), part.targets, part.weights)
-                norm = self.step(terms.total, terms.policy, terms.value, terms.entropy, last=False)
+                distribution = self.distribution(out.params.float(), None)
+                terms, gradients = self._loss(distribution, state_values(out), part)
+                norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
                 mark("backward")
                 if measures_kl:
                     kl += part.share * self._kl_from_batch(part, distribution)
@@ -86,7 +80,21 @@ class Ppo(ActorCritic):
         self.check()
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho)
 
-    @torch.no_grad()
+    def _loss(
+        self, distribution: ActionDistribution, values: Tensor, part: Minibatch
+    ) -> tuple[losses.LossTerms, tuple[Tensor, Tensor]]:
+        """The loss of a minibatch, and its gradients in the distribution's parameters and in the values."""
+        options, targets = self.options, part.targets
+        scores = distribution.scores(part.actions)
+        policy, of_log_prob = losses.clipped_surrogate_pulled(
+            scores.log_prob, targets.proximal_log_prob, targets.advantages, part.weights, options.clip_ratio
+        )
+        value, of_values = losses.squared_error_pulled(values, targets.values, part.weights)
+        entropy = losses.masked_mean(scores.entropy, part.weights)
+        total = policy + options.value_cost * value - options.entropy_cost * entropy
+        of_params = scores.pull(of_log_prob, part.weights * -options.entropy_cost)
+        return losses.LossTerms(total, policy, value, entropy), (of_params, of_values.mul_(options.value_cost))
+
     def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
         """Mean KL(π_prox ‖ π_θ) over a minibatch, nats."""
         return losses.masked_mean(self.distribution(part.params, None).kl(distribution), part.weights)
@@ -126,23 +134,26 @@ def split_steps(
         yield from split_environments(batch, targets, params, weights, 1, generator, exchange)
         return
     order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
-    observations, actions = batch.observations[:-1].flatten(0, 1), batch.actions.flatten(0, 1)
+    observations = batch.observations[:-1].flatten(0, 1)
     first = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
+
+    def pieces(values: Tensor) -> Sequence[Tensor]:
+        return values.flatten(0, 1).index_select(0, order).unsqueeze(0).tensor_split(parts, dim=1)
+
     total = exchange.count(len(order))
-    for chosen in order.tensor_split(parts):
+    # Observations are shuffled by the minibatch: as images they are large.
+    shuffled = [batch.actions, params, weights, *(getattr(targets, field.name) for field in fields(targets))]
+    for chosen, *part in zip(order.tensor_split(parts), *map(pieces, shuffled), strict=True):
         steps = exchange.count(len(chosen))
-
-        def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return values.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
-
+        acted, params_then, part_weights, *part_targets = part
         yield Minibatch(
             _rows(observations, chosen).unsqueeze(0),
             first[:, : len(chosen)],
             (),
-            actions.index_select(0, chosen).unsqueeze(0),
-            select(params),
-            _select(targets, select),
-            select(weights) * (total / steps),
+            acted,
+            params_then,
+            Targets(*part_targets),
+            part_weights * (total / steps),
             steps / total,
         )
 

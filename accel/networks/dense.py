@@ -6,6 +6,7 @@ library for the slow one of two orientations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -39,22 +40,60 @@ def suits(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
+def run(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> list[Tensor]:
+    """``dense`` without a graph: x and every layer's output."""
+    layers = [x]
+    for weight, bias in zip(weights, biases, strict=True):
+        x = torch.addmm(bias, x, weight.t())
+        if activation == "tanh":
+            array = x.numpy()
+            np.tanh(array, array)
+        else:
+            x.relu_()
+        layers.append(x)
+    return layers
+
+
+def pull(
+    gradient: Tensor,
+    layers: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    activation: Activation,
+    into: Sequence[Tensor | None],
+    to_input: bool,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """From the gradient of the last of ``run``'s layers those of x (None unless asked for), weights and biases.
+
+    Args:
+        into: where those of all weights, then of all biases, are written; None: into a new tensor.
+    """
+    depth = len(weights)
+    found: list[Tensor] = [gradient] * (2 * depth)
+    for index in range(depth - 1, -1, -1):
+        output, inputs = layers[index + 1], layers[index]
+        gradient = _tanh_backward(gradient, output) if activation == "tanh" else _relu_backward(gradient, output, 0)
+        found[index] = of_weight(gradient, inputs, into[index])
+        found[depth + index] = torch.sum(gradient, 0, out=into[depth + index])
+        if index > 0 or to_input:
+            gradient = torch.mm(gradient, weights[index])
+    return gradient if to_input else None, found
+
+
+def of_weight(gradient: Tensor, inputs: Tensor, into: Tensor | None = None) -> Tensor:
+    """The gradient [out, in] of a layer's weight from that of its output [N, out], in the quicker orientation."""
+    if inputs.shape[1] < gradient.shape[1]:
+        return torch.mm(inputs.t(), gradient, out=None if into is None else into.t()).t()
+    return torch.mm(gradient.t(), inputs, out=into)
+
+
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, activation: Activation, *parameters: Tensor) -> Tensor:
         depth = len(parameters) // 2
-        layers = [x]
-        for weight, bias in zip(parameters[:depth], parameters[depth:], strict=True):
-            x = torch.addmm(bias, x, weight.t())
-            if activation == "tanh":
-                array = x.numpy()
-                np.tanh(array, array)
-            else:
-                x.relu_()
-            layers.append(x)
+        layers = run(x, parameters[:depth], parameters[depth:], activation)
         ctx.save_for_backward(*layers, *parameters[:depth])
         ctx.activation = activation  # type: ignore[attr-defined]
-        return x
+        return layers[-1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -62,16 +101,7 @@ class _Dense(torch.autograd.Function):
         saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         depth = len(saved) // 2
         layers, weights = saved[: depth + 1], saved[depth + 1 :]
-        tanh = ctx.activation == "tanh"  # type: ignore[attr-defined]
-        weight_gradients: list[Tensor] = []
-        bias_gradients: list[Tensor] = []
-        for index in range(depth - 1, -1, -1):
-            output, inputs = layers[index + 1], layers[index]
-            gradient = _tanh_backward(gradient, output) if tanh else _relu_backward(gradient, output, 0)
-            narrow = inputs.shape[1] < output.shape[1]
-            weight_gradients.append((inputs.t() @ gradient).t() if narrow else gradient.t() @ inputs)
-            bias_gradients.append(gradient.sum(0))
-            if index > 0 or ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-                gradient = gradient @ weights[index]
-        to_inputs = gradient if ctx.needs_input_grad[0] else None  # type: ignore[attr-defined]
-        return (to_inputs, None, *weight_gradients[::-1], *bias_gradients[::-1])
+        activation: Activation = ctx.activation  # type: ignore[attr-defined]
+        needed: bool = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
+        of_x, found = pull(gradient, layers, weights, activation, [None] * (2 * depth), needed)
+        return (of_x, None, *found)

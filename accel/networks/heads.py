@@ -25,7 +25,10 @@ class GaussianHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] to [N, 2k]: means, then log standard deviations."""
-        mean = self.mean(features)
+        return self.join(self.mean(features))
+
+    def join(self, mean: Tensor) -> Tensor:
+        """[N, k] means to [N, 2k]."""
         return torch.cat((mean, self.log_std.expand_as(mean)), dim=-1)
 
 

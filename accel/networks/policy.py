@@ -6,15 +6,17 @@ input and an output of it: an exported policy cannot lose them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from accel.envs.spaces import ACTION_MASK, EnvSpec
+from accel.networks import dense
 from accel.networks.core import NoCore, RecurrentCore
-from accel.networks.heads import make_policy_head, value_head
+from accel.networks.heads import GaussianHead, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.observations import (
     DictNormaliser,
@@ -23,7 +25,8 @@ from accel.networks.observations import (
     seen_by_network,
     split_observations,
 )
-from accel.networks.torsos import Torso
+from accel.networks.torsos import MLPTorso, Torso
+from accel.networks.towers import Pull, Towers
 
 Critic = Literal["value", "action-value", "none"]
 
@@ -42,6 +45,9 @@ class NetworkOutput(NamedTuple):
     values: Tensor | None
     action_values: Tensor | None
     state: tuple[Tensor, ...]
+
+
+Differentiator = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[NetworkOutput, Pull]]
 
 
 class PolicyNetwork(nn.Module):
@@ -135,6 +141,59 @@ class PolicyNetwork(nn.Module):
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
         return NetworkOutput(params, predictions.view(length, batch), None, state)
+
+    def differentiator(self) -> Differentiator:
+        """``forward`` without a graph, and its way back, by hand where that is quicker; valid for one update.
+
+        Returns:
+            A function of ``forward``'s arguments that gives its output, and one to be called once at most, with the
+            gradients of ``params`` and of the predictions [T, B, …], under ``torch.no_grad``. The parameters' own
+            gradients must be zero then.
+        """
+        torso, value_torso, critic = self.torso, self.value_torso, self.critic_head
+        if (
+            isinstance(torso, MLPTorso)
+            and (value_torso is None or isinstance(value_torso, MLPTorso))
+            and isinstance(self.policy_head, nn.Linear | GaussianHead)
+            and critic is not None
+            and self.fake_quantisation is None
+            and not (self.state_shapes or self.spec.parts or self.spec.action.masked)
+        ):
+            return partial(self._run_towers, Towers(torso, value_torso, self.policy_head, critic))
+        return self._run_graph
+
+    def _run_graph(
+        self, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()
+    ) -> tuple[NetworkOutput, Pull]:
+        with torch.enable_grad():
+            output = self(observations, first, state)
+        predictions = output.values if output.action_values is None else output.action_values
+
+        def pull(of_params: Tensor, of_predictions: Tensor) -> None:
+            gradients = [of_params.to(output.params.dtype), of_predictions.to(predictions.dtype)]
+            torch.autograd.backward([output.params, predictions], gradients)
+
+        values, action_values = (None if part is None else part.detach() for part in output[1:3])
+        return NetworkOutput(output.params.detach(), values, action_values, output.state), pull
+
+    @torch.no_grad()
+    def _run_towers(
+        self, towers: Towers, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()
+    ) -> tuple[NetworkOutput, Pull]:
+        if not dense.suits(observations):
+            return self._run_graph(observations, first, state)
+        length, batch = first.shape
+        params, predictions, pull = towers.run(
+            _prepare(observations.flatten(0, 1), self.normaliser, self.channels_last)
+        )
+
+        def pull_rows(of_params: Tensor, of_predictions: Tensor) -> None:
+            pull(of_params.flatten(0, 1), of_predictions.reshape(length * batch, -1))
+
+        params = params.view(length, batch, -1)
+        if self.critic == "action-value":
+            return NetworkOutput(params, None, predictions.view(length, batch, -1), ()), pull_rows
+        return NetworkOutput(params, predictions.view(length, batch), None, ()), pull_rows
 
     def follow(self, trained: PolicyNetwork, *, copy_weights: bool) -> None:
         """Serve as a trained network's target: compute as it does, and copy its weights where their turn has come.

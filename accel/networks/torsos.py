@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -32,34 +33,45 @@ class Torso(nn.Module):
 
 
 class MLPTorso(Torso):
-    """``depth`` layers of ``width`` units; observations of any shape are flattened."""
+    """``depth`` layers of ``width`` units; observations of any shape are flattened.
+
+    Attributes:
+        activation: behind each of them.
+    """
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int, activation: dense.Activation) -> None:
         super().__init__()
         self._inputs = math.prod(shape)
         self._flatten = len(shape) != 1
-        self._activation = activation
+        self.activation = activation
         sizes = [self._inputs, *[width] * depth]
         self.layers = nn.ModuleList(orthogonal(nn.Linear(a, b)) for a, b in pairwise(sizes))
         self.features = width
 
     def forward(self, observations: Tensor) -> Tensor:
         """[N, *shape] float to [N, width]."""
-        x = self._rows(observations)
+        x = self.rows(observations)
         for layer in self.layers:
-            x = torch.tanh(layer(x)) if self._activation == "tanh" else torch.relu(layer(x))
+            x = torch.tanh(layer(x)) if self.activation == "tanh" else torch.relu(layer(x))
         return x
 
     def train_features(self, observations: Tensor) -> Tensor:
         """``forward`` in one call where it runs on a CPU."""
-        x = self._rows(observations)
-        if not dense.suits(x):
-            return self.forward(x)
-        layers = [*self.layers]
-        weights, biases = tuple(layer.weight for layer in layers), tuple(layer.bias for layer in layers)
-        return dense.dense(x, weights, biases, self._activation)
+        x = self.rows(observations)
+        return dense.dense(x, self.weights, self.biases, self.activation) if dense.suits(x) else self.forward(x)
 
-    def _rows(self, observations: Tensor) -> Tensor:
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """[out, in] of each layer."""
+        return tuple(cast(Tensor, layer.weight) for layer in self.layers)
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """[out] of each layer."""
+        return tuple(cast(Tensor, layer.bias) for layer in self.layers)
+
+    def rows(self, observations: Tensor) -> Tensor:
+        """[N, *shape] to [N, F]."""
         return observations.reshape(-1, self._inputs) if self._flatten else observations
 
 

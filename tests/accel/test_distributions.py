@@ -12,7 +12,7 @@ from torch import distributions as reference
 
 from accel.acting.rules import make_sampler
 from accel.algorithms.distributions import make_distribution
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import MASKED, ActionSpec
 
 CATEGORICAL = ActionSpec("categorical", (5,))
 BINARY = ActionSpec("categorical", (2,))
@@ -83,6 +83,26 @@ def test_gradients_are_those_of_finite_differences(action: ActionSpec) -> None:
         return ours.log_prob(actions), ours.entropy(), ours.kl(make_distribution(action, others))
 
     assert torch.autograd.gradcheck(numbers, (params,))
+
+
+@pytest.mark.parametrize("action", EVERY, ids=_id)
+def test_scores_and_their_gradients_are_those_of_autograd(action: ActionSpec) -> None:
+    params = _params(action, 4, 3, seed=4).requires_grad_()
+    ours = make_distribution(action, params)
+    actions = ours.sample(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        scores = make_distribution(action, params.detach()).scores(actions)
+    torch.testing.assert_close((scores.log_prob, scores.entropy), (ours.log_prob(actions), ours.entropy()))
+    of_log_prob, of_entropy = _params(action, 4, 3, seed=5)[..., 0], _params(action, 4, 3, seed=6)[..., 0]
+    (expected,) = torch.autograd.grad([ours.log_prob(actions), ours.entropy()], params, [of_log_prob, of_entropy])
+    torch.testing.assert_close(scores.pull(of_log_prob, of_entropy), expected)
+
+
+def test_a_masked_action_has_no_gradient() -> None:
+    logits = torch.tensor([[0.5, MASKED, -0.3]])
+    scores = make_distribution(ActionSpec("categorical", (3,)), logits).scores(torch.tensor([2]))
+    gradient = scores.pull(torch.ones(1), torch.ones(1))
+    assert gradient.isfinite().all() and gradient[0, 1] == 0.0 and (gradient[0, [0, 2]] != 0.0).all()
 
 
 @pytest.mark.parametrize("action", EVERY, ids=_id)

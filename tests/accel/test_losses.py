@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from accel.algorithms.losses import clipped_surrogate, masked_mean, normalise, policy_gradient, squared_error
+from accel.algorithms.losses import (
+    clipped_surrogate,
+    masked_mean,
+    normalise,
+    policy_gradient,
+    squared_error,
+    squared_error_pulled,
+)
 
 VALID = torch.tensor([[True, False], [True, True], [False, True]])
 WEIGHTS = VALID / VALID.sum()
@@ -36,6 +43,14 @@ def test_policy_gradient_and_squared_error() -> None:
     log_prob, advantages = rows(-1, 9, -2, -3, 9, -4), rows(1, 9, -1, 2, 9, 0.5)
     assert policy_gradient(log_prob, advantages, WEIGHTS).item() == pytest.approx(-(-1 + 2 - 6 - 2) / 4)
     assert squared_error(log_prob, advantages, WEIGHTS).item() == pytest.approx(0.5 * (4 + 1 + 25 + 20.25) / 4)
+
+
+def test_the_error_and_its_gradient_are_those_of_autograd() -> None:
+    predictions, targets = rows(-1, 9, -2, -3, 9, -4).requires_grad_(), rows(1, 9, -1, 2, 9, 0.5)
+    expected = squared_error(predictions, targets, WEIGHTS)
+    loss, gradient = squared_error_pulled(predictions.detach(), targets, WEIGHTS)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, predictions)[0])
 
 
 @pytest.mark.parametrize(

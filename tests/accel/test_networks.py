@@ -106,6 +106,29 @@ def test_training_and_acting_agree_on_every_policy_gradient(text: str, spec: Env
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@networks
+@pytest.mark.parametrize("critic", ["value", "action-value", "shared"])
+def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str, spec: EnvSpec, critic: str) -> None:
+    separate = critic != "shared" and text.startswith("mlp") and "+" not in text
+    kind = "action-value" if critic == "action-value" and spec.action.kind == "categorical" else "value"
+    network = build_network(text, spec, critic=kind, separate_value_torso=separate, seed=0, normalise_observations=True)
+    arguments = _observations(spec, 3, 2), _first(3, 2), _state(network, 2)
+    expected = network(*arguments)
+    predictions = expected.values if kind == "value" else expected.action_values
+    of_params, of_predictions = torch.randn_like(expected.params), torch.randn_like(predictions)
+    parameters = list(network.parameters())
+    theirs = torch.autograd.grad([expected.params, predictions], parameters, [of_params, of_predictions])
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    with torch.no_grad():
+        output, pull = network.differentiator()(*arguments)
+        pull(of_params, of_predictions)
+    assert not output.params.requires_grad
+    torch.testing.assert_close((output.params, output.state), (expected.params.detach(), expected.state))
+    torch.testing.assert_close(output.values if kind == "value" else output.action_values, predictions.detach())
+    torch.testing.assert_close([parameter.grad for parameter in parameters], list(theirs), rtol=1e-4, atol=1e-5)
+
+
 def _reached(network: PolicyNetwork, loss: Tensor) -> set[str]:
     network.zero_grad()
     loss.backward(retain_graph=True)
