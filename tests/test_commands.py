@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -59,9 +58,6 @@ gymnasium.register("MyEnv-v0", entry_point=MyEnv, max_episode_steps=100)
     "command", [pytest.param(line, marks=() if line in QUICK else pytest.mark.long) for line in COMMANDS]
 )
 def test_a_training_command_of_a_page_starts(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("mpe2", "minigrid"):
-        if package in command and importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs the package {package}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     add_working_directory()

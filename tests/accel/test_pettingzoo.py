@@ -87,8 +87,6 @@ def test_a_shared_policy_is_learned_with_int8_actors_and_plays(mask: str, tmp_pa
 
 @pytest.mark.parametrize(("id", "agents"), [("classic/rps_v2", 2), ("mpe2.simple_spread_v3", 3)])
 def test_a_real_environment_is_trained(id: str, agents: int, tmp_path: Path) -> None:
-    if "." in id:
-        pytest.importorskip(id.partition(".")[0], reason="needs the environment's package")
     options = BASE | {"env": id, "results_dir": tmp_path, "name": "run", "total_env_steps": 1500}
     summary = accel.train(TrainConfig.create(**options))
     assert summary.env_steps >= 1500 and load_run(tmp_path / "run").spec.agents == agents
