@@ -21,6 +21,10 @@ class EnvError(AccelError):
     exit_code = 2
 
 
+class InterfaceError(EnvError):
+    """An environment gave a result of a form that none may have: the same one in another process would do so too."""
+
+
 class MissingExtraError(AccelError):
     """An optional dependency is needed; the message names the extra to install."""
 

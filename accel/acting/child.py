@@ -18,7 +18,8 @@ take as long as ranks wait for each other. The rank itself tells the learner tha
 the synchronous schedule waits for it, hung or not.
 
 Failures in a row are followed by longer and longer pauses, and by the end of the actor after ``max_actor_restarts``;
-a child that has worked for ``STEADY_S`` ends the row.
+a child that has worked for ``STEADY_S`` ends the row. An environment that does not keep to gymnasium's interface ends
+the actor at its first failure.
 """
 
 from __future__ import annotations
@@ -626,12 +627,14 @@ class Host:
         if self._config is None or (self._answer is not None and "error" in self._answer):
             self._down_until_s = float("inf")  # The learner knows, and ends the run.
             return
-        if self._ready_s is not None and self._clock.s > self._ready_s + STEADY_S:
+        is_steady = self._ready_s is not None and self._clock.s > self._ready_s + STEADY_S
+        if is_steady:
             self._failures = 0
         self._failures += 1
         words, self._last_words = self._last_words, {}
         told: Json = {"down": why, "failures": self._failures, "traceback": words.get("traceback", "")}
-        if self._failures > self._config.max_actor_restarts:
+        told["final"] = bool(words.get("final")) and not is_steady  # As soon as it began: so will the next one.
+        if self._failures > self._config.max_actor_restarts or told["final"]:
             told["gave_up"] = True
             self._give_up(transport, told)
             return

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from accel.acting.child import ChildActor, LinkLostError, adopt_link
-from accel.errors import AccelError
+from accel.errors import AccelError, InterfaceError
 from accel.system.child import begin_child
 from accel.system.pulse import STEPPING
 from accel.system.signals import end_with_parent
@@ -79,6 +79,7 @@ def run_actor(
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
         told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
+        told["final"] = isinstance(error, InterfaceError)
         if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
             told["traceback"] = traceback.format_exc()
         transport.report(told)

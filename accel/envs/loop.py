@@ -19,7 +19,7 @@ from accel.envs.lookup import creation_error
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
-from accel.errors import EnvError
+from accel.errors import EnvError, InterfaceError
 from accel.system.pulse import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
@@ -208,19 +208,20 @@ class EnvLoop(VectorEnvironment):
         self.envs = []
 
 
-def _named(error: Exception, who: str, wanted: str) -> EnvError | None:
+def _named(error: Exception, who: str, wanted: str) -> InterfaceError | None:
     """What an environment gave instead of what gymnasium wants; None for an error inside the environment."""
     *outer, (innermost, _) = traceback.walk_tb(error.__traceback__)
     is_ours = not outer
     if (is_ours or innermost.f_globals.get("__name__", "").startswith("gymnasium.")) and "expected 5, got 4" in str(
         error
     ):
-        return EnvError(
+        return InterfaceError(
             f"{who}: it gave four values, as in the old gym interface; gymnasium wants five, {wanted}: return "
             "`terminated` and `truncated` apart, or wrap the environment with shimmy.GymV21CompatibilityV0"
         )
     if is_ours:
-        return EnvError(f"{who}: its result is not {wanted} with an observation of its space and a number: {error}")
+        found = f"its result is not {wanted} with an observation of its space and a number: {error}"
+        return InterfaceError(f"{who}: {found}")
     return None
 
 

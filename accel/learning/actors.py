@@ -112,7 +112,9 @@ def failure_text(actor: int, message: Json) -> str:
     """What the user is told of an actor's failure."""
     row = int(str(message.get("failures", 1)))
     text = f"actor {actor} failed: {message['down']}"
-    if message.get("gave_up"):
+    if message.get("final"):
+        text += "; another process would meet it again, and none is started"
+    elif message.get("gave_up"):
         text += f"; that is {row} failures in a row, and it is not replaced again (--max-actor-restarts)"
     elif "again_in_s" in message:
         counted = "" if row == 1 else f", after {row} failures in a row,"

@@ -33,6 +33,7 @@ LABOUR_S = 0.01
 FIRST_TROUBLE = 200
 
 gymnasium.register("Nameless-v0", entry_point="tests.environments.troubled:TextEnv")
+gymnasium.register("OldInterface-v0", entry_point="tests.environments.troubled:OldInterface")
 
 
 def rank() -> int:
@@ -45,6 +46,19 @@ class TextEnv(gymnasium.Env[Any, Any]):
 
     observation_space = spaces.Text(8)
     action_space = spaces.Discrete(2)
+
+
+class OldInterface(gymnasium.Env[Any, Any]):
+    """Gives four values, as gym did."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **_: object) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, _: object) -> Any:
+        return np.zeros(3, np.float32), 1.0, False, {}
 
 
 class _Counting(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -96,6 +96,13 @@ def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_an_environment_of_the_old_interface_ends_the_run_at_once(tmp_path: Path) -> None:
+    with TrainingRun(tmp_path, "--actors", "2", "--env", f"{TROUBLED}OldInterface-v0") as job:
+        assert job.finish() != 0
+        assert job.output.count("it gave four values") == job.output.count("and none is started") == 2, job.output
+        assert "all 2 actors are gone" in job.output and "Traceback" not in job.output, job.output
+
+
 _REGISTERED_HERE = """
 import sys
 import gymnasium, accel
