@@ -171,6 +171,14 @@ def test_statistics_of_observations(tmp_path_factory: pytest.TempPathFactory, su
         assert found(torch.full((2, 3), 0.5)).isfinite().all()
 
 
+@pytest.mark.parametrize(("mean", "var"), [(1e308, 1.0), (-1e39, 1.0), (0.0, 1e-200)])
+def test_statistics_beyond_single_precision_are_refused(mean: float, var: float, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"mean": [mean, 0.0, 0.0], "var": [var, 1.0, 1.0], "epsilon": 0.0}))
+    with pytest.raises(ConfigError, match="single precision"):
+        read_normaliser(path, (3,))
+
+
 def test_whole_statistics_are_read(tmp_path: Path) -> None:
     for suffix in (".npz", ".json", ".safetensors"):
         (tmp_path / f"a{suffix}").write_bytes(statistics(suffix))
