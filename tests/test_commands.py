@@ -1,9 +1,15 @@
-"""Training commands of README and docs start: small, in one process, until something was learned from."""
+"""Commands of README and docs start: training small and in one process, the others on what a short run left."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from accel.cli.train import parse
 from accel.config import TrainConfig
 from accel.system.module_path import add_working_directory
 from accel.transport.launcher import detect_launch
+from tests.accel.test_import_policy import ppo_weights, write_zip
 from tests.test_docs import PAGES, PROJECT, commands, fences
 
 COMMANDS = dict.fromkeys(
@@ -22,6 +29,24 @@ COMMANDS = dict.fromkeys(
     for words in commands(page)
     if words[1] == "train" and len(words) > 2 and not {"--help", "--resume", "ID"} & set(words)
 )
+OTHERS = dict.fromkeys(
+    shlex.join(words)
+    for page in PAGES
+    if page.parent != PROJECT / "results"
+    for words in commands(page)
+    if words[0] == "accel"
+    and (len(words) > 2 or words[1] == "doctor")
+    and (words[1] != "train" or words[2:] == ["--resume", "results/NAME"])
+)
+LESS: Mapping[str, Mapping[str, str]] = {
+    "evaluate": {"--episodes": "2"},
+    "export": {"--episodes": "2"},
+    "compress": {"--episodes": "2"},
+    "bench": {"--seconds": "0.5", "--repeats": "1"},
+    "bench bits": {"--episodes": "2"},
+    "sweep": {"--trials": "2", "--episodes": "2"},
+    "train": {"--total-env-steps": "1500"},
+}
 QUICK = ("--env LunarLander-v3", "--env Pendulum-v1 --actors 0")
 
 MY_PACKAGE = """
@@ -73,3 +98,50 @@ def test_a_training_command_of_a_page_starts(command: str, tmp_path: Path, monke
     options = {name: value for name, value in config.options().items() if name not in {"batch_unrolls", "name"}}
     summary = accel.train(TrainConfig.create(**{**options, **{name: small[name] for name in small if name in options}}))
     assert summary.finished and summary.env_steps
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of two short runs, the first with a best policy."""
+    small = {"network": "mlp:16x1", "unroll_length": 32, "minibatches": 4, "evaluate_every": 500}
+    directory = tmp_path_factory.mktemp("trained")
+    options = {"env": "CartPole-v1", "actors": 0, "total_env_steps": 1000, "results_dir": directory, **small}
+    accel.train(TrainConfig.create(**options, name="run"))
+    accel.train(TrainConfig.create(**options, name="other", compressor="int8"))
+    return directory
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", OTHERS)
+def test_another_command_of_a_page_does_what_it_says(command: str, trained: Path, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    for word in words:
+        if word.startswith("results/"):
+            several = any(other.startswith(f"{word}/") for other in words)
+            source = trained / ("other" if several or word.endswith("/B") else "run")
+            shutil.copytree(source, tmp_path / word / "int8-s0" if several else tmp_path / word)
+    if importlib.util.find_spec("stable_baselines3") is None:
+        words = ["cleanrl" if word == "cleanrl,sb3" else word for word in words]
+    write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
+    if words[1:] == ["verify", "bundle"]:
+        accel.export(trained / "run", tmp_path / "bundle", scheme="int8", episodes=2)
+    for name in ("sweep.toml", "population.toml"):
+        text = (PROJECT / "scripts/examples" / name).read_text()
+        text = re.sub(
+            r"trials = \d+", "trials = 2", re.sub(r"total_env_steps = [\d_]+", "total_env_steps = 1024", text)
+        )
+        for place in (tmp_path / name, tmp_path / "scripts" / "examples" / name):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+    for option, value in LESS.get(" ".join(words[1:3]), LESS.get(words[1], {})).items():
+        if option in words:
+            words[words.index(option) + 1] = value
+        elif "--population" not in words and ("--config" not in words or option == "--trials"):
+            words += [option, value]
+    if "--population" in words:
+        words[words.index("--population") + 1], words[words.index("--generations") + 1] = "4", "1"
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
