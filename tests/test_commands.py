@@ -127,9 +127,8 @@ def test_another_command_of_a_page_does_what_it_says(command: str, trained: Path
         accel.export(trained / "run", tmp_path / "bundle", scheme="int8", episodes=2)
     for name in ("sweep.toml", "population.toml"):
         text = (PROJECT / "scripts/examples" / name).read_text()
-        text = re.sub(
-            r"trials = \d+", "trials = 2", re.sub(r"total_env_steps = [\d_]+", "total_env_steps = 1024", text)
-        )
+        for option, value in {"trials": "2", "total_env_steps": "1024", "stop_at_return": "9.0"}.items():
+            text = re.sub(rf"^{option} = [\d_.]+", f"{option} = {value}", text, flags=re.MULTILINE)
         for place in (tmp_path / name, tmp_path / "scripts" / "examples" / name):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text)
