@@ -111,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         system, env, seed = options.one
-        made = {"random": play_at_random, "sb3": train_sb3, "accel": train_accel}[system](env, int(seed))
+        made = {"random": random_run, "sb3": train_sb3, "accel": train_accel}[system](env, int(seed))
         print(json.dumps(made))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
@@ -149,21 +149,11 @@ def _read(samples: Path) -> dict[str, Run]:
     return dict(json.loads(samples.read_text())["runs"]) if samples.exists() else {}
 
 
-def play_at_random(env: str, seed: int) -> Run:
+def random_run(env: str, seed: int) -> Run:
     """Uniform actions."""
-    import gymnasium
+    from scripts.evidence.worlds import play_at_random
 
-    world = gymnasium.make(env, **ALL[env].arguments())
-    world.action_space.seed(seed)
-    returns = []
-    for episode in range(ALL[env].episodes):
-        world.reset(seed=FIRST_SEED + episode)
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = world.step(world.action_space.sample())
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
-    return {"returns": returns}
+    return {"returns": play_at_random(env, ALL[env].episodes, FIRST_SEED + seed, **ALL[env].arguments())}
 
 
 def train_sb3(env: str, seed: int) -> Run:

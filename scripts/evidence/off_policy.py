@@ -22,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,6 +32,7 @@ sys.path.insert(0, str(PROJECT))
 from accel.runs.evaluation import evaluate  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from scripts.evidence.worlds import play_at_random  # noqa: E402
 
 EPISODES = 30
 FIRST_SEED = 10_000  # of the episodes that count
@@ -75,7 +75,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     for case in options.case or CASES:
         if (key := f"{case}-random") not in _read(options.out):
-            _add(options.out, key, {"returns": play_at_random(CASES[case])})
+            name = CASES[case].env.rpartition(":")[2]
+            _add(options.out, key, {"returns": play_at_random(name, EPISODES, FIRST_SEED, max_episode_steps=1000)})
         for seed in range(options.seeds):
             for algorithm in CASES[case].algorithms:
                 for scheme in SCHEMES if options.algorithm is None or algorithm in options.algorithm else ():
@@ -99,26 +100,6 @@ def _add(out: Path, key: str, run: Run) -> None:
         runs = dict(sorted((_read(out) | {key: run}).items()))
         write_atomically(out / "runs.json", json.dumps(runs, indent=1).encode())
         write_atomically(out / "README.md", render(runs).encode())
-
-
-def play_at_random(case: Case) -> list[float]:
-    """Returns of uniform actions."""
-    import gymnasium
-
-    module, _, name = case.env.rpartition(":")
-    if module:
-        import_module(module)
-    world = gymnasium.make(name, max_episode_steps=1000)
-    world.action_space.seed(0)
-    returns = []
-    for episode in range(EPISODES):
-        world.reset(seed=FIRST_SEED + episode)
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = world.step(world.action_space.sample())
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
-    return returns
 
 
 def measure(case: Case, algorithm: str, scheme: str, seed: int) -> Run:

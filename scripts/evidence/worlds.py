@@ -1,4 +1,4 @@
-"""Environments and a network of the scripts beside this file: MinAtar's games, and CartPole without its velocities.
+"""Environments, random play and a network for the scripts beside this file: MinAtar, CartPole without its velocities.
 
     accel train --env scripts.evidence.worlds:PositionsOfCartPole-v0 --algorithm r2d2
     accel train --env scripts.evidence.worlds:MinAtar/Breakout-v1 --network scripts.evidence.worlds:minatar_torso \\
@@ -30,6 +30,21 @@ def make_positions() -> gymnasium.Env[object, object]:
     env = gymnasium.make("CartPole-v1")
     shown = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     return gymnasium.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], shown)
+
+
+def play_at_random(env: str, episodes: int, first_seed: int, **arguments: object) -> list[float]:
+    """Returns of uniform actions; each episode begins from a seed of its own."""
+    world = gymnasium.make(env, **arguments)  # type: ignore[arg-type]
+    world.action_space.seed(0)
+    returns = []
+    for episode in range(episodes):
+        world.reset(seed=first_seed + episode)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = world.step(world.action_space.sample())
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns
 
 
 def minatar_torso(spec: EnvSpec) -> nn.Module:
