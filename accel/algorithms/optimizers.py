@@ -48,6 +48,8 @@ class _Undecorated(Optimizer):
 class QuickAdam(_Undecorated, Adam):
     """``torch.optim.Adam``, fused, of one group, with its tensors looked up once instead of in every step.
 
+    Parameters that have a gradient at the first step have one at every step.
+
     Attributes:
         skip: () float on the parameters' device; where it is 1, ``step`` changes nothing. None: it always steps.
     """
@@ -65,7 +67,7 @@ class QuickAdam(_Undecorated, Adam):
         """One step from the gradients in place."""
         (group,) = self.param_groups
         gradients = [p.grad for p in group["params"] if p.grad is not None]
-        if self._found is None or len(gradients) != len(self._found[0]):
+        if self._found is None:
             self._found = self._find(group)
         parameters, means, squares, steps = self._found
         torch._foreach_add_(steps, 1)
