@@ -54,6 +54,7 @@ from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
 DRIFT_ROWS = 64
+WIDEN_ROWS = 256
 DISTILL_ROWS = 256
 DISTILL_IMAGES = 16
 FIRST_DISTILL_STEPS = 100
@@ -95,6 +96,7 @@ class Level:
         module: the learner's acting module.
         config: the run's intervals.
         validator: validates artifacts.
+        inputs: what ranges, selections and students are made with.
     Attributes:
         ready: whether real inputs have been seen, where the scheme waits for them: calibrated, selected, trained.
         renewing: whether an outdated selection is being renewed; until then the level is not published.
@@ -102,7 +104,13 @@ class Level:
     """
 
     def __init__(
-        self, scheme: str, plan: Plan, module: torch.nn.Module, config: TrainConfig, validator: Validator
+        self,
+        scheme: str,
+        plan: Plan,
+        module: torch.nn.Module,
+        config: TrainConfig,
+        validator: Validator,
+        inputs: RecentInputs,
     ) -> None:
         self.scheme = scheme
         self.ready = scheme == FULL_PRECISION
@@ -112,6 +120,7 @@ class Level:
         self._statistics = LevelStatistics()
         self._module = module
         self._validator = validator
+        self._inputs = inputs
         self._withheld = False
         self._calibrations = UpdateInterval(config.compression.calibration_interval_updates)
         self._drift = UpdateInterval(config.compression.drift_interval_updates, first=1)
@@ -143,19 +152,17 @@ class Level:
         if self._withheld and not self._validator.full_check_due:
             self._statistics.withheld += 1
             return None
-        statistics, started = self._statistics, perf_counter()
         try:
-            artifact = self._plan.refresh(self._module, version=0)
-            refreshed = perf_counter()
-            payload = artifact.to_bytes()
-            statistics.refresh_s += refreshed - started
-            statistics.serialise_s += perf_counter() - refreshed
-            statistics.refreshes += 1
-            self._validator.validate(artifact, payload, self._module, self.quantiser)
+            try:
+                payload = self._checked_payload()
+            except VerificationError:
+                if not self._widen():
+                    raise
+                payload = self._checked_payload()
         except (VerificationError, WeightsError) as error:
             self._withhold(error)
             return None
-        statistics.payload_bytes = len(payload)
+        self._statistics.payload_bytes = len(payload)
         self._release()
         return payload
 
@@ -176,9 +183,9 @@ class Level:
             (not self.ready or self.renewing) and not (self._selects or self._has_student)
         )
 
-    def enter_use(self, inputs: RecentInputs) -> None:
+    def enter_use(self) -> None:
         """Before first use, and when it returns to use: schedule ranges and a selection for the current policy."""
-        if self.scheme == FULL_PRECISION or not inputs.full:
+        if self.scheme == FULL_PRECISION or not self._inputs.full:
             return
         self._renew()
         self.renewing = self.ready
@@ -189,7 +196,7 @@ class Level:
         self._validator.close()
         self._withheld = False
 
-    def after_update(self, inputs: RecentInputs) -> None:
+    def after_update(self) -> None:
         """After each learner update: determine what is due; the compensation for pruned channels is fitted at once."""
         if self.quantiser is not None:
             self.quantiser.apply_masks(self._module)
@@ -199,7 +206,7 @@ class Level:
         if self.scheme == FULL_PRECISION:
             return
         if not self.ready:
-            if inputs.full:
+            if self._inputs.full:
                 self._renew()
             return
         if self._has_student and self._distillations.tick():
@@ -212,19 +219,19 @@ class Level:
         if self._drift.tick() and self._plan.statistics.calibrations:
             self._due.add("drift")
         if self._prunes and self._refits.tick():
-            self._refit(inputs)
+            self._refit()
 
-    def start_work(self, worker: BackgroundWorker, copy: ModuleCopy, inputs: RecentInputs) -> None:
+    def start_work(self, worker: BackgroundWorker, copy: ModuleCopy) -> None:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
         steps = 0 if "distillation" not in due else 1 if self.ready else FIRST_DISTILL_STEPS
         self._task = task = UpkeepTask(
-            distill_batches=[_tensors(inputs) for _ in range(steps)],
+            distill_batches=[_tensors(self._inputs) for _ in range(steps)],
             # channels pruned from the learner's own network cannot be selected again
             reselects="selection" in due and not (self._quantisation_aware and self.ready),
-            calibration=inputs.every() if calibrates else None,
-            drift_inputs=inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
+            calibration=self._inputs.every() if calibrates else None,
+            drift_inputs=self._inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
         )
         module = self._module if worker.inline else copy.update(gradients=task.reselects)
         self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
@@ -289,12 +296,31 @@ class Level:
             checks.quick_checks, checks.quick_check_s = 0, 0.0
         return {name: float(value) for name, value in found.items() if value is not None}
 
-    def _refit(self, inputs: RecentInputs) -> None:
+    def _checked_payload(self) -> bytes:
+        """Raises WeightsError: the policy is not finite; VerificationError: the artifact fails validation."""
+        statistics, started = self._statistics, perf_counter()
+        artifact = self._plan.refresh(self._module, version=0)
+        refreshed = perf_counter()
+        payload = artifact.to_bytes()
+        statistics.refresh_s += refreshed - started
+        statistics.serialise_s += perf_counter() - refreshed
+        statistics.refreshes += 1
+        self._validator.validate(artifact, payload, self._module, self.quantiser)
+        return payload
+
+    def _widen(self) -> bool:
+        """Make room for activations of new kinds of states, which can appear between two policies; whether any did."""
+        try:
+            return self._plan.recalibrate_on_drift(self._inputs.newest(WIDEN_ROWS)) > 0
+        except CalibrationError:
+            return False
+
+    def _refit(self) -> None:
         """Fit at once, as later the fit is outdated."""
         if not self.policy_is_finite():
             return
         try:
-            self._plan.refit(self._module, inputs.every())
+            self._plan.refit(self._module, self._inputs.every())
         except CalibrationError as error:
             self._warn_once(f"{self.scheme} keeps its compensation", error)
 

@@ -126,7 +126,7 @@ class Publisher:
             self._level(level)
         for level in wanted:
             if level not in self._in_use:
-                self._bound[level].enter_use(self._recent)
+                self._bound[level].enter_use()
         for level in self._in_use:
             if level not in wanted:
                 self._bound[level].leave_use()
@@ -163,9 +163,9 @@ class Publisher:
         self._recent.tick()
         self._adopt_results()
         for scheme in self._maintained():
-            self._bound[scheme].after_update(self._recent)
+            self._bound[scheme].after_update()
         if FULL_PRECISION not in self._in_use:
-            self._bound[FULL_PRECISION].after_update(self._recent)
+            self._bound[FULL_PRECISION].after_update()
         self._start_work()
 
     def recent_inputs(self) -> dict[str, Array]:
@@ -259,9 +259,9 @@ class Publisher:
             if not level.has_work:
                 continue
             if level.is_quick or self._worker.inline:
-                level.start_work(self._caller, self._copy, self._recent)
+                level.start_work(self._caller, self._copy)
             elif not self._worker.busy:
-                level.start_work(self._worker, self._copy, self._recent)
+                level.start_work(self._worker, self._copy)
                 self._last_served = scheme
         self._adopt_results()
 
@@ -300,7 +300,8 @@ class Publisher:
                 raise ConfigError(
                     f"compressor '{scheme}' does not suit network '{self._config.policy.network}': {error}{remedy}"
                 ) from error
-            self._bound[scheme] = Level(scheme, plan, self._module, self._config, self._validator(scheme))
+            validator = self._validator(scheme)
+            self._bound[scheme] = Level(scheme, plan, self._module, self._config, validator, self._recent)
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
         return self._bound[scheme]
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from compressors.artifact import CompressedPolicy
-from tests.accel.live_policies import calibrate, config_for, make_batch, make_network, observe
+from tests.accel.live_policies import (
+    act_once,
+    calibrate,
+    config_for,
+    make_batch,
+    make_network,
+    observe,
+    session_policy,
+    torch_params,
+    update_of,
+)
 
 LEVEL = "prune(0.95)"
 
@@ -40,6 +51,20 @@ def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwo
     calibrate(publisher, net)
     assert [CompressedPolicy.from_bytes(p).scheme for p in publisher.payloads().values()] == [LEVEL]
     return publisher, net
+
+
+def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
+    config = config_for("mlp:32x2", "int8", activation="relu", calibration_interval_updates=10_000)
+    publisher = Publisher(config, net := make_network(config))
+    calibrate(publisher, net)
+    assert "int8" in publisher.payloads()
+    with torch.no_grad():
+        net.torso.layers[0].weight.mul_(5.0)
+    actor, rows = session_policy(net), make_batch(net).observations[0].numpy()
+    actor.load(update_of(publisher.payloads()["int8"]))
+    assert publisher.metrics()["withheld/int8"] == 0 and publisher.metrics()["calibrations/int8"] == 2
+    wanted = torch_params(net, rows)
+    assert float(np.abs(act_once(actor, net, rows) - wanted).max()) < 0.05 * float(np.abs(wanted).max())
 
 
 def test_a_policy_over_the_bound_is_withheld_and_fp32_stands_in(caplog: pytest.LogCaptureFixture) -> None:

@@ -355,7 +355,7 @@ def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -
     artifact = publisher.artifact(1)
     assert artifact is not None
     found = {size: _kl_in_batches(net, artifact, recent.newest(256)["observations"], size) for size in (1, 64)}
-    assert found[64] > 3.0 * found[1], "or else this shows nothing"
+    assert found[64] > 2.0 * found[1], "or else this shows nothing"
     assert publisher.metrics()["publish_kl/int8-dynamic"] == pytest.approx(found[envs], rel=1e-3)
     bound = float(np.sqrt(found[1] * found[64]))
     inputs = ValidationInputs(net.spec, (), recent)
