@@ -42,17 +42,17 @@ class ActionCritics(nn.Module):
             self.biases.append(nn.Parameter(torch.empty(critics, 1, after).uniform_(-bound, bound)))
 
     def forward(self, observations: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
-        """[N, n] normalised observations and [N, k] actions in [-1, 1] to [E, N, outputs].
+        """[N, n] normalised observations and [N, k] actions in [-1, 1] to [E, N, outputs], float32 under autocast too.
 
         ``frozen``: no gradient reaches the critics' own parameters, only the actions.
         """
         joined = torch.cat((observations, actions), -1)
         x = joined.expand(len(self.weights[0]), *joined.shape)
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if frozen:
-                weight, bias = weight.detach(), bias.detach()
-            x = torch.baddbmm(bias, x, weight)
-            if layer < last:
-                x = self._activation(x)
-        return x
+        *hidden, (weight, bias) = (
+            (weight.detach(), bias.detach()) if frozen else (weight, bias)
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        )
+        for its_weight, its_bias in hidden:
+            x = self._activation(torch.baddbmm(its_bias, x, its_weight))
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.baddbmm(bias, x.float(), weight)

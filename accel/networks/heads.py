@@ -42,3 +42,13 @@ def make_policy_head(action: ActionSpec, features: int, initial_log_std: float) 
 def value_head(features: int, outputs: int) -> nn.Linear:
     """A head of values: of states, of actions, or of both."""
     return orthogonal(nn.Linear(features, outputs), 1.0)
+
+
+def in_single_precision(head: nn.Module, features: Tensor) -> Tensor:
+    """[N, F] to a head's output, float32 whatever autocast asks for: probabilities are made of it."""
+    device = features.device.type
+    if not torch.is_autocast_enabled(device):
+        output: Tensor = head(features)
+        return output
+    with torch.autocast(device, enabled=False):
+        return in_single_precision(head, features.float())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from accel.envs.spaces import ACTION_MASK, EnvSpec
 from accel.networks import dense
 from accel.networks.core import NoCore, RecurrentCore
-from accel.networks.heads import GaussianHead, make_policy_head, value_head
+from accel.networks.heads import GaussianHead, in_single_precision, make_policy_head, value_head
 from accel.networks.normaliser import ObservationNormaliser
 from accel.networks.observations import (
     DictNormaliser,
@@ -107,7 +107,7 @@ class PolicyNetwork(nn.Module):
         )
 
     def forward(self, observations: Tensor, first: Tensor, state: tuple[Tensor, ...] = ()) -> NetworkOutput:
-        """A whole unroll, time folded into the batch everywhere but in the core.
+        """A whole unroll, time folded into the batch everywhere but in the core; heads in float32 under autocast too.
 
         Args:
             observations: [T, B, *obs] uint8 or float.
@@ -137,7 +137,7 @@ class PolicyNetwork(nn.Module):
         if self.critic_head is None:
             return NetworkOutput(params, None, None, state)
         critic_features = features if self.value_torso is None else _features(self.value_torso, x)
-        predictions = self.critic_head(critic_features)
+        predictions = in_single_precision(self.critic_head, critic_features)
         if self.critic == "action-value":
             return NetworkOutput(params, None, predictions.view(length, batch, -1), state)
         return NetworkOutput(params, predictions.view(length, batch), None, state)
@@ -295,8 +295,7 @@ class PolicyParts:
 
     def head(self, features: Tensor) -> Tensor:
         """[N, F] to [N, P]."""
-        params: Tensor = self._network.policy_head(features)
-        return params
+        return in_single_precision(self._network.policy_head, features)
 
 
 def _features(torso: nn.Module, observations: Tensor | Parts) -> Tensor:

@@ -129,6 +129,23 @@ def test_what_is_differentiated_by_hand_has_the_gradients_of_autograd(text: str,
     torch.testing.assert_close([parameter.grad for parameter in parameters], list(theirs), rtol=1e-4, atol=1e-5)
 
 
+@networks
+@pytest.mark.parametrize("critic", ["value", "action-value"])
+def test_heads_compute_in_single_precision_whatever_the_layers_do(text: str, spec: EnvSpec, critic: str) -> None:
+    kind = "action-value" if critic == "action-value" and spec.action.kind == "categorical" else "value"
+    network = build_network(text, spec, critic=kind, seed=0)
+    seen: list[Tensor] = []
+    assert network.critic_head is not None
+    network.critic_head.register_forward_hook(lambda _module, inputs, output: seen.extend((*inputs, output)))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = network(_observations(spec, 3, 2), _first(3, 2), _state(network, 2))
+    predictions = output.values if kind == "value" else output.action_values
+    features, of_head = seen
+    assert {output.params.dtype, predictions.dtype, of_head.dtype} == {torch.float32}
+    assert not torch.equal(of_head, of_head.bfloat16().float())
+    torch.testing.assert_close(of_head, network.critic_head(features.float()))
+
+
 def _reached(network: PolicyNetwork, loss: Tensor) -> set[str]:
     network.zero_grad()
     loss.backward(retain_graph=True)
