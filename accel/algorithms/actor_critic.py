@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from accel.algorithms import losses
 from accel.algorithms.base import GradientAlgorithm, Update
 from accel.algorithms.corrections import Corrected, Correction, OffPolicyBatch, centre_and_weight
-from accel.algorithms.distributions import ActionDistribution
+from accel.algorithms.distributions import Scores
 from accel.config import TrainConfig
 from accel.config.algorithms import ActorCriticConfig
 from accel.envs.spaces import EnvSpec
@@ -18,6 +19,7 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
+from accel.networks.towers import Pull
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class ActorCritic(GradientAlgorithm):
             output: NetworkOutput = self.network(batch.observations, batch.first, batch.states)
         return output
 
+    def forward_and_back(self, batch: Batch) -> tuple[NetworkOutput, Pull]:
+        """``forward``, and its way back, see ``PolicyNetwork.differentiator``."""
+        with self.autocast():
+            return self.network.differentiator()(batch.observations, batch.first, batch.states)
+
     def mean_weights(self, batch: Batch, valid_steps: int) -> Tensor:
         """[T, B] every valid row's share of a mean over all learners' batches; their statistics are shared first."""
         self.share_statistics()
@@ -97,12 +104,12 @@ class ActorCritic(GradientAlgorithm):
             output: the critic's network on the batch. log_prob: [T, B] of its actions under the policy to correct to.
             weigh: whether advantages are multiplied by the clipped importance weight.
         """
-        log_rhos = log_prob.detach() - batch.behaviour_log_prob
+        log_rhos = log_prob - batch.behaviour_log_prob
         cut = cut_values = None
         if batch.final_observations is not None:
             cut, cut_values = batch.truncated, self._final_values(batch)
-        values = state_values(output).detach()
-        predictions = self.predictions(output, batch).detach()
+        values = state_values(output)
+        predictions = self.predictions(output, batch)
         corrected: Corrected = self.correction(
             OffPolicyBatch(
                 log_rhos=log_rhos,
@@ -121,27 +128,42 @@ class ActorCritic(GradientAlgorithm):
         advantages = centre_and_weight(
             corrected, weights, normalise=self.options.normalise_advantages, exchange=self.exchange
         )
-        return Targets(corrected.targets, advantages, log_prob.detach(), log_rhos, predictions)
+        return Targets(corrected.targets, advantages, log_prob, log_rhos, predictions)
 
     def predictions(self, output: NetworkOutput, batch: Batch) -> Tensor:
-        """[T, B] what the critic predicted, with its gradient."""
+        """[T, B] what the critic predicted."""
         if output.action_values is None:
             return state_values(output)[:-1]
         return output.action_values[:-1].float().gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
 
-    def total_loss(
-        self,
-        policy: Tensor,
-        distribution: ActionDistribution,
-        predictions: Tensor,
-        targets: Targets,
-        weights: Tensor,
-    ) -> losses.LossTerms:
-        """policy + value_cost · value − entropy_cost · entropy."""
-        value = losses.squared_error(predictions, targets.values, weights)
-        entropy = losses.masked_mean(distribution.entropy(), weights)
-        total = policy + self.options.value_cost * value - self.options.entropy_cost * entropy
-        return losses.LossTerms(total, policy.detach(), value.detach(), entropy.detach())
+    def differentiate(
+        self, policy: tuple[Tensor, Tensor], scores: Scores, predictions: Tensor, targets: Targets, weights: Tensor
+    ) -> tuple[losses.LossTerms, tuple[Tensor, Tensor]]:
+        """policy + value_cost · value − entropy_cost · entropy.
+
+        Args:
+            policy: its loss, and the gradient in ``scores.log_prob``. scores: of the batch's actions.
+            predictions: of the critic, for ``targets.values``. weights: of ``mean_weights``.
+        Returns:
+            The loss, and its gradients in the distribution's parameters and in the predictions.
+        """
+        loss, of_log_prob = policy
+        value, of_predictions = losses.squared_error(predictions, targets.values, weights)
+        entropy = losses.masked_mean(scores.entropy, weights)
+        total = loss + self.options.value_cost * value - self.options.entropy_cost * entropy
+        of_params = scores.pull(of_log_prob, weights * -self.options.entropy_cost)
+        return losses.LossTerms(total, loss, value, entropy), (of_params, of_predictions.mul_(self.options.value_cost))
+
+    def pull_batch(
+        self, pull: Pull, output: NetworkOutput, batch: Batch, of_params: Tensor, of_predictions: Tensor
+    ) -> None:
+        """From gradients in the T rows of a loss to the parameters', by the way back of all T+1 rows."""
+        if output.action_values is None:
+            of_all = F.pad(of_predictions, (0, 0, 0, 1))
+        else:
+            of_all = torch.zeros_like(output.action_values, dtype=of_predictions.dtype)
+            of_all[:-1].scatter_(-1, batch.actions.unsqueeze(-1), of_predictions.unsqueeze(-1))
+        pull(F.pad(of_params, (0, 0, 0, 0, 0, 1)), of_all)
 
     def _final_values(self, batch: Batch) -> Tensor:
         """[T, B] values of the final observations where an episode was truncated, zero elsewhere."""
@@ -187,7 +209,7 @@ class Statistics:
         variance = losses.masked_mean(spread.square(), weights).clamp_min(1e-8)
         unexplained = losses.masked_mean(error.square(), weights) / variance
         return {
-            "loss": float(self.terms.total.detach()),
+            "loss": float(self.terms.total),
             "policy_loss": float(self.terms.policy),
             "value_loss": float(self.terms.value),
             "entropy": float(self.terms.entropy),

@@ -12,6 +12,7 @@ the correction's clips are options; a batch is used whole at each of its K uses;
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class Impact(ActorCritic):
         networks = nn.ModuleDict({"online": network, "target": self.target})
         super().__init__(config, spec, device, options, correction, network=network, networks=networks)
 
+    @torch.no_grad()
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
@@ -45,27 +47,27 @@ class Impact(ActorCritic):
         weights = self.mean_weights(batch, sample.valid_steps)
         self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
         self.updates += 1
-        output = self.forward(batch)
+        output, pull = self.forward_and_back(batch)
         distribution = self.distribution(output.params[:-1].float(), None)
-        log_prob = distribution.log_prob(batch.actions)
-        with torch.no_grad(), self.autocast():
+        scores = distribution.scores(batch.actions)
+        with self.autocast():
             of_target = self.target(batch.observations, batch.first, batch.states).params[:-1].float()
-            target_distribution = self.distribution(of_target, None)
-            target_log_prob = target_distribution.log_prob(batch.actions)
+        target_distribution = self.distribution(of_target, None)
+        target_log_prob = target_distribution.log_prob(batch.actions)
         mark("forward")
-        with torch.no_grad():
-            # r holds the clipped ratio of target to worker: advantages are not weighted a second time.
-            targets = self.targets(batch, rewards, output, target_log_prob, weights, weigh=False)
+        # r holds the clipped ratio of target to worker: advantages are not weighted a second time.
+        targets = self.targets(batch, rewards, output, target_log_prob, weights, weigh=False)
         mark("correct")
-        ratio = surrogate_log_ratio(log_prob, target_log_prob, batch.behaviour_log_prob, options.clip_target_worker)
+        ratio = surrogate_log_ratio(
+            scores.log_prob, target_log_prob, batch.behaviour_log_prob, options.clip_target_worker
+        )
         policy = losses.clipped_surrogate(
             ratio, torch.zeros_like(ratio), targets.advantages, weights, options.clip_ratio
-        )
-        terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
-        norm = self.step(terms.total, terms.policy, terms.value, terms.entropy)
+        )  # whose gradient in log r is the one in log π_θ
+        terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
+        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients))
         mark("backward")
-        with torch.no_grad():
-            kl = losses.masked_mean(target_distribution.kl(distribution), weights)
+        kl = losses.masked_mean(target_distribution.kl(distribution), weights)
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
 
 

@@ -8,6 +8,8 @@ critic's loss is halved, and Retrace or no correction may take V-trace's place.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from accel.algorithms import losses
@@ -28,21 +30,20 @@ class Impala(ActorCritic):
     ) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
 
+    @torch.no_grad()
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         batch, rewards = unrolls_of(sample)
         rate = self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
-        output = self.forward(batch)
-        distribution = self.distribution(output.params[:-1].float(), None)
-        log_prob = distribution.log_prob(batch.actions)
+        output, pull = self.forward_and_back(batch)
+        scores = self.distribution(output.params[:-1].float(), None).scores(batch.actions)
         mark("forward")
-        with torch.no_grad():
-            targets = self.targets(batch, rewards, output, log_prob, weights)
+        targets = self.targets(batch, rewards, output, scores.log_prob, weights)
         mark("correct")
-        policy = losses.policy_gradient(log_prob, targets.advantages, weights)
-        terms = self.total_loss(policy, distribution, self.predictions(output, batch), targets, weights)
-        norm = self.step(terms.total, terms.policy, terms.value, terms.entropy)
+        policy = losses.policy_gradient(scores.log_prob, targets.advantages, weights)
+        terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
+        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients))
         mark("backward")
         return Statistics(
             terms, norm, targets, weights, torch.zeros((), device=self.device), rate, self.options.clip_rho

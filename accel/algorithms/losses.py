@@ -1,4 +1,7 @@
-"""Losses of the learner: pure functions of tensors. Every mean is over valid steps only."""
+"""Losses of the learner: pure functions of tensors. Every mean is over valid steps only.
+
+The three terms come with their gradient in the first argument: a loss and a tensor of that argument's shape.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 MAX_LOG_RATIO = 20.0
 
 
 class LossTerms(NamedTuple):
-    """The scalar tensors a loss is made of; ``total`` carries the gradient.
+    """The scalar tensors a loss is made of.
 
     Attributes:
         total: policy + value_cost · value − entropy_cost · entropy.
@@ -37,15 +39,16 @@ def normalise(advantages: Tensor, weights: Tensor) -> Tensor:
     return centred * torch.rsqrt(masked_mean(centred.square(), weights) + 1e-8)
 
 
-def policy_gradient(log_prob: Tensor, advantages: Tensor, weights: Tensor) -> Tensor:
+def policy_gradient(log_prob: Tensor, advantages: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """−E[log π(a) · A]; the importance weight is already in A (Espeholt et al. 2018, section 4.2)."""
-    return -masked_mean(log_prob * advantages, weights)
+    gradient = -advantages * weights
+    return torch.dot(log_prob.flatten(), gradient.flatten()), gradient
 
 
 def clipped_surrogate(
     log_prob: Tensor, proximal_log_prob: Tensor, advantages: Tensor, weights: Tensor, clip_ratio: float
-) -> Tensor:
-    """−E[min(r A, clip(r, 1−ε, 1+ε) A)] with r = π_θ/π_prox.
+) -> tuple[Tensor, Tensor]:
+    """−E[min(r A, clip(r, 1−ε, 1+ε) A)] with r = π_θ/π_prox; its gradient is −w r A where r A is the lesser, else 0.
 
     π_prox is the learner's policy when the batch arrived, and A carries the truncated weight min(ρ̄, π_prox/μ), so that
     the trust region is around the learner's own policy while the correction is for the policy that acted.
@@ -54,14 +57,6 @@ def clipped_surrogate(
         Schulman et al. 2017, arXiv:1707.06347, eq. 7; the split of proximal and behaviour policy is IMPACT's
         (Luo et al. 2020, arXiv:1912.00167) with a target refreshed at each batch.
     """
-    loss: Tensor = _Surrogate.apply(log_prob, proximal_log_prob, advantages, weights, clip_ratio)  # type: ignore[no-untyped-call]
-    return loss
-
-
-def clipped_surrogate_pulled(
-    log_prob: Tensor, proximal_log_prob: Tensor, advantages: Tensor, weights: Tensor, clip_ratio: float
-) -> tuple[Tensor, Tensor]:
-    """``clipped_surrogate`` and its gradient in log_prob: −w r A where r A is the lesser of the two, else 0."""
     # Beyond e^20 a ratio is far outside any trust region, and soon infinite, whose gradient is NaN even where the
     # clipped branch is taken: 0 · inf.
     log_ratio = log_prob - proximal_log_prob
@@ -71,29 +66,8 @@ def clipped_surrogate_pulled(
     return -masked_mean(torch.minimum(plain, clipped), weights), (plain * counts).mul_(weights).neg_()
 
 
-class _Surrogate(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, log_prob: Tensor, proximal_log_prob: Tensor, advantages: Tensor, weights: Tensor, clip: float
-    ) -> Tensor:
-        loss, gradient = clipped_surrogate_pulled(log_prob, proximal_log_prob, advantages, weights, clip)
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, of_loss: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient * of_loss, None, None, None, None
-
-
-def squared_error(predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def squared_error(predictions: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """½ E[(prediction − target)²]."""
-    return 0.5 * masked_mean((predictions - targets).square(), weights)
-
-
-def squared_error_pulled(predictions: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """``squared_error`` and its gradient in the predictions."""
     error = predictions - targets
     gradient = error * weights
     return 0.5 * torch.dot(error.flatten(), gradient.flatten()), gradient

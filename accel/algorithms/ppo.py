@@ -68,7 +68,11 @@ class Ppo(ActorCritic):
                     out, pull = differentiate(part.observations, part.first, part.states)
                 mark("forward")
                 distribution = self.distribution(out.params.float(), None)
-                terms, gradients = self._loss(distribution, state_values(out), part)
+                scores, of_part = distribution.scores(part.actions), part.targets
+                policy = losses.clipped_surrogate(
+                    scores.log_prob, of_part.proximal_log_prob, of_part.advantages, part.weights, options.clip_ratio
+                )
+                terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
                 norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
                 mark("backward")
                 if measures_kl:
@@ -79,21 +83,6 @@ class Ppo(ActorCritic):
                 break
         self.check()
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho)
-
-    def _loss(
-        self, distribution: ActionDistribution, values: Tensor, part: Minibatch
-    ) -> tuple[losses.LossTerms, tuple[Tensor, Tensor]]:
-        """The loss of a minibatch, and its gradients in the distribution's parameters and in the values."""
-        options, targets = self.options, part.targets
-        scores = distribution.scores(part.actions)
-        policy, of_log_prob = losses.clipped_surrogate_pulled(
-            scores.log_prob, targets.proximal_log_prob, targets.advantages, part.weights, options.clip_ratio
-        )
-        value, of_values = losses.squared_error_pulled(values, targets.values, part.weights)
-        entropy = losses.masked_mean(scores.entropy, part.weights)
-        total = policy + options.value_cost * value - options.entropy_cost * entropy
-        of_params = scores.pull(of_log_prob, part.weights * -options.entropy_cost)
-        return losses.LossTerms(total, policy, value, entropy), (of_params, of_values.mul_(options.value_cost))
 
     def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
         """Mean KL(π_prox ‖ π_θ) over a minibatch, nats."""
