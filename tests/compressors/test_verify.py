@@ -146,6 +146,6 @@ def test_outputs_that_depend_on_the_batch_are_compared_at_the_callers() -> None:
     alone, together = (
         verify_artifact(artifact, module, inputs, None, measure=of_others, batch=batch).measured for batch in (1, None)
     )
-    assert together > 2.0 * alone > 0.0
+    assert together > 1.5 * alone > 0.0
     with pytest.raises(VerificationError, match="64 rows are no multiple of the batch of 48"):
         verify_artifact(artifact, module, inputs, None, batch=48)
