@@ -7,12 +7,15 @@ importance-weights   with --corrector none: uncorrected n-step targets, the poli
                      Espeholt et al. 2018's "1-step importance sampling", truncated
 full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the
                      version that acted, as if the actors had not been compressed; the recorded ones of μ are discarded
+rejected             with --corrector vtrace: steps whose weight π_θ/μ is not within 1/2 to 2 leave the policy gradient, and
+                     the others share their weight (masked importance sampling)
 centred-last         advantages are centred after the importance weight is multiplied in, not before
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from accel.algorithms.corrections import Corrected
 
-VARIANTS = ("importance-weights", "full-precision", "centred-last")
+VARIANTS = ("importance-weights", "full-precision", "rejected", "centred-last")
 RANK = "--rank"
 
 
@@ -73,6 +76,8 @@ def change(variant: str) -> None:
 
     if variant == "importance-weights":
         CORRECTIONS["none"] = weighted(CORRECTIONS["none"])
+    elif variant == "rejected":
+        CORRECTIONS["vtrace"] = rejecting(CORRECTIONS["vtrace"])
     elif variant == "centred-last":
         actor_critic.centre_and_weight = centred_last
     else:
@@ -87,6 +92,20 @@ def weighted(correction: type) -> type:
             return dataclasses.replace(super().__call__(experience), weights=experience.log_rhos.clamp(max=0.0).exp())
 
     return Weighted
+
+
+def rejecting(correction: type) -> type:
+    """A correction whose policy gradient leaves out steps that the two policies give very different probabilities."""
+
+    class Rejecting(correction):  # type: ignore[misc]
+        def __call__(self, experience):  # type: ignore[no-untyped-def]
+            corrected = super().__call__(experience)
+            kept = (experience.log_rhos.abs() < math.log(2.0)) & experience.valid
+            share = kept.sum() / experience.valid.sum().clamp_min(1)
+            weights = corrected.weights * kept / share.clamp_min(1e-3)
+            return dataclasses.replace(corrected, weights=weights)
+
+    return Rejecting
 
 
 def full_precision(loop: type) -> type:

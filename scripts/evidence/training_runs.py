@@ -94,7 +94,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: the same task under several variants, compared with the one named ``baseline``."""
+    """One comparison: the same task under several variants, compared with the one named ``baseline``.
+
+    Attributes:
+        also_against: another variant that the speedups are given against, beside the report.
+    """
 
     name: str
     title: str
@@ -102,6 +106,7 @@ class Case:
     variants: tuple[Variant, ...]
     baseline: str
     threshold: float | None = None
+    also_against: str | None = None
 
     def order(self) -> list[tuple[Variant, int]]:
         """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
@@ -252,8 +257,9 @@ def _case(name: str, values: dict[str, object]) -> Case:
     seeds = int(str(values.get("seeds", 5)))
     variants = tuple(_variant(key, value, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
     baseline = str(values.get("baseline", variants[0].name))
-    if baseline not in {variant.name for variant in variants}:
-        raise ValueError(f"case {name}: no variant is called {baseline!r}")
+    also_against = values.get("also_against")
+    if missing := {baseline, also_against} - {variant.name for variant in variants} - {None}:
+        raise ValueError(f"case {name}: no variant is called {', '.join(map(repr, missing))}")
     threshold = values.get("threshold")
     return Case(
         _plain(name),
@@ -262,6 +268,7 @@ def _case(name: str, values: dict[str, object]) -> Case:
         variants,
         baseline,
         None if threshold is None else float(str(threshold)),
+        None if also_against is None else str(also_against),
     )
 
 
@@ -343,10 +350,9 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
     programs = {variant.name for variant in case.variants if variant.program}
     runs = [_restore(sample, results, programs) for sample in samples.values()]
     if runs:
-        baseline = next((run for run in runs if run.config["variant"] == case.baseline), None)
-        several = len({run.config["variant"] for run in runs}) > 1
+        first = {variant: run for run in reversed(runs) if (variant := run.config["variant"])}
         choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
-        analysis = analyse(runs, choices, baseline if several else None)
+        analysis = analyse(runs, choices, first.get(case.baseline) if len(first) > 1 else None)
         write_report(analysis, results / "report", written=f"Made from {SAMPLES}.", overwrite=True)
         parts += [escaped(headline(analysis)), "[The whole report](report/report.md)"]
         parts += [
@@ -358,6 +364,9 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
             parts.append("To know:\n\n" + "\n".join(f"- {escaped(text)}" for text in analysis.caveats))
         tables = (speedup_table, results_table, mismatch_table, publications_table, runs_table, machines_table)
         parts += [table_text(table) for make in tables if (table := make(analysis)) is not None]
+        other = first.get(case.also_against)
+        if other is not None and (table := speedup_table(analyse(runs, choices, other))) is not None:
+            parts.append(table_text(table))
         parts += list(map(escaped, method(analysis)))
         made = [conditions_of(run, sample) for run, sample in zip(runs, samples.values(), strict=True)]
         parts += [escaped(conditions_text(made)), table_text(conditions_table(made))]
