@@ -145,13 +145,25 @@ class Measurements:
 
     def effective(self, level: str, acting: str) -> Floats:
         """Effective steps per second, by round."""
-        rate = self.actors_rate(level, acting)
+        return self._delivered(self.actors_rate(level, acting)) * self.worth(level)
+
+    def _delivered(self, rate: Floats) -> Floats:
+        """Steps per second that are learned from where all actors together can send so many."""
         if self.learner_rate is None:
-            return rate * self.worth(level)
+            return rate
         if self.shared or self.turns:
             actors = len(self.actors) if self.shared else 1
-            return self.worth(level) / (actors / rate + 1.0 / self.learner_rate)
-        return np.minimum(rate, self.learner_rate) * self.worth(level)
+            return np.asarray(1.0 / (actors / rate + 1.0 / self.learner_rate))
+        return np.minimum(rate, self.learner_rate)
+
+    def headroom(self, acting: str) -> float:
+        """Effective experience of a policy that took no time at all, over that of the level in use."""
+        free = sum(
+            1e6 * actor.steps / max(actor.step_us - float(np.median(actor.levels[acting].call_us)), actor.env_us, 1e-3)
+            for actor in self.actors
+        )
+        mine = self.actors_rate(acting, acting)
+        return float(np.median(self._delivered(np.full_like(mine, free)) / np.maximum(self._delivered(mine), 1e-300)))
 
     def alarm(self, level: str) -> str:
         """Why a level's mismatch does not allow it to act, as a clause; empty where it does."""

@@ -1,10 +1,12 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
-As soon as a level can be published, and has not been timed since, every actor times all levels that can be, on its own
-observations, while it acts as before (``accel.acting.timing``); later again, twice as rarely each time. Four times a
-second the tuner compares them with what learner and actors did meanwhile. A level that it takes is every actor's with
-the next publication. Every decision is logged with its figures; a resumed run cuts off those after its checkpoint and
-decides anew.
+Full precision and the next level are prepared at once, each other one when those before it have been timed, and only
+while a policy that took no time would bring ``HEADROOM`` as much experience: to prune or distil takes seconds of the
+learner's cores. As soon as a level can be published, and has not been timed since, every actor times all levels that
+can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as rarely each
+time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that it takes is
+every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off those after
+its checkpoint and decides anew.
 
 Metrics: ``level`` (in use), ``learner_rate`` (valid steps/s that the learner takes while it does not wait or, in one
 process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never waiting).
@@ -41,6 +43,7 @@ LOOK_S = 0.25
 FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
+HEADROOM = 1.25
 LEARNER_S = 5.0
 """The learner's rate is that of so long, or of the last updates where they are rarer."""
 _LOOKS = 400
@@ -134,6 +137,7 @@ class TunedSteering:
         self._guard: ReturnGuard | None = None
         self._verdict: Verdict | None = None
         self._last: Measurements | None = None
+        self._prepared = 2
         publisher.set_levels(choice.levels)
         self._use_levels()
 
@@ -186,6 +190,7 @@ class TunedSteering:
             if not self._told and m.actors:
                 self._told, level = True, self.tuner.incumbent
                 self._write(env_steps, "hold", level, level, self.tuner.stays(m), self.tuner.figures(m))
+            self._prepare_next(m)
             self._begin_timing(now)
 
     def policies(self, payloads: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -257,6 +262,15 @@ class TunedSteering:
             self._write(self._looks[-1][1], verdict.kind, level, level, f"{level} {what}: {verdict}", figures)
         return None
 
+    def _prepare_next(self, m: Measurements) -> None:
+        """Prepare the next coarser level where a faster policy could still pay."""
+        levels, level = self.tuner.levels, self.tuner.incumbent
+        if self._prepared == len(levels) or not self._timed.issuperset(levels[: self._prepared]):
+            return
+        if m.actors and level in m.levels and m.headroom(level) >= HEADROOM:
+            self._prepared += 1
+            self._use_levels()
+
     def _begin_timing(self, now: float) -> None:
         """Have the actors time every level that can be published, once one is new or the interval is over."""
         tuner = self.tuner
@@ -284,7 +298,7 @@ class TunedSteering:
         """Publish what acts or is timed, the incumbent first, and nothing else; prepare the others."""
         guarded = self._guard is not None and self._guard.spell == 1
         used = dict.fromkeys((self.tuner.incumbent, *self._timing, *((self.tuner.full,) if guarded else ())))
-        self._publisher.set_levels(used, prepare=self.tuner.levels)
+        self._publisher.set_levels(used, prepare=self.tuner.levels[: self._prepared])
 
     def _note(self, decision: TunerDecision, m: Measurements, env_steps: int) -> None:
         """Act on a decision: guard what was taken."""

@@ -212,6 +212,22 @@ def test_actors_time_the_levels_before_one_acts_and_then_all_do(
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "every actor acts with fp32")
 
 
+def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    """Pruning takes seconds of the learner's cores; int8, which does not, is prepared anyway."""
+    rig = make_rig("auto(fp32;int8;prune(0.5)+int8)")
+    rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
+    for _ in range(20):
+        _claim(rig, fp32=0.01, int8=0.01)
+        rig.turn()
+    assert rig.publisher.offers("int8") and not rig.publisher.offers("prune(0.5)+int8")
+
+    def prepared() -> bool:
+        _claim(rig, fp32=1e6, int8=1e6)
+        return rig.publisher.offers("prune(0.5)+int8")
+
+    rig.turn_until(prepared, "the pruned level is prepared")
+
+
 def test_one_actor_at_a_time_controls_the_returns_of_a_level(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("auto(fp32;int8)", actors=2, envs=2)
     rig.turn_until(lambda: _decided(tmp_path, "hold") or _decided(tmp_path, "accept"), "the levels are timed")

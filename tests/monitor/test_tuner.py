@@ -66,6 +66,24 @@ def test_a_gain_is_its_definition() -> None:
     assert (gain.median, gain.low) == (pytest.approx(np.median(ratios)), pytest.approx(sorted(ratios)[3]))
 
 
+@pytest.mark.parametrize(
+    ("learner_rate", "turns", "wanted"),
+    [
+        (None, False, 5.0),
+        (1e9, False, 5.0),
+        (2000.0, False, 2.0),
+        (500.0, False, 1.0),
+        (1000.0, True, (1 / 1000 + 1 / 1000) / (1 / 5000 + 1 / 1000)),
+    ],
+)
+def test_headroom_is_what_a_policy_without_cost_would_bring(
+    learner_rate: float | None, turns: bool, wanted: float
+) -> None:
+    """1000 µs a step, 800 of them the policy's call."""
+    actor = ActorTiming(1000.0, 100.0, 1.0, 0.0, {"fp32": LevelTiming([800.0] * 8, 0.0)})
+    assert Measurements(0.0, [actor], learner_rate, False, turns).headroom("fp32") == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("rounds", [5, 6, 8, 15, 24])
 def test_the_lower_bound_holds_as_often_as_it_says(rounds: int) -> None:
     """The median gain is 1.2; a bound above it errs, in 2 % of timings at most, and there is none below six rounds."""
