@@ -7,8 +7,8 @@ importance-weights   with --corrector none: uncorrected n-step targets, the poli
                      Espeholt et al. 2018's "1-step importance sampling", truncated
 full-precision       with --corrector vtrace: behaviour log-probs are those of π_v, the uncompressed policy of the
                      version that acted, as if the actors had not been compressed; the recorded ones of μ are discarded
-rejected             with --corrector vtrace: steps whose weight π_θ/μ is not within 1/2 to 2 leave the policy gradient, and
-                     the others share their weight (masked importance sampling)
+rejected             with --corrector vtrace: steps whose weight π_θ/μ is not within 1/2 to 2 leave the policy gradient,
+                     and the others share their weight (masked importance sampling)
 centred-last         advantages are centred after the importance weight is multiplied in, not before
 """
 

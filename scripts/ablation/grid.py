@@ -96,8 +96,8 @@ def render(runs: Mapping[str, Run]) -> str:
         "# Corrections, compressions and the age of the policy that acts", "",
         "`python scripts/ablation/grid.py`; every score, command, commit and machine is in `runs.json`.",
         "CartPole-v1, IMPALA with its defaults, 200,000 steps, one process. A cell is the mean over seeds of the mean",
-        "return of the last 100 episodes, with the least and the greatest; *bold* where the 95 % interval of its",
-        "difference from `none` in the same row leaves zero out (Welch), and a run that ended with an error counts as 0.",
+        "return of the last 100 episodes, with the least and the greatest; bold where the 95 % interval of its",
+        "difference from `none` in the same row leaves zero out (Welch). A run that ended with an error counts as 0.",
         "", "| lag, updates | scheme | " + " | ".join(CORRECTIONS) + " |", "|---:|---|" + "---:|" * len(CORRECTIONS),
     ]  # fmt: skip
     for lag, scheme in itertools.product(LAGS, SCHEMES):

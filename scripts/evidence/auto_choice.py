@@ -22,10 +22,11 @@ from monitor.decisions import read_decisions
 
 _CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 _PRECISION = "bf16" if _CPU_FLAGS & {"avx512_bf16", "amx_bf16"} else "none"  # elsewhere the learner refuses bf16
-_LARGE = (
-    "--preset", "halfcheetah", "--algorithm", "impala", "--network", "mlp:2048x3", "--separate-value-torso", "False",
-    "--mixed-precision", _PRECISION, "--envs-per-actor", "1", "--unroll-length", "128", "--batch-unrolls", "1",
-    "--learning-rate", "1e-4", "--total-env-steps", "100000000",
+_LARGE = (  # as case halfcheetah-2048x3, which learns
+    "--env", "HalfCheetah-v5", "--network", "mlp:2048x3", "--activation", "relu", "--initial-log-std", "-1",
+    "--separate-value-torso", "False", "--mixed-precision", _PRECISION, "--envs-per-actor", "1", "--actors", "1",
+    "--learner-threads", "2", "--no-pin-cores", "--unroll-length", "256", "--passes", "2", "--minibatches", "2",
+    "--learning-rate", "1e-4", "--discount", "0.98", "--lambda", "0.92", "--total-env-steps", "100000000",
 )  # fmt: skip
 CASES = {
     "2048x3": (*_LARGE, "--max-seconds", "45"),
