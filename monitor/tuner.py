@@ -268,7 +268,8 @@ class Tuner:
         if not gains or not self._changes.ready(m.time_s):
             return None
         allowed = [level for level in self.levels if level in gains and self.allows(level, m.time_s)]
-        allowed = [level for level in allowed if level == self.full or not m.alarm(level)]
+        # the mismatch of the level in use is watched as it acts, on many more states than a timing has
+        allowed = [level for level in allowed if level in (self.full, self.incumbent) or not m.alarm(level)]
         needed = {level: 1.0 + self.options.gain if self._is_coarser(level) else 0.0 for level in allowed}
         able = [level for level in allowed if gains[level].low >= needed[level]]
         if not able:

@@ -1,8 +1,8 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
 Full precision and the next level are prepared at once, each other one when those before it have been timed, and only
-while a policy that took no time would bring ``HEADROOM`` as much experience: to prune or distil takes seconds of the
-learner's cores. As soon as a level can be published, and has not been timed since, every actor times all levels that
+while a policy that took no time would bring ``HEADROOM`` times as much experience: to prune or distil takes seconds of
+the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all levels that
 can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as rarely each
 time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that it takes is
 every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off those after
@@ -43,7 +43,7 @@ LOOK_S = 0.25
 FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
-HEADROOM = 1.25
+HEADROOM = 1.5
 LEARNER_S = 5.0
 """The learner's rate is that of so long, or of the last updates where they are rarer."""
 _LOOKS = 400

@@ -157,6 +157,15 @@ def test_a_finer_level_that_is_as_good_comes_back_after_several_looks() -> None:
     assert slow[-1] is not None and (slow[-1].kind, slow[-1].after) == ("relax", "fp32")
 
 
+def test_one_timing_with_a_large_mismatch_does_not_end_the_level_in_use() -> None:
+    """It has few states; what acts is sampled on many, and leaves by ``fall_back``."""
+    tuner = Tuner(("fp32", "int8"))
+    assert tuner.look(_look(0.0, FASTER)) is not None
+    outlier = _look(10.0, FASTER, acting="int8", mismatch={"int8": {"kl": 0.2}})
+    assert [tuner.look(outlier) for _ in range(TunerOptions().agreeing + 1)] == [None] * (TunerOptions().agreeing + 1)
+    assert tuner.incumbent == "int8"
+
+
 def test_measured_quality_of_the_level_in_use_counts_more_than_its_timing() -> None:
     tuner = Tuner(("fp32", "int8"))
     assert tuner.look(_look(0.0, FASTER)) is not None
