@@ -1,12 +1,12 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
 Full precision and the next level are prepared at once, each other one when those before it have been timed, and only
-while a policy that took no time would bring ``HEADROOM`` times as much experience: to prune or distil takes seconds of
-the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all levels that
-can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as rarely each
-time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that it takes is
-every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off those after
-its checkpoint and decides anew.
+while a policy that took no time would bring ``HEADROOM`` times as much experience: to prune or distil takes seconds
+of the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all
+levels that can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as
+rarely each time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that
+it takes is every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off
+those after its checkpoint and decides anew.
 
 Metrics: ``level`` (in use), ``learner_rate`` (valid steps/s that the learner takes while it does not wait or, in one
 process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never waiting).
