@@ -221,6 +221,11 @@ class Level:
         if self._prunes and self._refits.tick():
             self._refit()
 
+    def check_ranges(self) -> None:
+        """Have activations outside their ranges widen them soon, which is otherwise looked for at intervals."""
+        if self.ready and self._plan.statistics.calibrations:
+            self._due.add("drift")
+
     def start_work(self, worker: BackgroundWorker, copy: ModuleCopy) -> None:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()

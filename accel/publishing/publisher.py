@@ -145,6 +145,11 @@ class Publisher:
         For a level out of use: whether they would get it if its next check passes."""
         return level in self._bound and self._bound[level].fit
 
+    def check_ranges(self, level: str) -> None:
+        """Have a level's activations outside their ranges widen them, in the background."""
+        self._bound[level].check_ranges()
+        self._start_work()
+
     def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
         """Keep a few of an arriving unroll's inputs, for ranges, checks and students."""
         if self._config.acting.actor_runtime == "torch" or not self._recent.wanted:

@@ -43,6 +43,8 @@ LOOK_S = 0.25
 FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
+ALARM_REPEATS_S = 30.0
+"""An alarm has activation ranges checked, as new kinds of states leave them; another one within so long is final."""
 HEADROOM = 1.5
 LEARNER_S = 5.0
 """The learner's rate is that of so long, or of the last updates where they are rarer."""
@@ -138,6 +140,7 @@ class TunedSteering:
         self._verdict: Verdict | None = None
         self._last: Measurements | None = None
         self._prepared = 2
+        self._alarm_s = -np.inf
         publisher.set_levels(choice.levels)
         self._use_levels()
 
@@ -250,7 +253,14 @@ class TunedSteering:
         alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else ()
         if not self._publisher.offers(level):
             return tuner.fall_back(m, f"{level} is withheld: it failed the check before publication")
-        if alarms:
+        if alarms and m.time_s > self._alarm_s + ALARM_REPEATS_S:
+            self._alarm_s = m.time_s
+            logger.info(
+                "compression: mismatch alarm of %s: %s; its ranges are checked", level, "; ".join(map(str, alarms))
+            )
+            self._publisher.check_ranges(level)
+            self._sampler.forget()
+        elif alarms:
             return tuner.fall_back(m, f"mismatch alarm of {level}: {'; '.join(map(str, alarms))}")
         self._verdict = None
         if verdict is not None and verdict.kind in {"loss", "unshown"}:

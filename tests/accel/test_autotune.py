@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 import time
@@ -245,12 +246,42 @@ def test_one_actor_at_a_time_controls_the_returns_of_a_level(make_rig: Callable[
 
 def test_a_level_that_fails_its_checks_never_acts(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("auto(fp32;int8)", max_publish_kl=1e-7)
-    _exaggerate(rig.algorithm.network.policy_head, 100.0)
+    _exaggerate(rig.algorithm.network.policy_head, 20.0)
     rig.turn_until(lambda: rig.publisher.metrics().get("withheld/int8"), "int8 is tried")
     for _ in range(20):
         rig.turn()
     assert all(schemes == {"fp32"} for schemes in rig.schemes)
     assert not _decided(tmp_path, "accept")
+
+
+def test_an_alarm_has_ranges_widened_before_the_level_is_left(
+    make_rig: Callable[..., Rig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights that grow between two checks leave the ranges that int8 was calibrated with."""
+    rig = make_rig(
+        "auto(fp32;int8)", max_publish_kl=1e9, network="mlp:64x2", activation="relu", drift_interval_updates=1000
+    )
+    _exaggerate(rig.algorithm.network.policy_head, 20.0)
+    rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
+    _claim(rig, fp32=1e6, int8=1.0)
+    rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "int8 acts")
+    for _ in range(20):
+        _claim(rig, fp32=1e6, int8=1.0)
+        rig.turn()
+    before = rig.publisher.metrics()["drifted_activations/int8"]
+    with caplog.at_level(logging.INFO, "accel"):
+        _exaggerate(rig.algorithm.network.torso, 20.0)
+
+        def alarmed() -> bool:
+            _claim(rig, fp32=1e6, int8=1.0)
+            return "its ranges are checked" in caplog.text
+
+        rig.turn_until(alarmed, "the alarm is raised")
+    for _ in range(60):
+        _claim(rig, fp32=1e6, int8=1.0)
+        rig.turn()
+    assert rig.publisher.metrics()["drifted_activations/int8"] > before
+    assert rig.schemes[-1] == {"int8"} and not _decided(tmp_path, "fallback")
 
 
 def test_a_level_that_does_not_suit_the_network_fails_before_training(make_rig: Callable[..., Rig]) -> None:
