@@ -109,9 +109,10 @@ def render(runs: Mapping[str, Run]) -> str:
             cells = [_cell(values, None if at == 0 else found[0]) for at, values in enumerate(found)]
             lines.append(f"| {lag} | `{scheme}` | {' | '.join(cells)} |")
     lines += ["", f"All: `accel train {COMMON}`.", ""]
-    seeds = {key.rpartition(" ")[2] for key in runs}
+    seeds = [len({key.rpartition(" ")[2] for key in runs if key.startswith(f"lag {lag},")}) for lag in LAGS]
+    counts = ", ".join(f"{count} at lag {lag}" for lag, count in zip(LAGS, seeds, strict=True))
     failed = sum(run["return"] is None for run in runs.values())
-    lines.append(f"- {len(seeds)} seeds, {len(runs)} runs, {failed} of which ended with an error.")
+    lines.append(f"- Seeds: {counts}. {len(runs)} runs, {failed} of which ended with an error.")
     machines = {f"{run['machine']['commit']}, {run['machine']['cpu']}" for run in runs.values()}
     return "\n".join([*lines, *(f"- Commit and machine: {machine}." for machine in sorted(machines)), ""])
 
