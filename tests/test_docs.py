@@ -10,7 +10,6 @@ import re
 import runpy
 import shlex
 import sys
-import tomllib
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -146,10 +145,10 @@ def test_a_wrong_command_is_noticed(directory: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("table", EVIDENCE, ids=lambda table: str(table.relative_to(PROJECT)))
 def test_trainings_of_the_evidence_tables_parse(table: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)
-    for name, case in tomllib.loads(table.read_text())["case"].items():
-        for variant in case["variants"].values():
-            own = variant if isinstance(variant, list) else variant.get("arguments", [])
-            assert parse_training([*case["arguments"], *own], detect_launch({})), name
+    monkeypatch.syspath_prepend(PROJECT / "scripts" / "evidence")
+    for name, case in importlib.import_module("training_runs").read_cases(table).items():
+        for variant in case.variants:
+            assert parse_training([*case.arguments, *variant.arguments], detect_launch({})), name
 
 
 def test_flags_that_pages_name_exist() -> None:

@@ -16,17 +16,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accel.runs.summary import Summary
-from accel.system.machine import describe_machine, read_machine
-from monitor.decisions import read_decisions
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+
+import training_runs  # noqa: E402
+
+from accel.runs.summary import Summary  # noqa: E402
+from accel.system.machine import describe_machine, read_machine  # noqa: E402
+from monitor.decisions import read_decisions  # noqa: E402
 
 _CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 _PRECISION = "bf16" if _CPU_FLAGS & {"avx512_bf16", "amx_bf16"} else "none"  # elsewhere the learner refuses bf16
-_LARGE = (  # as case halfcheetah-2048x3, which learns
-    "--env", "HalfCheetah-v5", "--network", "mlp:2048x3", "--activation", "relu", "--initial-log-std", "-1",
-    "--separate-value-torso", "False", "--mixed-precision", _PRECISION, "--envs-per-actor", "1", "--actors", "1",
-    "--learner-threads", "2", "--no-pin-cores", "--unroll-length", "256", "--passes", "2", "--minibatches", "2",
-    "--learning-rate", "1e-4", "--discount", "0.98", "--lambda", "0.92", "--total-env-steps", "100000000",
+_LARGE = (  # of an option that is given twice, the last one counts
+    *training_runs.read_cases(Path(__file__).with_name("cases.toml"))["halfcheetah-2048x3"].arguments,
+    "--mixed-precision", _PRECISION, "--stop-at-return", "none", "--total-env-steps", "100000000",
 )  # fmt: skip
 CASES = {
     "2048x3": (*_LARGE, "--max-seconds", "45"),

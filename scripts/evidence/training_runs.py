@@ -245,10 +245,14 @@ def parse() -> argparse.Namespace:
 
 
 def read_cases(path: Path) -> dict[str, Case]:
-    """The cases of a table by name. Exits with a message when it is damaged."""
+    """The cases of a table by name; one that is ``like`` another has its arguments. Exits where it is damaged."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {name: _case(name, values) for name, values in table["case"].items()}
+        cases = table["case"]
+        for values in cases.values():
+            if "like" in values:
+                values["arguments"] = cases[values["like"]]["arguments"]
+        return {name: _case(name, values) for name, values in cases.items()}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"{path} is no table of cases: {error!r}") from None
 
@@ -326,7 +330,8 @@ def keep_samples(case: Case, runs: Path, results: Path) -> None:
     if len(samples) > before:
         results.mkdir(parents=True, exist_ok=True)
         kept = {"case": case.name, "title": case.title, "runs": samples}
-        write_atomically(results / SAMPLES, (json.dumps(kept, separators=(",", ":")) + "\n").encode())
+        text = json.dumps(kept, separators=(",", ":")).replace(f"{PROJECT}/", "")  # of no one's machine
+        write_atomically(results / SAMPLES, f"{text}\n".encode())
 
 
 def write_summary(case: Case, results: Path, gaps: Mapping[str, str]) -> None:
