@@ -1,4 +1,5 @@
-"""A file of JSON lines that a run appends to. It never ends the run: where a line does not fit, a warning says so once.
+"""A file of JSON lines that a run appends to. It never ends the run: where lines do not fit, a warning says so
+once, and another once they fit again.
 
 A line is written whole or not at all, so that readers find whole lines after a full disk too.
 """

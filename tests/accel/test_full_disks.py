@@ -74,8 +74,10 @@ def test_training_goes_on_while_the_disk_is_full(
     assert summary.env_steps >= 6000 and summary.updates > 40
     assert Summary.read(run) == summary
     told = [record.getMessage() for record in caplog.records]
-    assert len([text for text in told if re.search(r"cannot write .*metrics\.jsonl: No space left", text)]) == 1
-    assert len([text for text in told if re.search(r"metrics\.jsonl is written again; \d+ lines", text)]) == 1
+    # A checkpoint under way as the disk fills gives its room back when it fails: a line may fit before the next one.
+    lost = [text for text in told if re.search(r"cannot write .*metrics\.jsonl: No space left", text)]
+    back = [text for text in told if re.search(r"metrics\.jsonl is written again; \d+ lines", text)]
+    assert 1 <= len(lost) == len(back) < 10
     output = capsys.readouterr().out
     (name,) = re.findall(
         r"cannot write a checkpoint .*No space left.*; (step-\d+\.safetensors) is kept; the run goes", output
