@@ -58,8 +58,8 @@ CASES: Mapping[str, Case] = {
         f"--env-arg max_episode_steps=1000 --network {WORLDS}:minatar_torso --wrapper accel.envs.images:ImageBytes",
     ),
     "positions": Case(f"{WORLDS}:PositionsOfCartPole-v0", 60_000, ("r2d2", "apex")),
-    "halfcheetah": Case("HalfCheetah-v5", 50_000, ("sac", "d4pg")),
-    "hopper": Case("Hopper-v5", 50_000, ("sac", "d4pg")),
+    "halfcheetah": Case("HalfCheetah-v5", 100_000, ("sac", "d4pg"), "--samples-per-insert 64"),
+    "hopper": Case("Hopper-v5", 100_000, ("sac", "d4pg"), "--samples-per-insert 64"),
 }  # fmt: skip
 Run = dict[str, Any]
 
