@@ -6,6 +6,11 @@
                        share cores, so that the time of all adds up
     actors' rate     = Σ over actors of steps / (step_s + call_s(level) − call_s(acting) + load_s of both likewise)
 
+The learner's rate is that under the level: on one machine, actors of a large policy take caches and memory bandwidth
+from the learner, and a smaller policy makes both faster. A level that was not in use yet is therefore judged by its
+actors' rate alone, and left again where the learner turns out to be as slow beside it. Where they take turns or share
+cores, the rate under the level in use counts for all.
+
 ``step_s`` is an actor's own time for a vector step, waiting left out, as its unrolls tell it; the calls are its own
 timings, in rounds that take the levels in turns (``accel.acting.timing``). A level's effective experience over that of
 the level in use is taken round by round; its median over rounds gets the lower bound of the sign test, which a few
@@ -13,8 +18,9 @@ rounds that other work on the machine disturbed do not move: of 15 rounds, the f
 
 A level is taken at once where that bound exceeds ``gain`` and its mismatch is within the alarms. The finest level
 within ``tolerance`` of the best is preferred, so that nothing is compressed where it does not pay. Where the learner is
-the bottleneck, all levels deliver the same and full precision stays: it has no mismatch, and the time that a faster
-policy saved its actor would spend waiting. Where they take turns or share cores, that time is the learner's and counts.
+the bottleneck on all levels, they deliver the same and full precision comes back: it has no mismatch, and the time that
+a faster policy saved its actor would spend waiting. Where they take turns or share cores, that time is the learner's
+and counts.
 
 Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm or a failed check
 is banned, and each change of level delays the next, both with exponential back-off.
@@ -105,7 +111,8 @@ class Measurements:
     Attributes:
         time_s: any clock that does not go back, seconds.
         actors: those that have timed their levels.
-        learner_rate: valid steps per second that the learner takes while it does not wait; None while unknown.
+        learner_rates: valid steps per second that the learner takes while it does not wait, on the levels that it is
+            known of.
         shared: whether learner and actors share their cores. turns: whether the learner waits for the actors of each
             round, and they for it.
         traces: steps that the traces of an unroll's rows reach: min(horizon, T − t).
@@ -114,7 +121,7 @@ class Measurements:
 
     time_s: float
     actors: Sequence[ActorTiming]
-    learner_rate: float | None
+    learner_rates: Mapping[str, float]
     shared: bool = False
     turns: bool = False
     traces: Sequence[int] = (1,)
@@ -145,16 +152,17 @@ class Measurements:
 
     def effective(self, level: str, acting: str) -> Floats:
         """Effective steps per second, by round."""
-        return self._delivered(self.actors_rate(level, acting)) * self.worth(level)
+        learner_rate = self.learner_rates.get(acting if self.shared or self.turns else level)
+        return self._delivered(self.actors_rate(level, acting), learner_rate) * self.worth(level)
 
-    def _delivered(self, rate: Floats) -> Floats:
+    def _delivered(self, rate: Floats, learner_rate: float | None) -> Floats:
         """Steps per second that are learned from where all actors together can send so many."""
-        if self.learner_rate is None:
+        if learner_rate is None:
             return rate
         if self.shared or self.turns:
             actors = len(self.actors) if self.shared else 1
-            return np.asarray(1.0 / (actors / rate + 1.0 / self.learner_rate))
-        return np.minimum(rate, self.learner_rate)
+            return np.asarray(1.0 / (actors / rate + 1.0 / learner_rate))
+        return np.minimum(rate, learner_rate)
 
     def headroom(self, acting: str) -> float:
         """Effective experience of a policy that took no time at all, over that of the level in use."""
@@ -162,8 +170,9 @@ class Measurements:
             1e6 * actor.steps / max(actor.step_us - float(np.median(actor.levels[acting].call_us)), actor.env_us, 1e-3)
             for actor in self.actors
         )
-        mine = self.actors_rate(acting, acting)
-        return float(np.median(self._delivered(np.full_like(mine, free)) / np.maximum(self._delivered(mine), 1e-300)))
+        mine, learner_rate = self.actors_rate(acting, acting), self.learner_rates.get(acting)
+        most = self._delivered(np.full_like(mine, free), learner_rate)
+        return float(np.median(most / np.maximum(self._delivered(mine, learner_rate), 1e-300)))
 
     def alarm(self, level: str) -> str:
         """Why a level's mismatch does not allow it to act, as a clause; empty where it does."""
@@ -175,11 +184,11 @@ class Measurements:
 
     def bottleneck(self, acting: str, busy_env_share: float) -> str:
         """What limits the run on the level in use, as a clause with its numbers."""
-        rate = float(np.median(self.actors_rate(acting, acting)))
-        if self.learner_rate is not None and rate >= self.learner_rate and not self.shared:
+        rate, learner_rate = float(np.median(self.actors_rate(acting, acting))), self.learner_rates.get(acting)
+        if learner_rate is not None and rate >= learner_rate and not self.shared:
             return (
                 f"the learner is the bottleneck: the actors can send {rate:,.0f} steps/s with {acting}, and it takes "
-                f"{self.learner_rate:,.0f}"
+                f"{learner_rate:,.0f}"
             )
         which = "environment" if self.env_share >= busy_env_share else "policy"
         return f"the {which} is the bottleneck: the environment takes {self.env_share:.0%} of an actor's step"
@@ -308,7 +317,8 @@ class Tuner:
 
     def figures(self, m: Measurements) -> dict[str, Figure]:
         """The numbers that a decision rests on, by name."""
-        found: dict[str, Figure] = {"learner_rate": m.learner_rate, "env_share": m.env_share if m.actors else None}
+        found: dict[str, Figure] = {f"learner_rate/{level}": rate for level, rate in m.learner_rates.items()}
+        found["env_share"] = m.env_share if m.actors else None
         for level, gain in self.gains(m).items():
             timed = [actor.levels[level] for actor in m.actors]
             found |= {

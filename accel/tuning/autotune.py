@@ -47,7 +47,7 @@ ALARM_REPEATS_S = 30.0
 """An alarm has activation ranges checked, as new kinds of states leave them; another one within so long is final."""
 HEADROOM = 1.5
 LEARNER_S = 5.0
-"""The learner's rate is that of so long, or of the last updates where they are rarer."""
+"""The learner's rate is that of so long, or of the last updates where they are rarer; at the start, of what there is."""
 _LOOKS = 400
 _RECENT_UNROLLS = 32
 _SETTLED_UNROLLS = 2
@@ -130,6 +130,7 @@ class TunedSteering:
         self._schemes = publisher.schemes
         self._actors: dict[int, _ActorTimes] = {}
         self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LOOKS)
+        self._learner_rates: dict[str, float] = {}
         self._next_look_s = clock()
         self._timing: tuple[str, ...] = ()
         self._timing_ends_s = 0.0
@@ -215,12 +216,14 @@ class TunedSteering:
         """See the module's docstring."""
         metrics: Metrics = {"level": self.tuner.incumbent}
         if (m := self._last) is not None and m.actors:
-            metrics["learner_rate"] = m.learner_rate
+            metrics["learner_rate"] = m.learner_rates.get(self.tuner.incumbent)
             for level in self.tuner.gains(m):
                 metrics[f"unblocked_rate/{level}"] = float(np.median(m.actors_rate(level, self.tuner.incumbent)))
         return metrics
 
     def _measure(self, now: float) -> Measurements:
+        if (rate := self._learner_rate()) is not None:
+            self._learner_rates[self.tuner.incumbent] = rate
         known = [self._actors.get(actor) for actor in sorted(self._transport.alive())]
         ready = [a.timing() for a in known if a and a.settled and a.level == self.tuner.incumbent and a.timings]
         quality = {}
@@ -229,7 +232,7 @@ class TunedSteering:
         return Measurements(
             time_s=now,
             actors=ready if len(ready) == len(known) else (),
-            learner_rate=self._learner_rate(),
+            learner_rates=dict(self._learner_rates),
             shared=self._shared,
             turns=self._turns,
             traces=self._traces,
@@ -237,10 +240,13 @@ class TunedSteering:
         )
 
     def _learner_rate(self) -> float | None:
+        """On the level in use, which it takes some time to show after another."""
+        first = self._learner_rates.keys() <= {self.tuner.incumbent}
         now, steps, wait_s = self._looks[-1]
         for then, steps_then, wait_then in reversed(self._looks):
             elapsed_s = now - then
-            if steps > steps_then and (elapsed_s >= LEARNER_S or then == self._looks[0][0]):
+            enough = elapsed_s >= LEARNER_S or (first and then == self._looks[0][0])
+            if steps > steps_then and enough:
                 return (steps - steps_then) / max(elapsed_s - (wait_s - wait_then), 1e-3 * elapsed_s)
         return None
 
@@ -318,6 +324,7 @@ class TunedSteering:
             gains = [float(decision.figures.get(f"rate/{name}") or 1.0) for name in (level, self.tuner.full)]
             self._guard = ReturnGuard(level, self.tuner.full, self._envs, gains[0] / gains[1], now)
         self._sampler.forget()
+        self._looks.clear()
         self._use_levels()
         self._write(env_steps, decision.kind, decision.before, level, decision.reason, decision.figures)
 

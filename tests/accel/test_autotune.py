@@ -27,7 +27,7 @@ from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
-from accel.tuning.autotune import make_steering
+from accel.tuning.autotune import LEARNER_S, make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
@@ -227,6 +227,24 @@ def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Call
         return rig.publisher.offers("prune(0.5)+int8")
 
     rig.turn_until(prepared, "the pruned level is prepared")
+
+
+def test_the_learners_rate_is_that_under_the_level_in_use(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    rig = make_rig("auto(fp32;int8)")
+    rig.turn_until(lambda: _decided(tmp_path, "hold") or _decided(tmp_path, "accept"), "the levels are timed")
+    _claim(rig, fp32=1e6, int8=1.0)
+    rig.turn_until(lambda: _decided(tmp_path, "accept"), "int8 is taken")
+    taken_s = rig.now_s
+
+    def known() -> bool:
+        _claim(rig, fp32=1e6, int8=1.0)
+        return rig.steering.metrics()["learner_rate"] is not None
+
+    rig.turn()
+    assert not known(), "what it was under full precision does not count"
+    rig.turn_until(known, "the learner's rate is measured anew")
+    assert rig.now_s - taken_s >= LEARNER_S
+    assert rig.steering.metrics()["learner_rate"] == pytest.approx(1000 / WORK_S)
 
 
 def test_one_actor_at_a_time_controls_the_returns_of_a_level(make_rig: Callable[..., Rig], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def _look(
     *,
     acting: str = "fp32",
     env_us: float = 100.0,
-    learner_rate: float | None = 1e9,
+    learner_rate: float | Mapping[str, float] = 1e9,
     noise: float = 0.01,
     actors: int = 1,
     shared: bool = False,
@@ -42,7 +42,8 @@ def _look(
             for i, (level, call) in enumerate(calls_us.items())
         }
         found.append(ActorTiming(env_us + calls_us[acting], env_us, 1.0, 0.0, levels))
-    return Measurements(time_s, found, learner_rate, shared, turns, (1,), quality or {})
+    rates = learner_rate if isinstance(learner_rate, Mapping) else dict.fromkeys(calls_us, learner_rate)
+    return Measurements(time_s, found, rates, shared, turns, (1,), quality or {})
 
 
 FASTER = {"fp32": 1000.0, "int8": 200.0}
@@ -56,32 +57,32 @@ def test_a_gain_is_its_definition() -> None:
         "int8": LevelTiming(calls["int8"], 300.0, 0.01, 0.98, 0.9),
     }
     actor = ActorTiming(1150.0, 100.0, 2.0, 0.1, levels)
-    m = Measurements(0.0, [actor, actor], 3000.0, False, False, (2, 1), {})
+    m = Measurements(0.0, [actor, actor], {"fp32": 3000.0, "int8": 3500.0}, False, False, (2, 1), {})
     ratios = []
     for fp32, int8 in zip(*calls.values(), strict=True):
         step_us = 1150.0 + int8 - fp32 + 0.1 * (300.0 - 500.0)
-        effective = min(2 * 2.0 / step_us * 1e6, 3000.0) * 0.98 * (0.9**2 + 0.9) / 2
+        effective = min(2 * 2.0 / step_us * 1e6, 3500.0) * 0.98 * (0.9**2 + 0.9) / 2
         ratios.append(effective / min(2 * 2.0 / 1150.0 * 1e6, 3000.0))
     gain = Tuner(("fp32", "int8")).gains(m)["int8"]
     assert (gain.median, gain.low) == (pytest.approx(np.median(ratios)), pytest.approx(sorted(ratios)[3]))
 
 
 @pytest.mark.parametrize(
-    ("learner_rate", "turns", "wanted"),
+    ("learner_rates", "turns", "wanted"),
     [
-        (None, False, 5.0),
-        (1e9, False, 5.0),
-        (2000.0, False, 2.0),
-        (500.0, False, 1.0),
-        (1000.0, True, (1 / 1000 + 1 / 1000) / (1 / 5000 + 1 / 1000)),
+        ({}, False, 5.0),
+        ({"fp32": 1e9}, False, 5.0),
+        ({"fp32": 2000.0, "int8": 1500.0}, False, 2.0),
+        ({"fp32": 500.0}, False, 1.0),
+        ({"fp32": 1000.0}, True, (1 / 1000 + 1 / 1000) / (1 / 5000 + 1 / 1000)),
     ],
 )
 def test_headroom_is_what_a_policy_without_cost_would_bring(
-    learner_rate: float | None, turns: bool, wanted: float
+    learner_rates: Mapping[str, float], turns: bool, wanted: float
 ) -> None:
     """1000 µs a step, 800 of them the policy's call."""
     actor = ActorTiming(1000.0, 100.0, 1.0, 0.0, {"fp32": LevelTiming([800.0] * 8, 0.0)})
-    assert Measurements(0.0, [actor], learner_rate, False, turns).headroom("fp32") == pytest.approx(wanted)
+    assert Measurements(0.0, [actor], learner_rates, False, turns).headroom("fp32") == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("rounds", [5, 6, 8, 15, 24])
@@ -91,7 +92,7 @@ def test_the_lower_bound_holds_as_often_as_it_says(rounds: int) -> None:
     for _ in range(400):
         fp32 = LevelTiming([1000.0] * rounds, 0.0)
         int8 = LevelTiming((1000.0 / 1.2 / np.exp(0.1 * random.standard_cauchy(rounds).clip(-20, 20))).tolist(), 0.0)
-        m = Measurements(0.0, [ActorTiming(1000.0, 0.0, 1.0, 0.0, {"fp32": fp32, "int8": int8})], None)
+        m = Measurements(0.0, [ActorTiming(1000.0, 0.0, 1.0, 0.0, {"fp32": fp32, "int8": int8})], {})
         low = Tuner(("fp32", "int8")).gains(m)["int8"].low
         errors, bounds = errors + (low > 1.2), bounds + (low > 0.0)
     assert errors <= 400 * 0.02 + 3 * math.sqrt(400 * 0.02)
@@ -157,6 +158,26 @@ def test_a_finer_level_that_is_as_good_comes_back_after_several_looks() -> None:
     assert slow[-1] is not None and (slow[-1].kind, slow[-1].after) == ("relax", "fp32")
 
 
+def test_a_level_is_tried_where_only_full_precision_is_known_to_leave_the_learner_slow() -> None:
+    """It stays where the learner is faster beside it, and is left where it is not, once that is known."""
+    for rate, kept in ((1500.0, True), (505.0, False)):
+        tuner, options = Tuner(("fp32", "int8")), TunerOptions()
+        first = tuner.look(_look(0.0, FASTER, learner_rate={"fp32": 500.0}))
+        assert first is not None and (first.kind, first.after) == ("accept", "int8")
+        assert "the learner is the bottleneck" in first.reason and first.figures["learner_rate/fp32"] == 500.0
+        unknown = [_look(10.0 + i, FASTER, acting="int8", learner_rate={"fp32": 500.0}) for i in range(9)]
+        assert [tuner.look(m) for m in unknown] == [None] * 9
+        known = {"fp32": 500.0, "int8": rate}
+        looks = [
+            tuner.look(_look(20.0 + i, FASTER, acting="int8", learner_rate=known)) for i in range(options.agreeing)
+        ]
+        assert [decision is not None for decision in looks] == [False] * (options.agreeing - 1) + [not kept]
+        assert tuner.incumbent == ("int8" if kept else "fp32")
+        if not kept:
+            again = [tuner.look(_look(100.0 + i, FASTER, learner_rate=known)) for i in range(20)]
+            assert again == [None] * 20
+
+
 def test_one_timing_with_a_large_mismatch_does_not_end_the_level_in_use() -> None:
     """It has few states; what acts is sampled on many, and leaves by ``fall_back``."""
     tuner = Tuner(("fp32", "int8"))
@@ -201,10 +222,10 @@ def test_pure_noise_changes_levels_ever_more_rarely() -> None:
 def test_nothing_is_decided_before_every_actor_has_timed_the_level() -> None:
     tuner, m = Tuner(LEVELS), _look(0.0, {**FASTER, "prune(0.5)+int8": 50.0})
     late = _look(0.0, FASTER).actors[0]
-    decision = tuner.look(Measurements(0.0, [*m.actors, late], 1e9))
+    decision = tuner.look(Measurements(0.0, [*m.actors, late], {"fp32": 1e9}))
     assert decision is not None and decision.after == "int8"
-    assert Tuner(LEVELS).look(Measurements(0.0, [], None)) is None
-    assert Tuner(LEVELS).gains(Measurements(0.0, [ActorTiming(1.0, 1.0, 1.0, 0.0, {})], None)) == {}
+    assert Tuner(LEVELS).look(Measurements(0.0, [], {})) is None
+    assert Tuner(LEVELS).gains(Measurements(0.0, [ActorTiming(1.0, 1.0, 1.0, 0.0, {})], {})) == {}
 
 
 @pytest.mark.parametrize("levels", [(), ("fp32",), ("fp32", "int8", "int8")])
