@@ -47,7 +47,7 @@ ALARM_REPEATS_S = 30.0
 """An alarm has activation ranges checked, as new kinds of states leave them; another one within so long is final."""
 HEADROOM = 1.5
 LEARNER_S = 5.0
-"""The learner's rate is that of so long, or of the last updates where they are rarer; at the start, of what there is."""
+"""The learner's rate is that of so long, or of the last updates where they are rarer; at first, of what there is."""
 _LOOKS = 400
 _RECENT_UNROLLS = 32
 _SETTLED_UNROLLS = 2
