@@ -86,7 +86,7 @@ class FactoredModule(BoundReduction):
         self._inputs = InputMoments(layer.prefix for layer in self._layers)
         self._bases: dict[str, FloatArray] = {}
         self._own = {name for layer in self._layers for name in (*layer.weights, *layer.biases)}
-        self.reselect(read_state(module), {})
+        self.reselect(read_state(module))
 
     def project(self, state: State) -> State:
         """See ``BoundReduction.project``."""
@@ -109,7 +109,7 @@ class FactoredModule(BoundReduction):
                 projected[names[2]] = bias.numpy()
         return projected
 
-    def reselect(self, state: State, gradients: State) -> None:
+    def reselect(self, state: State) -> None:
         """See ``BoundReduction.reselect``."""
         for layer in self._layers:
             covariance = self._inputs.covariance(layer.prefix, about_zero=not layer.biases)
@@ -121,7 +121,7 @@ class FactoredModule(BoundReduction):
         load_state(self._whole, state)
         self._inputs.observe(self._whole, inputs)
         if first:
-            self.reselect(state, {})
+            self.reselect(state)
         return first
 
     def _replace_layers(self) -> list[_Factored]:

@@ -16,13 +16,11 @@ from compressors.scheme import MethodText, Scheme, parse_scheme
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]
 """How a layer computes under ``int8``: integers with one scale or one per output, floats, or 4-bit weights."""
-Importance = Literal["residual", "magnitude", "taylor"]
 BLOCK_SIZES = (16, 32, 64, 128)
 
 _FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int8-dynamic", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
-_IMPORTANCES: tuple[Importance, ...] = get_args(Importance)
 _PER_CHANNEL = "per_channel"
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
 _STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
@@ -45,7 +43,6 @@ class PruneArguments(NamedTuple):
     """Of ``prune``; see ``Prune``."""
 
     ratio: float
-    importance: Importance
     layers: tuple[tuple[str, float], ...]
 
 
@@ -147,19 +144,16 @@ def parse_int4(arguments: Sequence[str]) -> int | None:
 
 
 def parse_prune(arguments: Sequence[str]) -> PruneArguments:
-    """A ratio in (0, 1), optionally an importance, and ratios by layer. Raises SchemeError."""
+    """A ratio in (0, 1), and ratios by layer. Raises SchemeError."""
     plain, choices = split_arguments(arguments)
     layers = parse_ratios("prune", choices)
-    importance = next((name for name in _IMPORTANCES if plain[-1:] == (name,)), None)
-    rest = plain if importance is None else plain[:-1]
-    ratio = _ratio(rest) if rest or not layers else 0.0
-    in_range = 0.0 < ratio < 1.0 if rest or not layers else any(share for _, share in layers)
+    ratio = _ratio(plain) if plain or not layers else 0.0
+    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share for _, share in layers)
     if not in_range or any(share == 1.0 for _, share in layers):
         raise SchemeError(
-            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1, then "
-            f"{', '.join(_IMPORTANCES[:-1])} or {_IMPORTANCES[-1]}; layer=share for single layers"
+            f"prune({','.join(arguments)}): give the share to remove, between 0 and 1; layer=share for single layers"
         )
-    return PruneArguments(ratio, importance or "residual", layers)
+    return PruneArguments(ratio, layers)
 
 
 def parse_lowrank(arguments: Sequence[str]) -> LowRankArguments:

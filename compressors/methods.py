@@ -105,8 +105,8 @@ class BoundReduction(ABC):
         """A copy that another thread may change while this one is used."""
         return copy.deepcopy(self)
 
-    def reselect(self, state: State, gradients: State) -> None:  # noqa: B027 - not every reduction selects
-        """Select channels or bases again for the policy's present parameters and, if available, their gradients."""
+    def reselect(self, state: State) -> None:  # noqa: B027 - not every reduction selects
+        """Select channels or bases again for the policy's present parameters."""
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
         """Measure statistics of activations on recent real inputs ([N, *shape] by name); not every reduction does.

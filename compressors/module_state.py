@@ -1,4 +1,4 @@
-"""Parameters, buffers and gradients of a torch module as numpy arrays, by name."""
+"""Parameters and buffers of a torch module as numpy arrays, by name."""
 
 from __future__ import annotations
 
@@ -30,12 +30,6 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         tensors = _to_cpu(tensors)
     return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def read_gradients(module: torch.nn.Module) -> dict[str, Array]:
-    """Gradients by parameter name, where there are any."""
-    found = {name: p.grad.detach() for name, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
-    return {name: tensor.cpu().numpy() for name, tensor in found.items()}
 
 
 def load_state(module: torch.nn.Module, state: State) -> None:

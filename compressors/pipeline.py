@@ -15,7 +15,7 @@ from compressors.fp32 import Float32
 from compressors.graph.policy_graph import PolicyGraph, export_policy
 from compressors.method_arguments import check_order
 from compressors.methods import BoundReduction, Encoder, Format, Method, Reduction
-from compressors.module_state import read_gradients, read_state
+from compressors.module_state import read_state
 from compressors.plan import Compressor, Plan, PlanStatistics
 from compressors.quantisation.ranges import Range, check_inputs
 from compressors.scheme import METHODS, Context, Scheme, parse_scheme
@@ -236,11 +236,11 @@ class PipelineUpdate:
         self._parameters = None
         if not self._reductions:
             return
-        state, gradients = self._policy_state(), read_gradients(self._module)
+        state = self._policy_state()
         for index in range(len(self._reductions)):
             reduction = self._own(index)
-            reduction.reselect(state, gradients)
-            state, gradients = reduction.project(state), {}
+            reduction.reselect(state)
+            state = reduction.project(state)
         self._parameters = self._plan.graph.read(state)
         self.changed = True
 
@@ -250,14 +250,14 @@ class PipelineUpdate:
         """See ``PlanUpdate.calibrate``."""
         if self._reductions:
             check_inputs(self._plan.graph.inputs, inputs)
-            state, gradients = self._policy_state(), read_gradients(self._module) if reselect else {}
+            state = self._policy_state()
             for index in range(len(self._reductions)):
                 reduction = self._own(index)
                 has_selected = reduction.observe(state, inputs)
                 if reselect and not has_selected:
                     between()
-                    reduction.reselect(state, gradients)
-                state, gradients = reduction.project(state), {}
+                    reduction.reselect(state)
+                state = reduction.project(state)
                 between()
             self._parameters = self._plan.graph.read(state)
             self.changed = True

@@ -317,10 +317,10 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
 
 def _task_cost(interval_updates: int, task: UpkeepTask, subject: Subject, plan: Plan) -> UpkeepCost:
     copy, cancelled = ModuleCopy(subject.run.policy), threading.Event()
-    module = copy.update(gradients=task.reselects)
+    module = copy.update()
     worker_s, learner_s = [], []
     for _ in range(_UPKEEP_TIMES):
-        learner_s.append(_seconds(lambda: copy.update(gradients=task.reselects)))
+        learner_s.append(_seconds(copy.update))
         began = time.perf_counter()
         result = perform_upkeep(task, plan, module, cancelled)
         worker_s.append(time.perf_counter() - began)

@@ -69,8 +69,6 @@ class Subject:
         """Bind a scheme to this policy. Raises CompressorError."""
         run = self.run
         teaches = "distill" in scheme and self.weights != "random"
-        if "taylor" in scheme:
-            self._leave_gradients()
         return self.compressor(scheme).bind(
             run.policy,
             run.example_inputs,
@@ -106,27 +104,6 @@ class Subject:
             array[...] = self.held_out[name]
         session.run()
         return self.mismatch(session.outputs["params"].astype(np.float32))
-
-    def _leave_gradients(self) -> None:
-        """Set the gradients that Taylor-expansion importance reads from the parameters.
-
-        Without a learner there is no loss, so the surrogate is the mean of log π(a|s) over the calibration inputs, with
-        actions sampled from a fixed seed: a policy gradient with all advantages 1, whose expectation is 0 and whose
-        magnitude in each parameter is its Fisher information. Entropy and greedy actions are no substitute: a
-        Gaussian's mean has no gradient of either.
-        """
-        parameters = list(self.run.policy.parameters())
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            params = self.run.policy(*(torch.from_numpy(array) for array in self.calibration.values()))[0]
-            distribution = self.run.distribution(params)
-            actions = distribution.sample(torch.Generator().manual_seed(_SEED))
-            surrogate = distribution.log_prob(actions).mean()
-            gradients = torch.autograd.grad(surrogate, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.requires_grad_(False)
-            parameter.grad = gradient
 
     def teach(self, plan: Plan) -> None:
         """Distil into the plan's student, if it has one and the policy is trained."""

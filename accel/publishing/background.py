@@ -128,8 +128,8 @@ class ModuleCopy:
         self._module = module
         self._copy: nn.Module | None = None
 
-    def update(self, *, gradients: bool) -> nn.Module:
-        """The copy, brought up to date; with the gradients of the learner's last backward pass if requested."""
+    def update(self) -> nn.Module:
+        """The copy, brought up to date."""
         if self._copy is None:
             self._copy = copy.deepcopy(self._module)
         with torch.no_grad():
@@ -137,7 +137,6 @@ class ModuleCopy:
                 buffer.copy_(live)
             for mine, theirs in zip(self._copy.parameters(), self._module.parameters(), strict=True):
                 mine.copy_(theirs)
-                mine.grad = theirs.grad.clone() if gradients and theirs.grad is not None else None
         return self._copy
 
 

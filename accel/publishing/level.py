@@ -238,7 +238,7 @@ class Level:
             calibration=self._inputs.every() if calibrates else None,
             drift_inputs=self._inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
         )
-        module = self._module if worker.inline else copy.update(gradients=task.reselects)
+        module = self._module if worker.inline else copy.update()
         self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
 
     def adopt_result(self) -> None:

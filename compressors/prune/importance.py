@@ -1,12 +1,11 @@
-"""Importance of each channel of a group: residual variance given the kept channels, magnitude, or gradients. Pure.
+"""Importance of each channel of a group: residual variance given the kept channels, or magnitude. Pure.
 
     residual:  I_c = Σ_readers ‖W S e_c‖² / (S_cc + λ)   output variance of the readers W explained by keeping c too,
                                                          S the covariance of the channels given those kept so far
     magnitude: I_c = Σ_tensors ‖W[c]‖²                   over every weight matrix that produces or reads channel c
-    Taylor:    I_c = (Σ_{θ produces c} θ ∂L/∂θ)²         first-order change of the loss when channel c is zeroed
 
 Source: forward selection for least squares, as in orthogonal least squares (Chen et al. 1989), with several channels a
-round; torch-pruning's group L2 magnitude; Molchanov et al. 2019, arXiv:1906.10771, equation 8.
+round; torch-pruning's group L2 magnitude.
 """
 
 from __future__ import annotations
@@ -67,19 +66,6 @@ def magnitude(group: ChannelGroup, state: State) -> NDArray[np.float64]:
         if weight.ndim > 1:
             total += _by_channel(cut, _along(np.square(weight, dtype=np.float64), cut.axis), group.size)
     return total
-
-
-def taylor(group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64] | None:
-    """[channels] importance by first-order Taylor expansion; None where a parameter has no gradient."""
-    total = np.zeros(group.size)
-    for cut in group.cuts:
-        if not cut.produces:
-            continue
-        if cut.parameter not in gradients:
-            return None
-        change = np.multiply(state[cut.parameter], gradients[cut.parameter], dtype=np.float64)
-        total += _by_channel(cut, _along(change, cut.axis), group.size)
-    return np.square(total)
 
 
 def _along(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

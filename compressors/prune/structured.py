@@ -12,7 +12,6 @@ ones.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,16 +23,14 @@ from torch import Tensor, nn
 from compressors.arrays import Array, State
 from compressors.errors import UnsupportedLayerError
 from compressors.layer_choices import check_layers, choice_for, is_named
-from compressors.method_arguments import Importance, parse_prune
+from compressors.method_arguments import parse_prune
 from compressors.methods import BoundReduction, Reduction
-from compressors.module_state import load_state, read_gradients, read_state, to_tensors
+from compressors.module_state import load_state, read_state, to_tensors
 from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
 from compressors.prune.compensation import Compensation
-from compressors.prune.importance import magnitude, residual, taylor
+from compressors.prune.importance import magnitude, residual
 from compressors.scheme import Context, MethodText
-
-_logger = logging.getLogger("compressors")
 
 _CHECK_SEED = 7
 _REFIT_UNITS = 1024
@@ -46,22 +43,17 @@ class Prune(Reduction):
 
     Attributes:
         ratio: share of units and channels to remove, in [0, 1).
-        importance: ``residual`` variance given the kept channels, which needs real inputs; ``magnitude``; or
-            ``taylor``, which needs the gradients of the learner's last backward pass. ``magnitude`` replaces the other
-            two until their data is there.
         layers: shares in [0, 1) by layer, overriding ``ratio``.
     """
 
     ratio: float
-    importance: Importance = "residual"
     layers: tuple[tuple[str, float], ...] = ()
 
     @property
     def method(self) -> MethodText:
         """``prune`` with its arguments."""
         ratio = (f"{self.ratio:g}",) if self.ratio else ()
-        extra = () if self.importance == "residual" else (self.importance,)
-        return MethodText("prune", (*ratio, *extra, *(f"{layer}={share:g}" for layer, share in self.layers)))
+        return MethodText("prune", (*ratio, *(f"{layer}={share:g}" for layer, share in self.layers)))
 
     def kept(self, group: ChannelGroup) -> int:
         """How many channels of a group are kept."""
@@ -106,7 +98,7 @@ class PrunedModule(BoundReduction):
         self._indices: dict[str, dict[int, IndexArray]] = {}
         self._compensation = Compensation(self._groups)
         state = read_state(whole)
-        self.reselect(state, read_gradients(module))
+        self.reselect(state)
         smaller = _slice_module(whole, self._indices)
         self.module = smaller if self._recurrent is None else _StatefulPolicy(smaller, *self._state_indices())
         self._check(whole, examples)
@@ -134,11 +126,11 @@ class PrunedModule(BoundReduction):
             filled[name][np.ix_(*(axes.get(axis, np.arange(size)) for axis, size in enumerate(array.shape)))] = kept
         return filled
 
-    def reselect(self, state: State, gradients: State) -> None:
+    def reselect(self, state: State) -> None:
         """See ``BoundReduction.reselect``."""
         masks: dict[tuple[str, int], NDArray[np.bool_]] = {}
         for group in self._groups:
-            scores = self._scores(group, state, gradients)
+            scores = self._scores(group, state)
             keep = np.zeros(group.size, dtype=bool)
             keep[np.argsort(-scores, kind="stable")[: self._options.kept(group)]] = True
             self.kept[group.name] = np.flatnonzero(keep)
@@ -155,8 +147,8 @@ class PrunedModule(BoundReduction):
         first = not self._compensation.seen
         load_state(self._whole, state)
         self._compensation.observe(self._whole, to_tensors(inputs, MAXIMAL_ROWS, MAXIMAL_IMAGES))
-        if first and self._options.importance == "residual":
-            self.reselect(state, {})
+        if first:
+            self.reselect(state)
             return True
         self._compensation.solve(state, self.kept, self._indices)
         return False
@@ -166,17 +158,10 @@ class PrunedModule(BoundReduction):
         if max(group.size for group in self._groups) <= _REFIT_UNITS:
             self.observe(state, inputs)
 
-    def _scores(self, group: ChannelGroup, state: State, gradients: State) -> NDArray[np.float64]:
-        if self._options.importance == "residual":
-            readers = self._compensation.readers_of(group.name, state)
-            if readers:
-                return residual(self._options.kept(group), readers)
-        elif self._options.importance == "taylor":
-            scores = taylor(group, state, gradients)
-            if scores is not None:
-                return scores
-            _logger.warning("prune: no gradients for %s, so magnitude replaces taylor", group.name)
-        return magnitude(group, state)
+    def _scores(self, group: ChannelGroup, state: State) -> NDArray[np.float64]:
+        """Residual variance, which needs real inputs; magnitude until there are any."""
+        readers = self._compensation.readers_of(group.name, state)
+        return residual(self._options.kept(group), readers) if readers else magnitude(group, state)
 
     def _state_indices(self) -> tuple[IndexArray, IndexArray]:
         """The kept units [k]; and for each unit of the policy [H] its index among them, k where it is removed."""

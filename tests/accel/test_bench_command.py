@@ -146,8 +146,8 @@ def test_bad_input_is_one_message(
 
 
 def test_lists_split_at_commas_outside_parentheses() -> None:
-    assert texts("fp32, prune(0.5,taylor)+int8(per_channel) ,,int8") == [
-        "fp32", "prune(0.5,taylor)+int8(per_channel)", "int8",
+    assert texts("fp32, prune(0.5,torso.0=0.25)+int8(per_channel) ,,int8") == [
+        "fp32", "prune(0.5,torso.0=0.25)+int8(per_channel)", "int8",
     ]  # fmt: skip
     assert texts("") == [] and integers("1, 8") == [1, 8]
 

@@ -73,16 +73,6 @@ def test_a_trained_run_is_measured_on_its_own_inputs(tmp_path: Path) -> None:
         bench_policy(run=tmp_path / "run", config=TrainConfig.create())
 
 
-@pytest.mark.parametrize("network", ["mlp:32x2", "nature-cnn:0.25"])
-def test_importance_by_gradients_has_gradients(network: str, caplog: pytest.LogCaptureFixture) -> None:
-    subject = random_subject(network, default_spec(network))
-    pruned = {scheme: subject.bind(scheme).refresh(subject.run.policy, 1) for scheme in
-              ("prune(0.5,magnitude)", "prune(0.5,taylor)")}  # fmt: skip
-    assert "falls back" not in caplog.text
-    assert len({artifact.model for artifact in pruned.values()}) == 2, "other channels are kept"
-    assert not any(parameter.requires_grad for parameter in subject.run.policy.parameters())
-
-
 def test_an_environment_gives_layout_and_inputs() -> None:
     rows = bench_policy(
         ["mlp:16x1+lstm:8"],

@@ -37,7 +37,7 @@ def test_the_longest_name_decides() -> None:
         "int8(torso.0=float)",
         "int8(per_channel,u8s8,torso=int4,head=per_tensor)",
         "prune(0.5,torso.0=0.25)+int8(per_channel,head=float)",
-        "prune(taylor,torso.0=0.5)",
+        "prune(torso.0=0.5)",
         "lowrank(torso.2=0.25)+prune(torso.0=0.5)",
     ],
 )

@@ -27,7 +27,7 @@ SCHEMES = [
     "int8-dynamic(force)",
     "int4",
     "prune(0.5)",
-    "prune(0.5,taylor)+int8",
+    "prune(0.5)+int8",
     "lowrank(0.5)",
     "lowrank(0.5)+int8",
     "prune(0.25)+lowrank(0.3)+fp16",
