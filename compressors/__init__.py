@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from compressors.fp16 import Float16
     from compressors.fp32 import Float32
     from compressors.int4 import Int4
-    from compressors.int8.dynamic import DynamicInt8
     from compressors.int8.static import Int8
     from compressors.layer_inventory import PolicyLayer, policy_layers
     from compressors.lowrank import LowRank
@@ -47,7 +46,6 @@ _HOMES = {
     "PlanStatistics": "plan",
     "cpu_features": "cpu",
     "Distill": "distill",
-    "DynamicInt8": "int8.dynamic",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
     "CompressorError": "errors",
@@ -87,7 +85,6 @@ __all__ = [
     "Compressor",
     "CompressorError",
     "Distill",
-    "DynamicInt8",
     "FakeQuantiser",
     "Float16",
     "Float32",

@@ -18,7 +18,7 @@ LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]
 """How a layer computes under ``int8``: integers with one scale or one per output, floats, or 4-bit weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
 
-_FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int8-dynamic", "int4"})
+_FORMATS = frozenset({"fp32", "fp16", "int8", "qat", "int4"})
 _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
 _PER_CHANNEL = "per_channel"
@@ -127,13 +127,6 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
     return Int8Arguments(_PER_CHANNEL in plain, variant, tuple(layers), widths[0] if widths else None)
 
 
-def parse_int8_dynamic(arguments: Sequence[str]) -> bool:
-    """Whether ``force`` was given, the one option. Raises SchemeError."""
-    if tuple(arguments) not in ((), ("force",)):
-        raise SchemeError(f"int8-dynamic({','.join(arguments)}): the only option is force")
-    return bool(arguments)
-
-
 def parse_int4(arguments: Sequence[str]) -> int | None:
     """The block size, if one was given. Raises SchemeError."""
     if not arguments:
@@ -183,8 +176,6 @@ def _check_arguments(method: MethodText) -> None:
             check_none(method.name, method.arguments)
         case "int8" | "qat":
             parse_int8(method.arguments, method.name)
-        case "int8-dynamic":
-            parse_int8_dynamic(method.arguments)
         case "int4":
             parse_int4(method.arguments)
         case "prune":

@@ -28,7 +28,6 @@ METHODS = {
     "fp16": "compressors.fp16:make_fp16",
     "int8": "compressors.int8.static:make_int8",
     "qat": "compressors.qat.fake_quantiser:make_qat",
-    "int8-dynamic": "compressors.int8.dynamic:make_int8_dynamic",
     "int4": "compressors.int4:make_int4",
     "prune": "compressors.prune.structured:make_prune",
     "lowrank": "compressors.lowrank:make_lowrank",

@@ -33,7 +33,7 @@ from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
 RUNTIMES = ("torch", "onnxruntime")
-SCHEMES = ("fp32", "int8", "int8-dynamic", "prune(0.5)", "prune(0.5)+int8")
+SCHEMES = ("fp32", "int8", "prune(0.5)", "prune(0.5)+int8")
 SAMPLE_S = 0.02
 
 logger = logging.getLogger("accel")

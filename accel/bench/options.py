@@ -193,7 +193,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     schemes: Annotated[
         str | None,
         tyro.conf.arg(
-            help="compression schemes, separated by commas; default: fp32, int8, int8-dynamic, prune(0.5) and "
+            help="compression schemes, separated by commas; default: fp32, int8, prune(0.5) and "
             "prune(0.5)+int8; central: fp32 and int8"
         ),
     ] = None

@@ -316,7 +316,6 @@ class Publisher:
             self._validation_inputs,
             self._divergence,
             self._config.compression.max_publish_kl,
-            batch=self.rows_per_actor if "int8-dynamic" in methods else None,
             follows_policy="distill" not in methods,
         )
 

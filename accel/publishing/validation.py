@@ -12,11 +12,10 @@ Outputs must be finite and of the right shapes whatever the bound. A bound of 0.
 size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah with pruned actors learned up to 0.8 and
 collapsed above 2. The divergence is the action rule's (``Divergence``).
 
-Schemes that quantise activations by the range of the batch (``int8-dynamic``) couple the rows of a batch, so they are
-run at the actors' batch size. An unchanged payload is not checked again, except a student's, as the policy changes
-while the student does not. 4-bit convolutions are loaded each time. ``qat`` is compared with the learner's rounded
-policy, and each full check compares all activation codes. An artifact for CPUs with more features than this one is run
-but not compared with the bound, as this CPU's kernels saturate where the actors' do not.
+An unchanged payload is not checked again, except a student's, as the policy changes while the student does not. 4-bit
+convolutions are loaded each time. ``qat`` is compared with the learner's rounded policy, and each full check compares
+all activation codes. An artifact for CPUs with more features than this one is run but not compared with the bound, as
+this CPU's kernels saturate where the actors' do not.
 """
 
 from __future__ import annotations
@@ -74,8 +73,6 @@ class Divergence(Protocol):
 class ValidationInputs:
     """The rows on which policies are validated: recent ones, or random ones until there are any.
 
-    Every method takes the batch size and returns a multiple of it, repeating rows if too few are kept.
-
     Args:
         spec: the environment's layout.
         state_shapes: of the policy's recurrent state.
@@ -88,28 +85,28 @@ class ValidationInputs:
         self._recent = recent
         self._random: Inputs = {}
 
-    def full(self, batch: int = 1) -> Inputs:
+    def full(self) -> Inputs:
         """Rows of a full check, [N, *shape] by name."""
-        rows = _rounded_up(FULL_IMAGES if self._spec.has_images else FULL_ROWS, batch)
-        return _whole_batches(self._recent.newest(rows) if self._recent.rows else self._random_rows(), batch)
+        rows = FULL_IMAGES if self._spec.has_images else FULL_ROWS
+        return self._recent.newest(rows) if self._recent.rows else self._random_rows()
 
-    def quick(self, batch: int = 1) -> Inputs:
+    def quick(self) -> Inputs:
         """Rows of a quick check, other ones at each call; views, valid until the next call."""
-        rows = self._quick_rows(batch)
+        rows = self._quick_rows()
         if self._recent.rows:
-            return _whole_batches(self._recent.next_few(rows), batch)
-        return _whole_batches({name: values[:rows] for name, values in self._random_rows().items()}, batch)
+            return self._recent.next_few(rows)
+        return {name: values[:rows] for name, values in self._random_rows().items()}
 
-    def further(self, batch: int = 1) -> Inputs | None:
+    def further(self) -> Inputs | None:
         """Three times as many further rows, as copies; None if too few are kept."""
-        rows = self._quick_rows(batch)
+        rows = self._quick_rows()
         if self._recent.rows < EXTENSION * rows:
             return None
         portions = [{**self._recent.next_few(rows)} for _ in range(EXTENSION - 1)]
         return {name: np.concatenate([portion[name] for portion in portions]) for name in portions[0]}
 
-    def _quick_rows(self, batch: int) -> int:
-        return _rounded_up(QUICK_IMAGES if self._spec.has_images else QUICK_ROWS, batch)
+    def _quick_rows(self) -> int:
+        return QUICK_IMAGES if self._spec.has_images else QUICK_ROWS
 
     def _random_rows(self) -> Inputs:
         if not self._random:
@@ -146,8 +143,8 @@ class Validator:
         inputs: what they are run on.
         divergence: of their first output from the policy's.
         bound: greatest mean divergence allowed; None: only shapes and finiteness count.
-        batch: the actors' batch size, where outputs depend on it; None: any. follows_policy: whether equal bytes mean
-            an equal policy; false for students, which stay unchanged while the policy changes.
+        follows_policy: whether equal bytes mean an equal policy; false for students, which stay unchanged while the
+            policy changes.
     Attributes:
         full_check_due: whether the next artifact gets a full check.
     """
@@ -158,7 +155,6 @@ class Validator:
         divergence: Divergence,
         bound: float | None,
         *,
-        batch: int | None = None,
         follows_policy: bool = True,
     ) -> None:
         self.full_check_due = True
@@ -166,7 +162,6 @@ class Validator:
         self._inputs = inputs
         self._divergence = divergence
         self._bound = bound
-        self._batch = batch
         self._follows_policy = follows_policy
         self._passed = b""
         self._probe: ArtifactProbe | None = None
@@ -206,8 +201,8 @@ class Validator:
     def check_fully(self, artifact: CompressedPolicy, reference: torch.nn.Module) -> float:
         """The mean divergence over many rows, in a session of its own; VerificationError as for ``validate``."""
         artifact, bound = self._runnable(artifact)
-        inputs = self._inputs.full(self._batch or 1)
-        found = verify_artifact(artifact, reference, inputs, bound, measure=self._mean, batch=self._batch)
+        inputs = self._inputs.full()
+        found = verify_artifact(artifact, reference, inputs, bound, measure=self._mean)
         self.statistics.divergence, self.statistics.age_updates = found.measured, 0
         return found.measured
 
@@ -218,15 +213,15 @@ class Validator:
             VerificationError: it cannot be loaded or run, or an output has a wrong shape or is not finite.
         """
         artifact, bound = self._runnable(artifact)
-        inputs = self._inputs.quick(self._batch or 1)
-        batch = self._batch or len(inputs[artifact.inputs[0].name])
+        inputs = self._inputs.quick()
+        batch = len(inputs[artifact.inputs[0].name])
         wanted, found = self._outputs(artifact, reference, inputs, batch)
         if bound is None or self._divergence.upper_bound(wanted, found) <= bound:
             return True
         few = self._divergence.of_rows(wanted, found)
         if upper_limit_of_mean(few) <= bound:
             return True
-        further = self._inputs.further(self._batch or 1)
+        further = self._inputs.further()
         if further is None:
             return False
         others = self._divergence.of_rows(*self._outputs(artifact, reference, further, batch))
@@ -298,15 +293,3 @@ def upper_limit_of_mean(sample: Array) -> float:
         return mean
     deviations = values - mean
     return mean + STANDARD_ERRORS * float(np.sqrt(float(deviations @ deviations) / (count * (count - 1))))
-
-
-def _rounded_up(rows: int, batch: int) -> int:
-    return -(-rows // batch) * batch
-
-
-def _whole_batches(inputs: Inputs, batch: int) -> Inputs:
-    rows = len(next(iter(inputs.values())))
-    if rows % batch == 0:
-        return inputs
-    places = np.arange(_rounded_up(rows, batch)) % rows
-    return {name: values[places] for name, values in inputs.items()}

@@ -22,8 +22,6 @@ INTEGER_KERNELS = frozenset(
         "QLinearAdd",
         "QLinearMatMul",
         "MatMulInteger",
-        "ConvInteger",
-        "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat",
         "QAttention",
     }

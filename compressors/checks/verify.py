@@ -45,7 +45,6 @@ def verify_artifact(
     bound: float | None,
     *,
     measure: Measure | None = None,
-    batch: int | None = None,
 ) -> OutputMismatch:
     """Decode an artifact from its own bytes, load it, run it, and compare its outputs with the policy's.
 
@@ -56,14 +55,13 @@ def verify_artifact(
         bound: greatest allowed ``OutputMismatch.measured``; None: only shapes and finiteness are checked.
         measure: (the policy's parameters, the artifact's), both [N, P], to a mismatch, such as a divergence of the
             distributions that they describe.
-        batch: rows that the artifact is run on at once, as its outputs may depend on that; divides N. None: N.
 
     Raises:
         VerificationError: it cannot be decoded or loaded, an input has a wrong shape or type, an output has another
             shape than the policy's or is not finite, or the mismatch exceeds the bound.
     """
     device = next(reference.parameters()).device
-    found, wanted = _run(artifact, inputs, batch), reference_outputs(artifact, reference, inputs, device)
+    found, wanted = _run(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
     check_outputs(artifact, found, wanted)
     mismatch = _mismatch(found[0], wanted[0], measure)
     if bound is not None and not mismatch.measured <= bound:
@@ -103,7 +101,7 @@ def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Se
             )
 
 
-def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array], batch: int | None) -> list[Array]:
+def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:
     missing = [spec.name for spec in artifact.inputs if spec.name not in inputs]
     if missing:
         raise VerificationError(f"input {missing[0]!r} is missing; give {[spec.name for spec in artifact.inputs]}")
@@ -115,23 +113,17 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array], batch: int | N
                 f"input {spec.name!r} is {array.dtype} of shape {array.shape}; the policy takes {spec.dtype} of shape "
                 f"{spec.with_batch(max(rows, 1))}"
             )
-    batch = batch or rows
-    if rows % batch:
-        raise VerificationError(f"{rows} rows are no multiple of the batch of {batch}; give whole batches")
     try:
-        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=batch)
+        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=rows)
     except ArtifactError as error:
         raise VerificationError(str(error)) from error
-    runs: list[list[Array]] = []
-    for start in range(0, rows, batch):
-        for name, array in session.inputs.items():
-            array[...] = inputs[name][start : start + batch]
-        try:
-            session.run()
-        except Exception as error:  # onnxruntime's errors share no base but Exception
-            raise VerificationError(f"policy {artifact.scheme!r} fails when it runs: {error}") from error
-        runs.append([output.copy() for output in session.outputs.values()])
-    return [np.concatenate(outputs) for outputs in zip(*runs, strict=True)]
+    for name, array in session.inputs.items():
+        array[...] = inputs[name]
+    try:
+        session.run()
+    except Exception as error:  # onnxruntime's errors share no base but Exception
+        raise VerificationError(f"policy {artifact.scheme!r} fails when it runs: {error}") from error
+    return [output.copy() for output in session.outputs.values()]
 
 
 def relative_error(found: Array, wanted: Array) -> float:

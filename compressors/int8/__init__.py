@@ -1,1 +1,1 @@
-"""The ``int8`` and ``int8-dynamic`` formats: graphs of integer kernels."""
+"""The ``int8`` format: graphs of integer kernels."""

@@ -42,7 +42,6 @@ SCHEMES = (
     "fp16",
     "int8",
     "int8(per_channel)",
-    "int8-dynamic",
     "int4",
     "prune(0.5)+int8",
     "lowrank(0.25)+int8",

@@ -230,7 +230,6 @@ def test_c_sources_are_warning_free_c99_without_heap(cartpole: Path, tmp_path: P
     [
         ("c", "int4", "MatMulNBits"),
         ("openvino", "int4", "MatMulNBits"),
-        ("openvino", "int8-dynamic", "DynamicQuantizeMatMul"),
     ],
 )
 def test_what_a_format_cannot_take_is_named(

@@ -23,7 +23,6 @@ from compressors.checks.probe import ArtifactProbe
 from compressors.errors import VerificationError
 from compressors.runtime import PolicySession
 from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, observe, rows_of
-from tests.compressors.policies import on_seven_bits
 
 
 def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tuple[Publisher, PolicyNetwork]:
@@ -336,48 +335,3 @@ def _outputs(artifact: CompressedPolicy, observations: np.ndarray) -> np.ndarray
     session.inputs["observations"][...] = observations
     session.run()
     return session.outputs["params"]
-
-
-@pytest.mark.parametrize("envs", [1, 64])
-def test_dynamic_ranges_are_checked_at_the_batch_size_of_the_actors(envs: int) -> None:
-    """One environment's large observations set the range, and so the error, of all that are in the same batch."""
-    config = config_for("mlp:64x2", "int8-dynamic", envs_per_actor=envs, max_publish_kl=None, activation="relu")
-    publisher, recent = (
-        Publisher(config, net := on_seven_bits(make_network(config))),
-        RecentInputs(config.compression.calibration_size, 16, seed=0),
-    )
-    batches = [make_batch(net, seed=seed) for seed in range(2)]
-    for batch in batches:
-        batch.observations[:, 0] *= 100.0
-        observe(publisher, net, batch)
-        recent.observe(rows_of(batch))
-    assert _offered(publisher) == "int8-dynamic"
-    artifact = publisher.artifact(1)
-    assert artifact is not None
-    found = {size: _kl_in_batches(net, artifact, recent.newest(256)["observations"], size) for size in (1, 64)}
-    assert found[64] > 2.0 * found[1], "or else this shows nothing"
-    assert publisher.metrics()["publish_kl/int8-dynamic"] == pytest.approx(found[envs], rel=1e-3)
-    bound = float(np.sqrt(found[1] * found[64]))
-    inputs = ValidationInputs(net.spec, (), recent)
-    quick = Validator(inputs, PolicyDivergence(BOX), bound, batch=envs).check_quickly(artifact, net.acting_module())
-    assert quick == (envs == 1)
-    bounded = Publisher(config.replace(max_publish_kl=bound), net)
-    for batch in batches:
-        observe(bounded, net, batch)
-    assert _offered(bounded) == ("int8-dynamic" if envs == 1 else "fp32")
-
-
-def _kl_in_batches(net: PolicyNetwork, artifact: CompressedPolicy, rows: np.ndarray, batch: int) -> float:
-    wanted = net.acting_module()(torch.from_numpy(rows))[0].detach()
-    parts = zip(np.split(rows, len(rows) // batch), torch.split(wanted, batch), strict=True)
-    return float(np.mean([_mean_kl(artifact, part, outputs) for part, outputs in parts]))
-
-
-@pytest.mark.parametrize("batch", [7, 48, 300])
-def test_rows_come_in_whole_batches_of_distinct_rows_where_enough_are_kept(batch: int) -> None:
-    net = make_network(config_for("mlp:8x1", "int8"))
-    for recent in (_recent(net), RecentInputs(256, 16, seed=0)):
-        inputs = ValidationInputs(net.spec, (), recent)
-        full, quick = inputs.full(batch)["observations"], inputs.quick(batch)["observations"]
-        assert len(full) % batch == 0 == len(quick) % batch and len(full) >= 256 and len(quick) >= 16
-        assert len(np.unique(full, axis=0)) == 256 and len(np.unique(quick, axis=0)) == min(len(quick), 256)

@@ -12,10 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationMethod, QuantizationMode, QuantType
+from onnxruntime.quantization import CalibrationMethod, QuantType
 from onnxruntime.quantization.calibrate import TensorsData
-from onnxruntime.quantization.onnx_model import ONNXModel
-from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import nn
 
@@ -125,24 +123,3 @@ def assert_activations_are_the_oracles(encoder: Int8Encoder, found: Arrays, want
         empty = known is not None and known.low == known.high == 0.0
         zero = encoder.code_range[0] if empty else wanted[f"{name}_zero_point"]
         np.testing.assert_array_equal(found[f"{name}:zero"], zero, f"zero point of {name}")
-
-
-def quantised_dynamically_by_onnxruntime(plan: PipelinePlan, module: nn.Module, reduce_range: bool) -> Arrays:
-    """Initializers of the model that onnxruntime's dynamic quantizer makes."""
-    model = ONNXModel(float_model(plan, module))
-    model.replace_gemm_with_matmul()
-    quantizer = ONNXQuantizer(
-        onnx.shape_inference.infer_shapes(model.model),
-        per_channel=False,
-        reduce_range=reduce_range,
-        mode=QuantizationMode.IntegerOps,
-        static=False,
-        weight_qType=QuantType.QInt8,
-        activation_qType=QuantType.QUInt8,
-        tensors_range=None,
-        nodes_to_quantize=[],
-        nodes_to_exclude=[],
-        op_types_to_quantize=["MatMul", "Conv"],
-        extra_options={"MatMulConstBOnly": True},
-    )
-    return initializers(quantizer.quantize_model().SerializeToString())

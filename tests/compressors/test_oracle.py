@@ -5,18 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from compressors.cpu import AVX2, VNNI
-from compressors.pipeline import make_compressor
 from tests.compressors.oracle import (
     assert_codes_are_the_oracles,
     initializers,
     quantised_by_onnxruntime,
-    quantised_dynamically_by_onnxruntime,
 )
 from tests.compressors.policies import CASES, randomise
 from tests.compressors.spoiled import SPOILS
@@ -100,27 +96,6 @@ def test_ranges_that_inputs_leave_keep_the_oracles_codes() -> None:
     plan.calibrate(case.inputs(16, seed=7))
     assert any(plan.encoder.ranges[name] != kept for name, kept in before.items())
     assert_codes_are_the_oracles(plan, module)
-
-
-@pytest.mark.parametrize(
-    "weights", ["random", "trained", *SPOILS], ids=lambda w: w if isinstance(w, str) else w.__name__
-)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("cpu", "reduced"), [({VNNI}, False), ({AVX2}, True)], ids=["vnni", "avx2"])
-def test_dynamic_codes_are_the_oracles(
-    cpu: set[str], reduced: bool, name: str, weights: str | Callable[[nn.Module], None]
-) -> None:
-    case = CASES[name]
-    module = _module(name, weights if isinstance(weights, str) else "random")
-    if not isinstance(weights, str):
-        weights(module)
-    plan = make_compressor("int8-dynamic(force)", cpu=cpu).bind(module, case.examples(), output_names=case.outputs)
-    found = initializers(plan.refresh(module, version=1).model)
-    wanted = quantised_dynamically_by_onnxruntime(plan, module, reduced)
-    assert len(plan.encoder.layers) >= 3
-    for layer in plan.encoder.layers:
-        np.testing.assert_array_equal(found[f"{layer.stem}:codes"], wanted[f"{layer.weight}_quantized"])
-        assert found[f"{layer.stem}:scale"] == wanted[f"{layer.weight}_scale"]
 
 
 @pytest.mark.parametrize("part", ["weight", "bias"])

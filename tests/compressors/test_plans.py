@@ -24,7 +24,6 @@ SCHEMES = [
     "int8(per_channel,s8s8)",
     "qat",
     "prune(0.5)+qat(per_channel)",
-    "int8-dynamic(force)",
     "int4",
     "prune(0.5)",
     "prune(0.5)+int8",

@@ -121,7 +121,7 @@ def test_copies_of_channels_are_pruned_without_loss(name: str) -> None:
     for rows in (0, 512):
         plan = case.bind("prune(0.5)", module, rows=rows)
         errors.append(relative_error(run_artifact(plan.refresh(module, version=1), inputs)[0], wanted))
-    assert errors[0] > 0.3 and errors[1] < 0.03
+    assert errors[0] > 0.3 and errors[1] < 0.05
 
 
 def _twins(case: Case) -> nn.Module:

@@ -364,7 +364,7 @@ def test_chains_and_options_without_sense_are_refused(text: str, message: str) -
         make_compressor(text)
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8-dynamic", "lowrank(0.5)+int8"])
+@pytest.mark.parametrize("scheme", ["fp32", "lowrank(0.5)+int8"])
 def test_other_plans_are_refused(scheme: str) -> None:
     case = CASES["relu-mlp"]
     module = case.make()
