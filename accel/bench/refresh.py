@@ -26,7 +26,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
-from accel.publishing.level import DISTILL_IMAGES, DISTILL_ROWS, DRIFT_ROWS, REFIT_STEPS
+from accel.publishing.level import DISTILL_IMAGES, DISTILL_ROWS, DRIFT_ROWS, REFIT_STEPS, distillation_schedule
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
@@ -298,7 +298,8 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
         if "distill" in names:
             rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
             batch = {name: torch.from_numpy(np.array(values)) for name, values in rows.items()}
-            tasks["distill"] = config.compression.distill_interval_updates, UpkeepTask(distill_batches=[batch])
+            interval, trainings = distillation_schedule(config)
+            tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))

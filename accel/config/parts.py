@@ -149,7 +149,9 @@ class CompressionConfig(Clips):
         "optimiser steps; more frequent at the start",
     )
     distill_interval_updates: Count = Field(
-        2, description="learner updates between training steps of a distilled student on recent observations"
+        2,
+        description="learner updates between training steps of a distilled student on recent observations, divided by "
+        "an update's optimiser steps; several steps an update where that is below 1, at most 100",
     )
     check_interval_updates: Count = Field(
         200,

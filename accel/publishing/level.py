@@ -68,6 +68,13 @@ _NUMBER = re.compile(r"\d[\d.e+-]*")
 logger = logging.getLogger("accel")
 
 
+def distillation_schedule(config: TrainConfig) -> tuple[int, int]:
+    """Updates between a student's trainings, and steps of each: as many an optimiser step for every algorithm, since
+    the policy moves away by those; no more than its first training has."""
+    interval, steps = config.compression.distill_interval_updates, config.algorithm.optimiser_steps
+    return max(1, interval // steps), max(1, min(steps // interval, FIRST_DISTILL_STEPS))
+
+
 @dataclass
 class LevelStatistics:
     """Counters of one level. Refreshes and their times are reset at each record."""
@@ -137,7 +144,8 @@ class Level:
         )
         self._refits = UpdateInterval(max(1, REFIT_STEPS // steps))
         self._has_student = "distill" in names
-        self._distillations = UpdateInterval(config.compression.distill_interval_updates)
+        distill_interval, self._distill_steps = distillation_schedule(config)
+        self._distillations = UpdateInterval(distill_interval)
         self._due: set[Work] = set()
         self._task = UpkeepTask()
         self._pending: Future[UpkeepResult | None] | None = None
@@ -230,7 +238,7 @@ class Level:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
-        steps = 0 if "distillation" not in due else 1 if self.ready else FIRST_DISTILL_STEPS
+        steps = 0 if "distillation" not in due else self._distill_steps if self.ready else FIRST_DISTILL_STEPS
         self._task = task = UpkeepTask(
             distill_batches=[_tensors(self._inputs) for _ in range(steps)],
             # channels pruned from the learner's own network cannot be selected again

@@ -27,7 +27,7 @@ from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, RecentInputs, replay_states
-from accel.publishing.level import FULL_PRECISION, Level
+from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError, GraphError
@@ -243,7 +243,7 @@ class Publisher:
             return IMAGE_RENEWAL_UPDATES if self._network.spec.has_images else 1
         has_student = any("distill" in level for level in self.levels)
         return (
-            REFILLS * config.compression.distill_interval_updates
+            REFILLS * distillation_schedule(config)[0]
             if has_student
             else config.compression.calibration_interval_updates
         )

@@ -81,12 +81,15 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     costs = measure_upkeep(subject, scheme, plan)
     assert set(costs) == UPKEEP[scheme]
     config = subject.run.config.compression
-    steps = subject.run.config.algorithm.optimiser_steps if "selection" in UPKEEP[scheme] else 1
+    steps = subject.run.config.algorithm.optimiser_steps
     intervals = {
-        "check": max(1, config.check_interval_updates // steps), "calibration": config.calibration_interval_updates,
-        "drift": config.drift_interval_updates, "selection": max(1, config.reselect_interval_updates // steps),
-        "distill": config.distill_interval_updates, "refit": max(1, REFIT_STEPS // steps),
-    }  # fmt: skip
+        "check": max(1, config.check_interval_updates // (steps if "selection" in UPKEEP[scheme] else 1)),
+        "calibration": config.calibration_interval_updates,
+        "drift": config.drift_interval_updates,
+        "selection": max(1, config.reselect_interval_updates // steps),
+        "distill": max(1, config.distill_interval_updates // steps),
+        "refit": max(1, REFIT_STEPS // steps),
+    }
     assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}
     for name, cost in costs.items():
         assert (cost.worker_s > 0) == (name not in {"check", "refit"})

@@ -175,6 +175,17 @@ def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
     assert before != publisher.payloads()["prune(0.5)"]
 
 
+def test_a_student_is_trained_as_often_as_the_policy_moves() -> None:
+    """A step for every two of the optimiser, of which this algorithm has eight an update."""
+    level = "distill(16x2)"
+    config = config_for("mlp:32x2", level, algorithm="ppo", passes=2, minibatches=4, max_publish_kl=None)
+    publisher = Publisher(config, net := make_network(config))
+    calibrate(publisher, net)
+    before = publisher.metrics()[f"distill_steps/{level}"]
+    observe(publisher, net, make_batch(net))
+    assert publisher.metrics()[f"distill_steps/{level}"] == before + 4
+
+
 def test_a_student_follows_the_policy() -> None:
     level = "distill(32x2)"
     config = config_for("mlp:64x2", level, distill_interval_updates=1, normalise_observations=True, max_publish_kl=2.0)
