@@ -43,7 +43,7 @@ AFTER = (
     *("int8(per_channel,w3)", "prune(0.5)+int8", "prune(0.5)+int4", "distill(16x2)+int8"),
     *("distill(32x2)+int8",),
 )
-DURING = ("qat(w4)", "qat(per_channel,w4)", "qat(w3)", "qat(per_channel,w3)")
+DURING = ("int8(w3)", "qat(w3)", "qat(w4)")
 Row = dict[str, Any]
 
 
@@ -94,10 +94,10 @@ def main() -> int:
 
 def measure(name: str, seed: int, runs: Path, rows: Sequence[Row]) -> Iterator[Row]:
     """The rows of one seed that are missing."""
-    done = {(row["case"], row["seed"], row["scheme"]) for row in rows}
+    done = {(row["case"], row["seed"], row["trained_with"], row["scheme"]) for row in rows}
     case = CASES[name]
     for trained_with, schemes in (("fp32", AFTER), *((scheme, (scheme,)) for scheme in case.during)):
-        missing = [scheme for scheme in schemes if (name, seed, scheme) not in done]
+        missing = [scheme for scheme in schemes if (name, seed, trained_with, scheme) not in done]
         if not missing:
             continue
         run, command = trained(case, name, trained_with, seed, runs)
@@ -105,7 +105,7 @@ def measure(name: str, seed: int, runs: Path, rows: Sequence[Row]) -> Iterator[R
         about |= {"machine": describe_machine(read_machine())}
         with torch_threads():
             for scheme in missing:
-                yield about | play(run, scheme, seed)
+                yield about | play(run, scheme, last=trained_with != "fp32")
 
 
 def trained(case: Case, name: str, scheme: str, seed: int, runs: Path) -> tuple[Path, str]:
@@ -119,10 +119,10 @@ def trained(case: Case, name: str, scheme: str, seed: int, runs: Path) -> tuple[
     return run, shlex.join(["accel", *words])
 
 
-def play(run: Path, scheme: str, seed: int) -> Row:
-    """Bytes of the model, of its C, and the episodes; or why the scheme is refused."""
+def play(run: Path, scheme: str, *, last: bool) -> Row:
+    """Bytes of the model, of its C, and the episodes of it, or of the run's last artifact; or why it is refused."""
     try:
-        if scheme.startswith("qat"):
+        if last:
             played = evaluate(run, artifact=run / "policy" / "final.accel", episodes=EPISODES, seed=FIRST_SEED)
         else:
             played = evaluate(run, scheme=scheme, episodes=EPISODES, seed=FIRST_SEED)
@@ -142,15 +142,18 @@ def play(run: Path, scheme: str, seed: int) -> Row:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """Per case and scheme: bytes, the mean over seeds, and the difference from full precision by seed."""
-    yield "| case | scheme | seeds | ONNX bytes | C bytes | return [least, greatest seed] | − fp32 [95 %] | loss |"
-    yield "|---|---|---:|---:|---:|---|---|---|"
+    yield "| case | trained with | scheme | seeds | ONNX bytes | C bytes | return [range] | − fp32 [95 %] | loss |"
+    yield "|---|---|---|---:|---:|---:|---|---|---|"
     for name, case in CASES.items():
         played = [row for row in rows if row["case"] == name and "returns" in row]
         full = {row["seed"]: mean(row["returns"]) for row in played if row["scheme"] == "fp32"}
-        for scheme in dict.fromkeys(row["scheme"] for row in played):
-            own = [row for row in played if row["scheme"] == scheme and row["seed"] in full]
+        kinds = dict.fromkeys((row["trained_with"], row["scheme"]) for row in played)
+        for trained_with, scheme in kinds:
+            own = [row for row in played if (row["trained_with"], row["scheme"]) == (trained_with, scheme)]
+            own = [row for row in own if row["seed"] in full]
             if own:
-                yield f"| {name} | `{scheme}` | {len(own)} | {' | '.join(_cells(own, full, case.random_return))} |"
+                cells = " | ".join(_cells(own, full, case.random_return))
+                yield f"| {name} | `{trained_with}` | `{scheme}` | {len(own)} | {cells} |"
 
 
 def _cells(rows: Sequence[Row], full: Mapping[int, float], random_return: float) -> Iterator[str]:
