@@ -130,7 +130,7 @@ def follow_session(
 def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int, learner: int) -> _Import:
     """Tell a learner's actors their configuration, and begin to import torch."""
     config = job.config
-    choice = parse_choice(config.compression.compressor, config.policy.network)
+    choice = parse_choice(config.compression.compressor)
     told = ActorConfig.of(
         config,
         schemes=tuple(dict.fromkeys((FULL_PRECISION, *choice.levels))),

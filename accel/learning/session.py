@@ -169,7 +169,7 @@ class Session:
         self.config, self.algorithm, self.device = learning.config, learning.algorithm, learning.device
         self.agreement, self.layout = learning.agreement, learning.layout
         config, algorithm = self.config, self.algorithm
-        self._choice = choice = parse_choice(config.compression.compressor, config.policy.network)
+        self._choice = choice = parse_choice(config.compression.compressor)
         self.publisher = Publisher(
             config,
             algorithm.network,

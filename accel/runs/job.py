@@ -99,7 +99,7 @@ def check_config(config: TrainConfig) -> TrainConfig:
     """
     from accel.tuning.choice import parse_choice
 
-    choice = parse_choice(config.compression.compressor, config.policy.network)
+    choice = parse_choice(config.compression.compressor)
     if config.run.wandb is not None and (missing := missing_distributions("wandb")):
         raise MissingExtraError(f"wandb = '{config.run.wandb}' needs {', '.join(missing)}: {install_command('wandb')}")
     name = config.run.name or default_run_name(config.environment.env, config.run.seed)

@@ -87,7 +87,7 @@ class TrainedRun(TrainedPolicy):
     @property
     def scheme(self) -> str:
         """The compression scheme of the actors at the end of training, also if it was annealed or tuned."""
-        choice = parse_choice(self.config.compression.compressor, self.config.policy.network)
+        choice = parse_choice(self.config.compression.compressor)
         if choice.schedule is not None:
             return choice.schedule.level_at(self.env_steps)
         if choice.kind == "fixed":

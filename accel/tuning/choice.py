@@ -1,7 +1,7 @@
 """The choice of a run's compression: a fixed scheme, ``auto`` or ``auto(…;…)``, or ``anneal(scheme@step;…)``. No torch.
 
 int8                                         fixed
-auto                                         tuned by the monitor over a ladder that suits the network
+auto                                         tuned by the monitor over fp32 and int8
 auto(fp32;int8;prune(0.25)+int8)             the same over this ladder, finest first; fp32 is put in front if absent
 anneal(fp32@0;int8@1e5;prune(0.5)+int8@5e5)  each scheme from its environment step on; qat too, never in auto
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accel.errors import ConfigError
-from accel.networks.text import parse_network
 from compressors.errors import CompressorError
 from compressors.method_arguments import check_scheme
 from compressors.scheme import parse_scheme
@@ -22,11 +21,8 @@ from monitor.annealing import AnnealingSchedule
 from monitor.errors import TunerError
 
 FULL_PRECISION = "fp32"
-_NARROW_MLP = 128
-_LADDER = (FULL_PRECISION, "int8", "prune(0.25)+int8", "prune(0.5)+int8")
-_NARROW_LADDER = (FULL_PRECISION, "int8")
-# Half the channels of a small convolution are faster in single precision than in int8.
-_CNN_LADDER = (FULL_PRECISION, "int8", "prune(0.25)+int8", "prune(0.5)", "prune(0.5)+int8")
+AUTO_LEVELS = (FULL_PRECISION, "int8")
+"""What a bare ``auto`` tries: on one machine, actors with anything else reached no return sooner."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +46,24 @@ class CompressionChoice:
         return self.levels[0] if self.kind == "fixed" else f"auto({';'.join(self.levels)})"
 
 
-def parse_choice(text: str, network: str) -> CompressionChoice:
+def parse_choice(text: str) -> CompressionChoice:
     """Read a run's ``compressor``.
 
     Args:
         text: see the module's docstring.
-        network: the network's text, which decides the ladder of a bare ``auto``.
     Raises:
         ConfigError: malformed text, an unknown scheme, a ladder or schedule that is not valid.
     """
     name, inside = _call(text)
     try:
         if name == "auto":
-            return CompressionChoice("auto", _ladder(inside, network))
+            return CompressionChoice("auto", _ladder(inside))
         if name == "anneal":
             schedule = _schedule(inside)
             return CompressionChoice("anneal", tuple(dict.fromkeys(schedule.levels)), schedule)
         return CompressionChoice("fixed", (str(check_scheme(text)),))
     except (CompressorError, TunerError) as error:
         raise ConfigError(f"compressor '{text}': {error}" if inside is not None else str(error)) from None
-
-
-def default_ladder(network: str) -> tuple[str, ...]:
-    """The levels that ``auto`` tries: those that can pay on a network of this kind, from finest to coarsest."""
-    parsed = parse_network(network)
-    if parsed.is_factory:
-        return _NARROW_LADDER
-    if parsed.is_cnn:
-        return _CNN_LADDER
-    return _NARROW_LADDER if parsed.sizes[0] <= _NARROW_MLP and parsed.core is None else _LADDER
 
 
 def _call(text: str) -> tuple[str, str | None]:
@@ -94,8 +79,8 @@ def _call(text: str) -> tuple[str, str | None]:
     return stripped, None
 
 
-def _ladder(inside: str | None, network: str) -> tuple[str, ...]:
-    levels = default_ladder(network) if inside is None else tuple(str(check_scheme(part)) for part in _parts(inside))
+def _ladder(inside: str | None) -> tuple[str, ...]:
+    levels = AUTO_LEVELS if inside is None else tuple(str(check_scheme(part)) for part in _parts(inside))
     rounded = [level for level in levels if parse_scheme(level).methods[-1].name == "qat"]
     if rounded:
         raise TunerError(

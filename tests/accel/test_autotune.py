@@ -50,7 +50,7 @@ class Rig:
         self.config = check_config(
             TrainConfig.create(compressor=compressor, actors=actors, envs_per_actor=envs, **values)
         )
-        choice = parse_choice(self.config.compression.compressor, self.config.policy.network)
+        choice = parse_choice(self.config.compression.compressor)
         transport = LocalTransport(actors)
         self.transport = transport.learner
         schemes = tuple(dict.fromkeys(("fp32", *choice.levels)))
@@ -167,7 +167,7 @@ def test_annealing_follows_its_schedule_and_logs_it(make_rig: Callable[..., Rig]
 
 def test_annealing_goes_on_at_the_level_of_the_steps_learned_from(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig("anneal(fp32@0;int8@3000;fp32@8000)")
-    choice = parse_choice(rig.config.compression.compressor, rig.config.policy.network)
+    choice = parse_choice(rig.config.compression.compressor)
     steering = make_steering(choice, rig.config, rig.publisher, rig.transport, rig.sampler, tmp_path, 5000)
     rig.publisher.payloads()
     assert rig.publisher.replaced == {"int8"}, "it is to be published, and fp32 stands in until it is calibrated"

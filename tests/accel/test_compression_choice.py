@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accel.errors import ConfigError
-from accel.tuning.choice import default_ladder, parse_choice
-
-MLP = "mlp:512x3"
+from accel.tuning.choice import parse_choice
 
 
 @pytest.mark.parametrize(
@@ -15,7 +13,7 @@ MLP = "mlp:512x3"
     [
         ("int8", "fixed", "int8"),
         (" prune(0.5) + int8 ", "fixed", "prune(0.5)+int8"),
-        ("auto", "auto", "auto(fp32;int8;prune(0.25)+int8;prune(0.5)+int8)"),
+        ("auto", "auto", "auto(fp32;int8)"),
         ("auto(int8; prune(0.5)+int8)", "auto", "auto(fp32;int8;prune(0.5)+int8)"),
         ("auto(fp32;int4)", "auto", "auto(fp32;int4)"),
         (
@@ -27,13 +25,13 @@ MLP = "mlp:512x3"
     ],
 )
 def test_texts_and_their_canonical_form(text: str, kind: str, canonical: str) -> None:
-    choice = parse_choice(text, MLP)
+    choice = parse_choice(text)
     assert (choice.kind, str(choice)) == (kind, canonical)
-    assert parse_choice(canonical, MLP) == choice
+    assert parse_choice(canonical) == choice
 
 
 def test_schedule_is_what_was_written() -> None:
-    choice = parse_choice("anneal(int8@0;fp32@10;int8@20)", MLP)
+    choice = parse_choice("anneal(int8@0;fp32@10;int8@20)")
     assert choice.levels == ("int8", "fp32")
     assert choice.schedule is not None
     assert [choice.schedule.level_at(step) for step in (0, 10, 19, 20)] == ["int8", "fp32", "fp32", "int8"]
@@ -62,21 +60,14 @@ def test_schedule_is_what_was_written() -> None:
 )
 def test_nonsense_is_refused_with_its_reason(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_choice(text, MLP)
-
-
-def test_every_network_has_a_ladder_that_parses() -> None:
-    for network in ("mlp:64x2", "mlp:512x3", "mlp:64x1+lstm:256", "nature-cnn", "impala-resnet:2+lstm:64", "a.b:c"):
-        ladder = default_ladder(network)
-        assert ladder[0] == "fp32"
-        assert parse_choice(f"auto({';'.join(ladder)})", network).levels == ladder
+        parse_choice(text)
 
 
 def test_commas_separate_levels_but_not_what_a_scheme_says_of_its_layers() -> None:
     text = "auto(fp32, int8, prune(0.5,torso.layers.0=0.25)+int8)"
     levels = ("fp32", "int8", "prune(0.5,torso.layers.0=0.25)+int8")
-    choice = parse_choice(text, "mlp:64x2")
+    choice = parse_choice(text)
     assert choice.levels == levels
-    assert parse_choice(str(choice), "mlp:64x2") == choice
-    schedule = parse_choice("anneal(fp32@0, int8@1e5)", "mlp:64x2").schedule
+    assert parse_choice(str(choice)) == choice
+    schedule = parse_choice("anneal(fp32@0, int8@1e5)").schedule
     assert schedule is not None and schedule.env_steps == (0, 100_000)
