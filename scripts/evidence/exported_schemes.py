@@ -65,6 +65,9 @@ CASES: Mapping[str, Case] = {
         -1168.0,
         DURING,
     ),
+    "cartpole": Case(
+        ("--algorithm", "ppo", "--env", "CartPole-v1", "--network", "mlp:64x2", "--total-env-steps", "60000"), 20.0
+    ),
     "halfcheetah": Case(("--env", "HalfCheetah-v5", "--total-env-steps", "300000", "--stop-window", "20"), -280.0),
 }
 
@@ -129,7 +132,7 @@ def play(run: Path, scheme: str, *, last: bool) -> Row:
     except CompressorError as error:
         return {"scheme": scheme, "refused": str(error)}
     if played.scheme != scheme:
-        raise RuntimeError(f"{run} has {played.scheme}, not {scheme}")
+        return {"scheme": scheme, "refused": f"withheld in training, where {played.scheme} stood in at the end"}
     found: Row = {"scheme": scheme, "model_bytes": played.policy_bytes, "returns": played.episodes.returns.tolist()}
     with tempfile.TemporaryDirectory() as scratch:
         try:
