@@ -52,7 +52,15 @@ class TransportError(AccelError):
 
 
 class DivergenceError(AccelError):
-    """A loss, gradient or parameter became NaN or infinite; nothing broken was published."""
+    """A loss, gradient or parameter became NaN or infinite; nothing broken was published.
+
+    Attributes:
+        updates_ago: how many updates before the one that raises it; a CUDA device says so a turn late.
+    """
+
+    def __init__(self, message: str, updates_ago: int = 0) -> None:
+        super().__init__(message)
+        self.updates_ago = updates_ago
 
 
 class JobError(AccelError):

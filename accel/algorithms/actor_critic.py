@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
+from accel.experience.transfer import to_device
 from accel.networks import NetworkOutput, PolicyNetwork, build_from_config
 from accel.networks.towers import Pull
 
@@ -37,6 +39,19 @@ class Targets:
     proximal_log_prob: Tensor
     log_rhos: Tensor
     predictions: Tensor
+
+
+class Learned(NamedTuple):
+    """What one step on a whole batch gives.
+
+    Attributes:
+        terms: the loss. gradient_norm: (). targets: of the correction. kl: (), KL(π_batch ‖ π_θ), where it is known.
+    """
+
+    terms: losses.LossTerms
+    gradient_norm: Tensor
+    targets: Targets
+    kl: Tensor | None = None
 
 
 class ActorCritic(GradientAlgorithm):
@@ -94,6 +109,7 @@ class ActorCritic(GradientAlgorithm):
         output: NetworkOutput,
         log_prob: Tensor,
         weights: Tensor,
+        final_values: Tensor | None,
         *,
         weigh: bool = True,
     ) -> Targets:
@@ -102,12 +118,10 @@ class ActorCritic(GradientAlgorithm):
         Args:
             batch: the experience. rewards: [T, B]. weights: of ``mean_weights``.
             output: the critic's network on the batch. log_prob: [T, B] of its actions under the policy to correct to.
+            final_values: of ``final_values``.
             weigh: whether advantages are multiplied by the clipped importance weight.
         """
         log_rhos = log_prob - batch.behaviour_log_prob
-        cut = cut_values = None
-        if batch.final_observations is not None:
-            cut, cut_values = batch.truncated, self._final_values(batch)
         values = state_values(output)
         predictions = self.predictions(output, batch)
         corrected: Corrected = self.correction(
@@ -119,8 +133,8 @@ class ActorCritic(GradientAlgorithm):
                 bootstrap_value=values[-1],
                 predictions=predictions,
                 valid=batch.valid,
-                cut=cut,
-                cut_values=cut_values,
+                cut=None if final_values is None else batch.truncated,
+                cut_values=final_values,
             )
         )
         if not weigh:
@@ -165,14 +179,19 @@ class ActorCritic(GradientAlgorithm):
             of_all[:-1].scatter_(-1, batch.actions.unsqueeze(-1), of_predictions.unsqueeze(-1))
         pull(F.pad(of_params, (0, 0, 0, 0, 0, 1)), of_all)
 
-    def _final_values(self, batch: Batch) -> Tensor:
-        """[T, B] values of the final observations where an episode was truncated, zero elsewhere."""
+    @torch.no_grad()
+    def final_values(self, batch: Batch) -> Tensor | None:
+        """[T, B] values of the final observations where an episode was truncated, zero elsewhere; None where the
+        environment resets in a step of its own. How many there are differs: this is no part of a recorded step."""
+        if batch.final_observations is None:
+            return None
         values = torch.zeros(batch.truncated.shape, device=self.device)
-        rows = torch.nonzero(batch.truncated.reshape(-1)).squeeze(1)
-        if len(rows) and batch.final_observations is not None:
-            chosen = batch.final_observations.flatten(0, 1)[rows].unsqueeze(0)
-            output = self.network(chosen, torch.zeros(1, len(rows), dtype=torch.bool, device=self.device), ())
-            values.view(-1)[rows] = state_values(output)[0]
+        rows = batch.rows("truncated")
+        if len(rows):
+            there = to_device(rows, self.device)
+            chosen = batch.final_observations.flatten(0, 1)[there].unsqueeze(0)
+            output = self.network(chosen, torch.zeros(1, len(rows), dtype=torch.bool), ())
+            values.view(-1)[there] = state_values(output)[0]
         return values
 
 
@@ -221,6 +240,11 @@ class Statistics:
             "explained_variance": float(1.0 - unexplained),
             "learning_rate": self.learning_rate,
         }
+
+
+def step_inputs(batch: Batch) -> Batch:
+    """A batch without what a step on it does not read."""
+    return replace(batch, final_observations=None, on_host={})
 
 
 def unrolls_of(sample: Sample) -> tuple[Batch, Tensor]:

@@ -14,6 +14,8 @@ from accel.acting.rules import RuleSpec
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.flat import FlatParameters
+from accel.algorithms.graphs import PlainSteps, StepRunner
+from accel.algorithms.health import StepHealth
 from accel.algorithms.optimizers import QuickAdam, QuickRMSprop, load_optimizer, pack_optimizer
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
@@ -21,6 +23,7 @@ from accel.config.algorithms import OptimiserConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import CheckpointError, DivergenceError
 from accel.experience.stores.base import Sample
+from accel.experience.transfer import to_device
 from accel.experience.unroll import Unroll
 from accel.networks import PolicyNetwork
 from accel.runs.state_tree import Tree
@@ -74,7 +77,8 @@ class Algorithm(Protocol):
             progress: share of the run that is done, in [0, 1], for schedules.
             mark: called with a phase's name when it ends: forward, correct, backward.
         Raises:
-            DivergenceError: a loss or gradient is NaN or infinite; the parameters are still those before the step.
+            DivergenceError: a loss or gradient is NaN or infinite, of this update or of the one before, see
+                ``updates_ago``; the parameters are still those before that step.
         """
         ...
 
@@ -97,7 +101,9 @@ class GradientAlgorithm:
     Attributes:
         exchange: with the run's other learners. ``make_algorithm`` sets it.
         updates: made so far, counted where a target network follows every so many.
-        defers: whether loss and gradient are read only at the end of an update, which waits for a CUDA device.
+        defers: whether an update reads no number of the device's: learning rate and clipping are tensors, and whether
+            loss and gradient were finite is read at the end of the next update.
+        runner: what runs the parts of an update. ``make_algorithm`` sets it.
 
     Args:
         config: the run's, its precision chosen.
@@ -128,8 +134,10 @@ class GradientAlgorithm:
         self.parameters = FlatParameters([p for p in self.networks.parameters() if p.requires_grad])
         self.optimizer = make_optimizer(config.optimiser, self.parameters.values)
         self.updates = 0
-        self.defers = device.type == "cuda"
-        self._unread: tuple[Tensor, Tensor, Tensor] | None = None
+        self.defers = device.type != "cpu"
+        self.runner: StepRunner = PlainSteps()
+        self._health = StepHealth(device)
+        self._rate = torch.zeros((), device=device)
 
     def distribution(self, outputs: Tensor, exploration: Tensor | None) -> ActionDistribution:
         """The action space's own distribution."""
@@ -141,7 +149,7 @@ class GradientAlgorithm:
         if normaliser is None:
             return
         observations = torch.from_numpy(unroll["observations"][:-1])
-        rows = observations[torch.from_numpy(unroll["valid"][:-1])].to(self.device)
+        rows = to_device(observations[torch.from_numpy(unroll["valid"][:-1])], self.device)
         if self.exchange.learners == 1:
             normaliser.update(rows)
         else:
@@ -179,6 +187,8 @@ class GradientAlgorithm:
         left = max(1.0 - progress, 0.0) if options.learning_rate_schedule == "linear" else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = options.learning_rate * left
+        if self.defers:
+            self.optimizer.rate = self._rate.fill_(options.learning_rate * left)
         return options.learning_rate * left
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -193,9 +203,9 @@ class GradientAlgorithm:
         Args:
             loss: this learner's share of a mean over all of them; afterwards the mean. terms: the same for its parts.
             pull: sets the parameters' gradients, which are zero; None: the loss has a graph for that.
-            last: whether the update ends with it; if not, ``check`` must be called at its end.
+            last: whether the update ends with it; if not, ``check`` must be called at its end, outside of ``runner``.
         Raises:
-            DivergenceError: the loss or the norm is not finite; nothing was stepped, now or since.
+            DivergenceError: the loss or the norm is not finite, see ``Algorithm.update``; nothing was stepped since.
         """
         gradient = self.parameters.gradient.zero_()
         if pull is None:
@@ -225,22 +235,17 @@ class GradientAlgorithm:
         self.optimizer.step()
 
     def check(self) -> None:
-        """At the end of an update of several steps: read whether all of them were made. Raises DivergenceError."""
-        if self._unread is not None:
-            (finite, loss, norm), self._unread = self._unread, None
-            if not bool(finite):
-                raise DivergenceError(f"loss {float(loss)}, gradient norm {float(norm)}")
+        """At the end of an update, where it ``defers``: whether the one before was made. Raises DivergenceError."""
+        if self.defers:
+            self._health.turn()
 
     def _step_unread(self, gradient: Tensor, loss: Tensor, norm: Tensor) -> None:
         """Clip and step without the host's knowing a number; from one that is not finite on, nothing is stepped."""
-        finite = torch.isfinite(norm) & torch.isfinite(loss)
-        if self._unread is not None:
-            finite = finite & self._unread[0]
-        self._unread = finite, loss, norm
+        self._health.note(loss, norm)
         limit = self.config.optimiser.max_gradient_norm
         if limit is not None:
             gradient.mul_((limit / norm).clamp(max=1.0))
-        self.optimizer.skip = (~finite).float()
+        self.optimizer.skip = self._health.skip
         self.exchange.step(self.optimizer)
 
 

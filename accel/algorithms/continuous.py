@@ -13,6 +13,7 @@ from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Transitions
+from accel.experience.transfer import to_device
 from accel.networks import PolicyNetwork, build_from_config
 from accel.networks.critics import ActionCritics
 
@@ -76,11 +77,17 @@ class ContinuousControl(GradientAlgorithm):
         first = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
         return network(observations.unsqueeze(0), first).params[0].float()  # type: ignore[no-any-return]
 
+    def noise(self, rows: int) -> Tensor:
+        """[rows, k] standard normal, drawn on the host, so that seeds mean the same on every device and a recorded step
+        draws nothing."""
+        shape = rows, self.spec.action.action_size
+        return to_device(torch.randn(shape, generator=self.generator), self.device)
+
     def normalised(self, observations: Tensor) -> Tensor:
         """[N, n] as critics see them."""
         normaliser = self.network.normaliser
         return observations if normaliser is None else normaliser(observations)
 
-    def mean(self, losses: Tensor, sample: Sample) -> Tensor:
-        """The mean of [N] losses, under the sample's importance weights."""
-        return losses.mean() if sample.weights is None else (losses * sample.weights).mean()
+    def mean(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """The mean of [N] losses, under a sample's importance weights."""
+        return losses.mean() if weights is None else (losses * weights).mean()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +55,22 @@ class _BoundedAction(torch.autograd.Function):
         return gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
 
 
+class Learned(NamedTuple):
+    """What one step gives, without a graph.
+
+    Attributes:
+        loss, critic_loss, gradient_norm: (). values: [N] of the policy's actions. errors: [N] the critic's cross
+            entropies. targets: [N, atoms].
+    """
+
+    loss: Tensor
+    critic_loss: Tensor
+    gradient_norm: Tensor
+    values: Tensor
+    errors: Tensor
+    targets: Tensor
+
+
 class D4pg(ContinuousControl):
     """Args: as for ``GradientAlgorithm``; the options give the atoms, the noise and the targets' interval."""
 
@@ -79,35 +96,41 @@ class D4pg(ContinuousControl):
         if due:
             self.target_critics.load_state_dict(self.critics.state_dict())
         self.updates += 1
+        learned = self.runner.run(self.descend, mark, steps, sample.weights)
+        self.check()
+
+        def read() -> dict[str, float]:
+            edges = learned.targets[:, [0, -1]].sum(-1).mean()
+            return {
+                "loss": float(learned.loss),
+                "value_loss": float(learned.critic_loss),
+                "policy_loss": float(-learned.values.mean()),
+                "q_mean": float((learned.targets @ self._atoms).mean()),
+                "edge_probability": float(edges),
+                "gradient_norm": float(learned.gradient_norm),
+                "learning_rate": rate,
+            }
+
+        return Update(read, learned.errors)
+
+    def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None) -> Learned:
+        """The step on a sample, to be run by ``runner``."""
         targets = self._target_distributions(steps)
         mark("correct")
         observations = self.normalised(steps.observations)
         with self.autocast():
             logits = self.critics(observations, steps.actions.clamp(-1.0, 1.0))[0].float()
         errors = -(targets * torch.log_softmax(logits, -1)).sum(-1)
-        critic_loss = self.mean(errors, sample)
+        critic_loss = self.mean(errors, weights)
         with self.autocast():
             actions = bounded(self.outputs(self.network, steps.observations))
             rated = self.critics(observations, actions, frozen=True)[0].float()
         values = torch.softmax(rated, -1) @ self._atoms
         loss = critic_loss - values.mean()
         mark("forward")
-        norm = self.step(loss)
+        norm = self.step(loss, last=False)
         mark("backward")
-
-        def read() -> dict[str, float]:
-            edges = targets[:, [0, -1]].sum(-1).mean()
-            return {
-                "loss": float(loss.detach()),
-                "value_loss": float(critic_loss.detach()),
-                "policy_loss": float(-values.detach().mean()),
-                "q_mean": float((targets @ self._atoms).mean()),
-                "edge_probability": float(edges),
-                "gradient_norm": float(norm),
-                "learning_rate": rate,
-            }
-
-        return Update(read, errors.detach())
+        return Learned(loss.detach(), critic_loss.detach(), norm, values.detach(), errors.detach(), targets)
 
     @torch.no_grad()
     def _target_distributions(self, steps: Transitions) -> Tensor:

@@ -24,6 +24,7 @@ that acted unless that is asked for.
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,20 @@ from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Steps, Transitions
 from accel.networks import PolicyNetwork, build_from_config
 from correctors import retrace
+
+
+class Learned(NamedTuple):
+    """What one step gives, without a graph: of transitions [N], or () where not said otherwise.
+
+    Attributes:
+        loss: (). gradient_norm: (). taken: [N] Q of the actions. targets: [N].
+    """
+
+    loss: Tensor
+    gradient_norm: Tensor
+    taken: Tensor
+    targets: Tensor
+
 
 COMPARED_EPSILON = 0.05
 """At which policies are compared where no ε is anybody's final one."""
@@ -128,25 +143,16 @@ class Dqn(GradientAlgorithm):
         steps = sample.transitions
         rate = self.set_learning_rate(progress)
         self.refresh_target()
-        targets = self._targets(steps) if sample.steps is None else self.retrace_targets(sample.steps)
-        mark("correct")
-        with self.autocast():
-            q = self.q_of(self.network, steps.observations)
-        taken = q.gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
+        loss, norm, taken, targets = self.runner.run(self.descend, mark, steps, sample.steps, sample.weights)
+        self.check()
         errors = taken - targets
-        mark("forward")
-        huber = F.smooth_l1_loss(taken, targets, reduction="none")
-        loss = huber.mean() if sample.weights is None else (huber * sample.weights).mean()
-        norm = self.step(loss)
-        mark("backward")
-        errors = errors.detach()
 
         def read() -> dict[str, float]:
             variance = targets.var(correction=0).clamp_min(1e-8)
             return {
-                "loss": float(loss.detach()),
-                "value_loss": float(loss.detach()),
-                "q_mean": float(taken.detach().mean()),
+                "loss": float(loss),
+                "value_loss": float(loss),
+                "q_mean": float(taken.mean()),
                 "td_error": float(errors.abs().mean()),
                 "explained_variance": float(1.0 - errors.square().mean() / variance),
                 "gradient_norm": float(norm),
@@ -154,6 +160,20 @@ class Dqn(GradientAlgorithm):
             }
 
         return Update(read, errors.abs())
+
+    def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> Learned:
+        """The step on a sample, to be run by ``runner``."""
+        targets = self._targets(steps) if between is None else self.retrace_targets(between)
+        mark("correct")
+        with self.autocast():
+            q = self.q_of(self.network, steps.observations)
+        taken = q.gather(-1, steps.actions.unsqueeze(-1)).squeeze(-1)
+        mark("forward")
+        huber = F.smooth_l1_loss(taken, targets, reduction="none")
+        loss = huber.mean() if weights is None else (huber * weights).mean()
+        norm = self.step(loss, last=False)
+        mark("backward")
+        return Learned(loss.detach(), norm, taken.detach(), targets)
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""

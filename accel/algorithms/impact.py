@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, Statistics, seeded_network, unrolls_of
+from accel.algorithms.actor_critic import ActorCritic, Learned, Statistics, seeded_network, step_inputs, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
 from accel.config.algorithms import ImpactConfig
 from accel.envs.spaces import EnvSpec
+from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 
 
@@ -47,6 +49,16 @@ class Impact(ActorCritic):
         weights = self.mean_weights(batch, sample.valid_steps)
         self.target.follow(self.network, copy_weights=self.updates % options.target_interval_updates == 0)
         self.updates += 1
+        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        terms, norm, targets, kl = self.runner.run(self.descend, mark, *inputs)
+        self.check()
+        return Statistics(terms, norm, targets, weights, cast(Tensor, kl), rate, options.clip_rho).update()
+
+    def descend(
+        self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
+    ) -> Learned:
+        """The step on a batch, to be run by ``runner``."""
+        options = self.options
         output, pull = self.forward_and_back(batch)
         distribution = self.distribution(output.params[:-1].float(), None)
         scores = distribution.scores(batch.actions)
@@ -56,7 +68,7 @@ class Impact(ActorCritic):
         target_log_prob = target_distribution.log_prob(batch.actions)
         mark("forward")
         # r holds the clipped ratio of target to worker: advantages are not weighted a second time.
-        targets = self.targets(batch, rewards, output, target_log_prob, weights, weigh=False)
+        targets = self.targets(batch, rewards, output, target_log_prob, weights, final_values, weigh=False)
         mark("correct")
         ratio = surrogate_log_ratio(
             scores.log_prob, target_log_prob, batch.behaviour_log_prob, options.clip_target_worker
@@ -65,10 +77,9 @@ class Impact(ActorCritic):
             ratio, torch.zeros_like(ratio), targets.advantages, weights, options.clip_ratio
         )  # whose gradient in log r is the one in log π_θ
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
-        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients))
+        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        kl = losses.masked_mean(target_distribution.kl(distribution), weights)
-        return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho).update()
+        return Learned(terms, norm, targets, losses.masked_mean(target_distribution.kl(distribution), weights))
 
 
 def surrogate_log_ratio(

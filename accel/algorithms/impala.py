@@ -11,14 +11,16 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, Statistics, unrolls_of
+from accel.algorithms.actor_critic import ActorCritic, Learned, Statistics, step_inputs, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
 from accel.config.algorithms import A2cConfig, A3cConfig, ImpalaConfig
 from accel.envs.spaces import EnvSpec
+from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
 
 
@@ -36,15 +38,23 @@ class Impala(ActorCritic):
         batch, rewards = unrolls_of(sample)
         rate = self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
+        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        terms, norm, targets, _ = self.runner.run(self.descend, mark, *inputs)
+        self.check()
+        kl = torch.zeros((), device=self.device)
+        return Statistics(terms, norm, targets, weights, kl, rate, self.options.clip_rho).update()
+
+    def descend(
+        self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
+    ) -> Learned:
+        """The step on a batch, to be run by ``runner``."""
         output, pull = self.forward_and_back(batch)
         scores = self.distribution(output.params[:-1].float(), None).scores(batch.actions)
         mark("forward")
-        targets = self.targets(batch, rewards, output, scores.log_prob, weights)
+        targets = self.targets(batch, rewards, output, scores.log_prob, weights, final_values)
         mark("correct")
         policy = losses.policy_gradient(scores.log_prob, targets.advantages, weights)
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
-        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients))
+        norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return Statistics(
-            terms, norm, targets, weights, torch.zeros((), device=self.device), rate, self.options.clip_rho
-        ).update()
+        return Learned(terms, norm, targets)

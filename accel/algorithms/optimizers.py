@@ -52,9 +52,11 @@ class QuickAdam(_Undecorated, Adam):
 
     Attributes:
         skip: () float on the parameters' device; where it is 1, ``step`` changes nothing. None: it always steps.
+        rate: () float32 there, the learning rate; None: the group's number.
     """
 
     skip: Tensor | None = None
+    rate: Tensor | None = None
     _found: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -72,10 +74,10 @@ class QuickAdam(_Undecorated, Adam):
         parameters, means, squares, steps = self._found
         torch._foreach_add_(steps, 1)
         beta1, beta2 = group["betas"]
+        rate = group["lr"] if self.rate is None else self.rate
         torch._fused_adam_(
-            parameters, gradients, means, squares, [], steps, amsgrad=False, lr=group["lr"], beta1=beta1,
-            beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], maximize=False, grad_scale=None,
-            found_inf=self.skip,
+            parameters, gradients, means, squares, [], steps, amsgrad=False, lr=rate, beta1=beta1, beta2=beta2,
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False, grad_scale=None, found_inf=self.skip,
         )  # fmt: skip
         if self.skip is not None:
             torch._foreach_sub_(steps, [self.skip] * len(steps))
@@ -92,16 +94,24 @@ class QuickRMSprop(_Undecorated, RMSprop):
     """``torch.optim.RMSprop``. Attributes: as of ``QuickAdam``."""
 
     skip: Tensor | None = None
+    rate: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the gradients in place."""
+        (group,) = self.param_groups
         if self.skip is not None:
-            bad = self.skip.bool()
-            for parameter in self.param_groups[0]["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.masked_fill_(bad, 0.0)  # which moves no parameter: there is no momentum
-        undecorated(RMSprop.step)(self)
+            for gradient in (p.grad for p in group["params"] if p.grad is not None):
+                gradient.masked_fill_(self.skip.bool(), 0.0)  # which moves no parameter: there is no momentum
+        if self.rate is None:
+            undecorated(RMSprop.step)(self)
+            return
+        parameters, gradients, squares, steps = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        self._init_group(group, parameters, gradients, squares, [], [], steps)  # type: ignore[no-untyped-call]
+        for parameter, gradient, square in zip(parameters, gradients, squares, strict=True):
+            square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1.0 - group["alpha"])
+            parameter.sub_((gradient / square.sqrt().add_(group["eps"])).mul_(self.rate))
+        torch._foreach_add_(steps, 1)
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:

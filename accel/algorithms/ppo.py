@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, Statistics, Targets, state_values, unrolls_of
+from accel.algorithms.actor_critic import (
+    ActorCritic,
+    Statistics,
+    Targets,
+    state_values,
+    step_inputs,
+    unrolls_of,
+)
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.algorithms.distributions import ActionDistribution
@@ -29,6 +36,8 @@ from accel.config.algorithms import SurrogateConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batch
 from accel.experience.stores.base import Sample
+from accel.experience.transfer import to_device
+from accel.networks.policy import Differentiator
 
 
 class Ppo(ActorCritic):
@@ -38,6 +47,7 @@ class Ppo(ActorCritic):
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SurrogateConfig) -> None:
         super().__init__(config, spec, device, options, CORRECTIONS[options.corrector](options))
+        self._differentiate: Differentiator = self.network.differentiator()
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
@@ -45,44 +55,62 @@ class Ppo(ActorCritic):
 
     @torch.no_grad()
     def learn(self, sample: Sample, progress: float, mark: Phase) -> Statistics:
-        """One update, as ``update`` makes it; its tensors."""
+        """One update, as ``update`` makes it; its tensors. For ``target_kl`` the host waits for each pass's KL."""
         batch, rewards = unrolls_of(sample)
         options, rate = self.options, self.set_learning_rate(progress)
         weights = self.mean_weights(batch, sample.valid_steps)
         if sample.weights is not None:
             weights = weights * sample.weights
             weights = weights / weights.sum().clamp_min(1e-8)
-        output = self.forward(batch)
-        params = output.params[:-1].float()
-        log_prob = self.distribution(params, None).log_prob(batch.actions)
-        mark("forward")
-        targets = self.targets(batch, rewards, output, log_prob, weights)
-        mark("correct")
-        differentiate = self.network.differentiator()
-        split = split_environments if self.network.state_shapes else split_steps
+        inputs = step_inputs(batch), rewards, weights, self.final_values(batch)
+        params, targets = self.runner.run(self.correct, mark, *inputs)
+        self._differentiate = self.network.differentiator()
+        steps = partial(split_steps, padded=self.runner.fixed_shapes)
+        split = split_environments if self.network.state_shapes else steps
         for done in range(options.passes):
             kl = torch.zeros((), device=self.device)
             measures_kl = options.target_kl is not None or done == options.passes - 1
-            for part in split(batch, targets, params, weights, options.minibatches, self.generator, self.exchange):
-                with self.autocast():
-                    out, pull = differentiate(part.observations, part.first, part.states)
-                mark("forward")
-                distribution = self.distribution(out.params.float(), None)
-                scores, of_part = distribution.scores(part.actions), part.targets
-                policy = losses.clipped_surrogate(
-                    scores.log_prob, of_part.proximal_log_prob, of_part.advantages, part.weights, options.clip_ratio
-                )
-                terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
-                norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
-                mark("backward")
-                if measures_kl:
-                    kl += part.share * self._kl_from_batch(part, distribution)
+            for share, part in split(
+                batch, targets, params, weights, options.minibatches, self.generator, self.exchange
+            ):
+                terms, norm, part_kl = self.runner.run(self.descend, mark, part, measures_kl)
+                if part_kl is not None:
+                    kl += share * part_kl
             if measures_kl:
                 self.exchange.sum([kl])
             if options.target_kl is not None and float(kl) > options.target_kl:
                 break
         self.check()
         return Statistics(terms, norm, targets, weights, kl, rate, options.clip_rho)
+
+    def correct(
+        self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
+    ) -> tuple[Tensor, Targets]:
+        """The distribution's parameters [T, B, P] and the targets, to be run by ``runner``."""
+        output = self.forward(batch)
+        params = output.params[:-1].float()
+        log_prob = self.distribution(params, None).log_prob(batch.actions)
+        mark("forward")
+        targets = self.targets(batch, rewards, output, log_prob, weights, final_values)
+        mark("correct")
+        return params, targets
+
+    def descend(
+        self, mark: Phase, part: Minibatch, measures_kl: bool
+    ) -> tuple[losses.LossTerms, Tensor, Tensor | None]:
+        """One step on a minibatch, to be run by ``runner``: the loss, the gradient's norm, and the KL if asked for."""
+        with self.autocast():
+            out, pull = self._differentiate(part.observations, part.first, part.states)
+        mark("forward")
+        distribution = self.distribution(out.params.float(), None)
+        scores, of_part = distribution.scores(part.actions), part.targets
+        policy = losses.clipped_surrogate(
+            scores.log_prob, of_part.proximal_log_prob, of_part.advantages, part.weights, self.options.clip_ratio
+        )
+        terms, gradients = self.differentiate(policy, scores, state_values(out), of_part, part.weights)
+        norm = self.step(*terms, pull=partial(pull, *gradients), last=False)
+        mark("backward")
+        return terms, norm, self._kl_from_batch(part, distribution) if measures_kl else None
 
     def _kl_from_batch(self, part: Minibatch, distribution: ActionDistribution) -> Tensor:
         """Mean KL(π_prox ‖ π_θ) over a minibatch, nats."""
@@ -91,11 +119,8 @@ class Ppo(ActorCritic):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimiser step's share of a batch, as [T', B', ...]; weights sum to one over its valid steps, on average.
-
-    Attributes:
-        share: of the batch's valid steps. Weights and shares are of all learners together.
-    """
+    """One optimiser step's part of a batch, as [T', B', ...]; weights are of all learners together, and sum to one over
+    its valid steps, on average."""
 
     observations: Tensor
     first: Tensor
@@ -104,7 +129,10 @@ class Minibatch:
     params: Tensor
     targets: Targets
     weights: Tensor
-    share: Tensor | float
+
+
+Shares = Iterator[tuple[Tensor | float, Minibatch]]
+"""Minibatches, and each one's share of the batch's valid steps, those of all learners together."""
 
 
 def split_steps(
@@ -115,36 +143,60 @@ def split_steps(
     count: int,
     generator: torch.Generator,
     exchange: GradientExchange,
-) -> Iterator[Minibatch]:
-    """Shuffle the valid steps of all times and environments into ``count`` minibatches of one row each."""
-    rows = torch.nonzero(batch.valid.reshape(-1)).squeeze(1)
+    *,
+    padded: bool = False,
+) -> Shares:
+    """Shuffle the valid steps of all times and environments into ``count`` minibatches of one row each.
+
+    ``padded``: all are as long as if every step were valid, filled up with steps whose weight is zero.
+    """
+    rows = batch.rows("valid")
     parts = _least(min(count, len(rows)), exchange)
     if parts == 0:
         yield from split_environments(batch, targets, params, weights, 1, generator, exchange)
         return
-    order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
+    order = rows[torch.randperm(len(rows), generator=generator)]
+    lengths, counts = [len(part) for part in order.tensor_split(parts)], None
+    if padded:
+        order, counts = _pad(order, parts, -(-batch.valid.numel() // parts))
+        counts = to_device(counts, batch.valid.device)
+    order = to_device(order, batch.valid.device)
     observations = batch.observations[:-1].flatten(0, 1)
-    first = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
+    first = torch.zeros(1, len(order), dtype=torch.bool)
 
     def pieces(values: Tensor) -> Sequence[Tensor]:
         return values.flatten(0, 1).index_select(0, order).unsqueeze(0).tensor_split(parts, dim=1)
 
-    total = exchange.count(len(order))
+    total = exchange.count(len(rows))
     # Observations are shuffled by the minibatch: as images they are large.
     shuffled = [batch.actions, params, weights, *(getattr(targets, field.name) for field in fields(targets))]
-    for chosen, *part in zip(order.tensor_split(parts), *map(pieces, shuffled), strict=True):
-        steps = exchange.count(len(chosen))
+    places = order.tensor_split(parts)
+    for number, (chosen, *part) in enumerate(zip(places, *map(pieces, shuffled), strict=True)):
+        steps = exchange.count(lengths[number])
         acted, params_then, part_weights, *part_targets = part
-        yield Minibatch(
-            _rows(observations, chosen).unsqueeze(0),
-            first[:, : len(chosen)],
-            (),
-            acted,
-            params_then,
-            Targets(*part_targets),
-            part_weights * (total / steps),
+        part_weights = part_weights * (total / steps)
+        yield (
             steps / total,
+            Minibatch(
+                _rows(observations, chosen).unsqueeze(0),
+                first[:, : len(chosen)],
+                (),
+                acted,
+                params_then,
+                Targets(*part_targets),
+                part_weights if counts is None else part_weights * counts[number],
+            ),
         )
+
+
+def _pad(order: Tensor, parts: int, length: int) -> tuple[Tensor, Tensor]:
+    """Every part of an order [N] at the same length, its first step repeated: [parts · length], and [parts, length]
+    ones where a step counts, zeros where it is a repetition."""
+    padded, counts = order.new_empty(parts, length), torch.zeros(parts, length)
+    for number, part in enumerate(order.tensor_split(parts)):
+        padded[number, : len(part)], padded[number, len(part) :] = part, part[0]
+        counts[number, : len(part)] = 1.0
+    return padded.flatten(), counts
 
 
 def split_environments(
@@ -155,28 +207,31 @@ def split_environments(
     count: int,
     generator: torch.Generator,
     exchange: GradientExchange,
-) -> Iterator[Minibatch]:
+) -> Shares:
     """Shuffle environments, each with its whole unroll, so that a recurrent core runs through time."""
-    order = torch.randperm(batch.valid.shape[1], generator=generator).to(batch.valid.device)
+    order = torch.randperm(batch.valid.shape[1], generator=generator)
     total = weights.sum()
     exchange.sum([total])
     for chosen in order.tensor_split(_least(min(count, len(order)), exchange)):
-        part_weights = weights[:, chosen]
+        there = to_device(chosen, batch.valid.device)
+        part_weights = weights[:, there]
         part_total = part_weights.sum()
         exchange.sum([part_total])
 
-        def select(values: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return values[:, chosen]
+        def select(values: Tensor, there: Tensor = there) -> Tensor:
+            return values[:, there]
 
-        yield Minibatch(
-            batch.observations[:-1, chosen],
-            batch.first[:-1, chosen],
-            tuple(state[chosen] for state in batch.states),
-            batch.actions[:, chosen],
-            params[:, chosen],
-            _select(targets, select),
-            part_weights / part_total.clamp_min(1e-8),
+        yield (
             part_total / total.clamp_min(1e-8),
+            Minibatch(
+                batch.observations[:-1, there],
+                batch.first[:-1, chosen],
+                tuple(state[there] for state in batch.states),
+                batch.actions[:, there],
+                params[:, there],
+                _select(targets, select),
+                part_weights / part_total.clamp_min(1e-8),
+            ),
         )
 
 

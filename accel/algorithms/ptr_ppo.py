@@ -39,7 +39,7 @@ class PtrPpo(Ppo):
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: PtrPpoConfig) -> None:
         super().__init__(config, spec, device, options)
-        self._returns = (math.inf, -math.inf)
+        self._returns = torch.tensor([math.inf, -math.inf], dtype=torch.float64, device=device)
 
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
@@ -50,12 +50,11 @@ class PtrPpo(Ppo):
         """[B] of a batch's trajectories, from its rewards as they came, and what the correction made of them."""
         if self.options.trajectory_priority == "return":
             returns = torch.where(batch.valid, batch.rewards, 0.0).sum(0)
-            counted = returns[batch.valid.any(0)]
-            if len(counted):
-                least, greatest = self._returns
-                self._returns = min(least, float(counted.min())), max(greatest, float(counted.max()))
-            least, greatest = self._returns
-            return ((returns - least) / max(greatest - least, 1e-8)).clamp(0.0, 1.0)
+            counted, (least, greatest) = batch.valid.any(0), self._returns
+            torch.minimum(least, torch.where(counted, returns, math.inf).amin().double(), out=least)
+            torch.maximum(greatest, torch.where(counted, returns, -math.inf).amax().double(), out=greatest)
+            shares: Tensor = (returns - least) / (greatest - least).clamp_min(1e-8)
+            return shares.clamp(0.0, 1.0)
         errors = torch.where(batch.valid, (targets.values - targets.predictions).abs(), 0.0)
         if self.options.trajectory_priority == "max":
             return errors.amax(0)
@@ -63,7 +62,7 @@ class PtrPpo(Ppo):
 
     def save(self) -> dict[str, Tree]:
         """The base's, and the least and the greatest return."""
-        least, greatest = self._returns
+        least, greatest = self._returns.tolist()
         return super().save() | {"returns": [least, greatest] if least <= greatest else []}
 
     def load(self, state: Mapping[str, Tree]) -> None:
@@ -72,4 +71,5 @@ class PtrPpo(Ppo):
         returns = state.get("returns")
         if not isinstance(returns, list):
             raise CheckpointError("the checkpoint lacks PTR-PPO's range of returns: it is of another algorithm")
-        self._returns = (float(str(returns[0])), float(str(returns[1]))) if returns else (math.inf, -math.inf)
+        least, greatest = (float(str(returns[0])), float(str(returns[1]))) if returns else (math.inf, -math.inf)
+        self._returns[0], self._returns[1] = least, greatest

@@ -19,6 +19,7 @@ arXiv:1606.02647), which has both; no steps of random actions.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,18 +36,37 @@ from accel.experience.stores.base import Sample, Steps, Transitions
 from correctors import retrace
 
 
+class Learned(NamedTuple):
+    """What one step gives, without a graph.
+
+    Attributes:
+        loss, critic_loss, policy_loss, gradient_norm, temperature: (). values, errors: [2, N] of the critics.
+        log_prob: [N] of the policy's actions. targets: [N].
+    """
+
+    loss: Tensor
+    critic_loss: Tensor
+    policy_loss: Tensor
+    gradient_norm: Tensor
+    temperature: Tensor
+    values: Tensor
+    errors: Tensor
+    log_prob: Tensor
+    targets: Tensor
+
+
 class Sac(ContinuousControl):
     """Args: as for ``GradientAlgorithm``; the options say how the temperature and the targets are learned."""
 
     rule = RuleSpec("squashed-gaussian")
 
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device, options: SacConfig) -> None:
-        log_temperature = nn.Parameter(torch.tensor(math.log(options.initial_temperature)))
-        temperature = nn.ParameterDict({"log": log_temperature})
+        initial = torch.tensor(math.log(options.initial_temperature))
+        temperature = nn.ParameterDict({"log": nn.Parameter(initial)})
         outputs, others = spec.action.param_size, {"temperature": temperature}
         super().__init__(config, spec, device, outputs=outputs, critics=2, others=others)
         self.options = options
-        self._log_temperature = log_temperature
+        self._log_temperature = temperature["log"]
         self._target_entropy = -options.target_entropy * spec.action.action_size
         self._online: list[Tensor] = list(self.critics.parameters())
         self._targets: list[Tensor] = list(self.target_critics.parameters())
@@ -59,62 +79,80 @@ class Sac(ContinuousControl):
     def update(self, sample: Sample, progress: float, mark: Phase) -> Update:
         """See ``Algorithm.update``."""
         steps, rate = self.steps_of(sample), self.set_learning_rate(progress)
+        between = sample.steps
+        rows = len(steps.returns)
+        noise = self.noise(rows if between is None else between.rewards.numel()), self.noise(rows)
+        learned = self.runner.run(self.descend, mark, steps, between, sample.weights, noise)
+        self.check()
+        targets, errors, log_prob = learned.targets, learned.errors, learned.log_prob
+
+        def read() -> dict[str, float]:
+            variance = targets.var(correction=0).clamp_min(1e-8)
+            return {
+                "loss": float(learned.loss),
+                "value_loss": float(learned.critic_loss),
+                "policy_loss": float(learned.policy_loss),
+                "entropy": float(-log_prob.mean()),
+                "temperature": float(learned.temperature),
+                "q_mean": float(learned.values.mean()),
+                "td_error": float(errors.abs().mean()),
+                "explained_variance": float(1.0 - errors[0].square().mean() / variance),
+                "gradient_norm": float(learned.gradient_norm),
+                "learning_rate": rate,
+            }
+
+        return Update(read, errors.abs().mean(0))
+
+    def descend(
+        self,
+        mark: Phase,
+        steps: Transitions,
+        between: Steps | None,
+        weights: Tensor | None,
+        noise: tuple[Tensor, Tensor],
+    ) -> Learned:
+        """The step on a sample, to be run by ``runner``; ``noise``: of the targets' actions, and of the policy's."""
         log_temperature = self._log_temperature
         temperature = log_temperature.detach().exp()
-        if sample.steps is None:
-            targets = self.soft_targets(steps, temperature)
+        if between is None:
+            targets = self.soft_targets(steps, temperature, noise[0])
         else:
-            targets = self.retrace_targets(sample.steps, temperature)
+            targets = self.retrace_targets(between, temperature, noise[0])
         mark("correct")
         observations = self.normalised(steps.observations)
         with self.autocast():
             values = self.critics(observations, torch.tanh(steps.actions)).float().squeeze(-1)
         errors = values - targets
-        critic_loss = self.mean(0.5 * errors.square().sum(0), sample)
-        actions, log_prob = self.sample_actions(steps.observations)
+        critic_loss = self.mean(0.5 * errors.square().sum(0), weights)
+        actions, log_prob = self.sample_actions(steps.observations, noise[1])
         with self.autocast():
             rated = self.critics(observations, actions, frozen=True).float().squeeze(-1)
         policy_loss = (temperature * log_prob - rated.amin(0)).mean()
         surplus = log_prob.detach().mean() + self._target_entropy
         loss = critic_loss + policy_loss - log_temperature * surplus
         mark("forward")
-        norm = self.step(loss)
+        norm = self.step(loss, last=False)
         with torch.no_grad():
             torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
         mark("backward")
-
-        def read() -> dict[str, float]:
-            variance = targets.var(correction=0).clamp_min(1e-8)
-            return {
-                "loss": float(loss.detach()),
-                "value_loss": float(critic_loss.detach()),
-                "policy_loss": float(policy_loss.detach()),
-                "entropy": float(-log_prob.detach().mean()),
-                "temperature": float(temperature),
-                "q_mean": float(values.detach().mean()),
-                "td_error": float(errors.detach().abs().mean()),
-                "explained_variance": float(1.0 - errors.detach()[0].square().mean() / variance),
-                "gradient_norm": float(norm),
-                "learning_rate": rate,
-            }
-
-        return Update(read, errors.detach().abs().mean(0))
+        found = loss, critic_loss, policy_loss, norm, temperature, values, errors, log_prob, targets
+        return Learned(*(tensor.detach() for tensor in found))
 
     @torch.no_grad()
-    def soft_targets(self, steps: Transitions, temperature: Tensor) -> Tensor:
+    def soft_targets(self, steps: Transitions, temperature: Tensor, noise: Tensor) -> Tensor:
         """[N] y."""
-        actions, log_prob = self.sample_actions(steps.next_observations)
+        actions, log_prob = self.sample_actions(steps.next_observations, noise)
         with self.autocast():
             rated = self.target_critics(self.normalised(steps.next_observations), actions).float().squeeze(-1)
         values: Tensor = rated.amin(0) - temperature * log_prob
         return steps.returns + steps.discounts * values
 
     @torch.no_grad()
-    def retrace_targets(self, steps: Steps, temperature: Tensor) -> Tensor:
+    def retrace_targets(self, steps: Steps, temperature: Tensor, noise: Tensor) -> Tensor:
         """[N] y by Retrace; the first row's own values cancel."""
         shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
         acted = steps.actions.roll(-1, 0).flatten(0, 1)
-        actions, log_prob = self.sample_actions(following)
+        actions, log_prob = self.sample_actions(following, noise)
         with self.autocast():
             observations = self.normalised(following)
             rated = self.target_critics(observations, actions).float().squeeze(-1).amin(0)
@@ -128,13 +166,12 @@ class Sac(ContinuousControl):
             valid=steps.valid,
         ).q_targets[0]  # fmt: skip
 
-    def sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy."""
+    def sample_actions(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, k] in [-1, 1] and their log-densities [N], both differentiable in the policy; noise: [N, k]."""
         with self.autocast():
             outputs = self.outputs(self.network, observations)
         mean, log_std = outputs.chunk(2, -1)
         log_std = log_std.clamp(*LOG_STD_BOUNDS)
-        noise = torch.randn(mean.shape, generator=self.generator).to(mean.device)
         samples = mean + log_std.exp() * noise
         # log(1 − tanh² u) = 2 (log 2 − u − softplus(−2u)), without cancellation
         jacobian = 2.0 * (math.log(2.0) - samples - F.softplus(-2.0 * samples))

@@ -1,9 +1,9 @@
-"""Joins unrolls into the learner's batch: zero-copy for a single unroll on CPU, pinned staging for CUDA."""
+"""Joins unrolls into the learner's batch: zero-copy for a single unroll on CPU, one staged copy to a CUDA device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from accel.envs.spaces import EnvSpec
+from accel.experience.transfer import Joined, make_staging
 from accel.experience.unroll import Unroll, restack_frames
+
+_FLAGS = ("valid", "truncated")
+_STEPS = ("valid", "actions", "rewards", "terminated", "truncated", "behaviour_log_prob", "behaviour_params")
+_WHERE_THERE = ("final_observations", "exploration")
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,13 @@ class Batch:
     Attributes:
         observations: [T+1, B, *obs] uint8 or float32; images may lie channels last in memory.
         final_observations: [T, B, *obs], only where the environment resets within a step; None otherwise.
-        first: [T+1, B] bool. valid: [T, B] bool.
+        first: [T+1, B] bool, on the host: recurrent cores plan with it. valid: [T, B] bool.
         actions: [T, B, *action] as sampled. rewards: [T, B] raw.
         terminated, truncated: [T, B] bool.
         behaviour_log_prob: [T, B] nats. behaviour_params: [T, B, P], the acting policy's outputs.
         exploration: [T, B] ε of the action rule, where it has one; None otherwise.
         states: recurrent state [B, *shape] each, at row 0.
+        on_host: ``valid`` and ``truncated`` on the host too, where the rest is on another device.
     """
 
     observations: Tensor
@@ -41,6 +47,12 @@ class Batch:
     behaviour_params: Tensor
     states: tuple[Tensor, ...]
     exploration: Tensor | None = None
+    on_host: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def rows(self, flag: str) -> Tensor:
+        """[N] places t·B + b of the steps that are ``valid`` or ``truncated``, on the host, which waits for nothing."""
+        flags: Tensor = self.on_host.get(flag, getattr(self, flag))
+        return torch.nonzero(flags.reshape(-1)).squeeze(1)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, for saving."""
@@ -64,37 +76,40 @@ class Batcher:
     ) -> None:
         self._spec = spec
         self._device = device
-        self._pinned = pinned
+        self._staging = make_staging(device, pinned=pinned)
         self._channels_last = channels_last and spec.observation_dtype == "uint8" and device.type == "cpu"
 
     def build(self, unrolls: Sequence[Unroll]) -> Batch:
         """Join unrolls of one layout along the environment axis."""
-        final = self._join(unrolls, "final_observations") if "final_observations" in unrolls[0] else None
+        some, states = unrolls[0], [f"state_{i}" for i in range(unrolls[0].recurrent_states)]
+        names = [name for name in (*_STEPS, *_WHERE_THERE) if name in _STEPS or name in some]
+        fields = {name: Joined([u[name] for u in unrolls], 1) for name in names}
+        fields |= {name: Joined([u[name] for u in unrolls]) for name in states}
+        images = self._images(unrolls) if self._channels_last else None
+        if images is None:
+            fields["observations"] = Joined(self._observations(unrolls), 1)
+        first, on_host = Joined([u["first"] for u in unrolls], 1), {}
+        if self._device.type != "cpu":  # Nothing on the host may be the unrolls' own memory, which is used again.
+            on_host = {name: torch.from_numpy(np.array(fields[name].whole())) for name in _FLAGS}
+            on_host["valid"] = on_host["valid"][:-1]
+        sent = self._staging.send(fields)
         return Batch(
-            observations=self._observations(unrolls),
-            final_observations=final,
-            first=self._join(unrolls, "first"),
-            valid=self._join(unrolls, "valid")[:-1],
-            actions=self._join(unrolls, "actions"),
-            rewards=self._join(unrolls, "rewards"),
-            terminated=self._join(unrolls, "terminated"),
-            truncated=self._join(unrolls, "truncated"),
-            behaviour_log_prob=self._join(unrolls, "behaviour_log_prob"),
-            behaviour_params=self._join(unrolls, "behaviour_params"),
-            states=tuple(self._join(unrolls, f"state_{i}", axis=0) for i in range(unrolls[0].recurrent_states)),
-            exploration=self._join(unrolls, "exploration") if "exploration" in unrolls[0] else None,
+            observations=sent.pop("observations") if images is None else images,
+            final_observations=sent.pop("final_observations", None),
+            first=torch.from_numpy(first.whole() if not on_host else np.array(first.whole())),
+            valid=sent.pop("valid")[:-1],
+            states=tuple(sent.pop(name) for name in states),
+            on_host=on_host,
+            **sent,
         )
 
-    def _observations(self, unrolls: Sequence[Unroll]) -> Tensor:
-        if self._channels_last:
-            return self._images(unrolls)
+    def _observations(self, unrolls: Sequence[Unroll]) -> list[npt.NDArray[np.generic]]:
         if "frames" not in unrolls[0]:
-            return self._join(unrolls, "observations")
+            return [u["observations"] for u in unrolls]
         spec = self._spec
-        stacked = [
+        return [
             restack_frames(u["frames"], u["first"].view(np.bool_), spec.frame_stack, spec.frame_fill) for u in unrolls
         ]
-        return self.tensor(stacked)
 
     def _images(self, unrolls: Sequence[Unroll]) -> Tensor:
         """[T+1, B, C, H, W] of all unrolls, the channels of a pixel side by side in memory."""
@@ -113,15 +128,6 @@ class Batcher:
                     mine[:, :, channel] = unroll["observations"][:, :, channel]
         return torch.from_numpy(images)
 
-    def _join(self, unrolls: Sequence[Unroll], name: str, axis: int = 1) -> Tensor:
-        return self.tensor([unroll[name] for unroll in unrolls], axis)
-
     def tensor(self, arrays: Sequence[npt.NDArray[np.generic]], axis: int = 1) -> Tensor:
         """The arrays joined along an axis: one tensor on the device; on CPU a single array is not copied."""
-        if self._device.type == "cpu":
-            return torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis))
-        shape = list(arrays[0].shape)
-        shape[axis] *= len(arrays)
-        staged = torch.empty(shape, dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=self._pinned)
-        np.concatenate(arrays, axis, out=staged.numpy())
-        return staged.to(self._device, non_blocking=self._pinned)
+        return self._staging.send({"joined": Joined(arrays, axis)})["joined"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from accel.experience.transfer import to_device
 from accel.networks import dense
 from accel.networks.initialisation import orthogonal_gates
 from accel.networks.recurrence import unroll_gru, unroll_lstm
@@ -71,7 +72,7 @@ class LSTMCore(nn.Module):
 
         Args:
             features: [T, B, F].
-            first: [T, B] bool; on a GPU this call waits for it.
+            first: [T, B] bool, on the host; for one on a GPU this call waits.
             state: h and c, each [B, H], before row 0.
         Returns:
             h of every row, [T, B, H], and (h, c) after the last, each [B, H].
@@ -79,7 +80,7 @@ class LSTMCore(nn.Module):
         host = first.detach().cpu().numpy()
         hidden, cell = state
         if host[0].any():
-            keep = torch.logical_not(first[0]).to(hidden).unsqueeze(1)
+            keep = to_device(torch.logical_not(first[0]), hidden.device).to(hidden.dtype).unsqueeze(1)
             hidden, cell = hidden * keep, cell * keep
         if host[1:].any():
             if dense.suits(features):
@@ -111,10 +112,10 @@ class LSTMCore(nn.Module):
         length, batch = first.shape
         packing = _Packing(first)
         device = features.device
-        rows = torch.from_numpy(packing.rows).to(device)
-        places = torch.from_numpy(packing.places).to(device)
-        carried = torch.from_numpy(packing.carried).to(device)
-        last = torch.from_numpy(packing.last).to(device)
+        rows, places, carried, last = (
+            to_device(torch.from_numpy(indices), device)
+            for indices in (packing.rows, packing.places, packing.carried, packing.last)
+        )
         # Sequences that do not start at row 0 start from zero: they take the row of zeros appended to the state.
         initial = tuple(
             torch.cat((s, s.new_zeros(1, self.size))).index_select(0, carried).unsqueeze(0) for s in (hidden, cell)
@@ -156,14 +157,14 @@ class GRUCore(nn.Module):
 
         Args:
             features: [T, B, F].
-            first: [T, B] bool.
+            first: [T, B] bool, on any device.
             state: h, [B, H], before row 0.
             by_layers: call the layers row by row, as quantisation-aware training takes their place.
         Returns:
             h of every row, [T, B, H], and (h,) after the last.
         """
         (hidden,) = state
-        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        keep = to_device(torch.logical_not(first), features.device).to(features.dtype).unsqueeze(2)
         gates = self.input(features)
         if not by_layers and dense.suits(gates):
             output = unroll_gru(gates, keep, hidden, self.hidden.weight, self.hidden.bias)

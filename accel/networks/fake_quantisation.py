@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from accel.experience.transfer import to_device
 from accel.networks.core import GRUCore, RecurrentCore
 from accel.networks.observations import Parts
 from accel.networks.policy import PolicyNetwork, PolicyParts
@@ -57,7 +58,7 @@ class _QuantisedParts(PolicyParts):
             return cast("tuple[Tensor, tuple[Tensor, ...]]", called)
         if not self._pass.quantises(_LSTM):
             return super().core(core, features, first, state)
-        keep = torch.logical_not(first).to(features).unsqueeze(2)
+        keep = to_device(torch.logical_not(first), features.device).to(features.dtype).unsqueeze(2)
         hidden, cell = state
         return self._pass.lstm(_LSTM, features, keep, (hidden, cell))
 

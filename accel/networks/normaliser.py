@@ -54,12 +54,12 @@ class ObservationNormaliser(nn.Module):
 
     def _take(self, number: int | Tensor, shift: Tensor, m2: Tensor) -> None:
         """Merges ``number`` observations whose mean is ``shift`` from the running one."""
-        share = number / (self.count + number)
+        share = number / (self.count + number).clamp_min(1.0)
         self.running_m2 += m2 + number * shift.square() * (1.0 - share)
         self.running_mean += shift * share
         self.count += number
         self.mean.copy_(self.running_mean)
-        self.rstd.copy_((self.running_m2 / self.count + _EPSILON).rsqrt())
+        self.rstd.copy_((self.variance + _EPSILON).rsqrt())
 
     @torch.no_grad()
     def collect(self, observations: Tensor) -> None:
@@ -79,10 +79,10 @@ class ObservationNormaliser(nn.Module):
     def merge(self, sums: Tensor) -> None:
         """Takes in what ``collected`` gave, added up over learners."""
         number = sums[0].flatten()[0]
-        if number == 0:
-            return
-        shift = sums[1] / number
+        shift = sums[1] / number.clamp_min(1.0)
+        rstd = self.rstd.clone()
         self._take(number, shift, (sums[2] - number * shift.square()).clamp_min(0.0))
+        self.rstd.copy_(torch.where(self.count > 0.0, self.rstd, rstd))  # There may be nothing yet.
 
     def forward(self, observations: Tensor) -> Tensor:
         """Normalises [N, *shape] float observations."""

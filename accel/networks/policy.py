@@ -111,7 +111,8 @@ class PolicyNetwork(nn.Module):
 
         Args:
             observations: [T, B, *obs] uint8 or float.
-            first: [T, B] bool, rows that begin an episode: the recurrent state is zeroed before them.
+            first: [T, B] bool, rows that begin an episode: the recurrent state is zeroed before them. On the host, or
+                a core on a GPU waits for it.
             state: recurrent state before row 0, a tuple of [B, H]; empty without a core.
         Raises:
             ValueError: the state does not have as many parts as the network.

@@ -172,7 +172,7 @@ class MismatchSampler:
             columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
         taken.add(scheme_id)
         batch = self._batcher.build([unroll])
-        sample = self._measure(version, torch.from_numpy(columns).to(batch.valid.device), batch)
+        sample = self._measure(version, torch.from_numpy(columns), batch)
         self._pay(started, self._sample_costs_s)
         if sample is None:
             return
@@ -185,11 +185,12 @@ class MismatchSampler:
     def _measure(self, version: int, columns: Tensor, batch: Batch) -> FactoredMismatch | None:
         """Both policies on some environments of a batch, all rows of them; None where no row is valid."""
         length = batch.valid.shape[0]
+        first = batch.first[:length].index_select(1, columns)  # on the host
+        columns = columns.to(batch.valid.device)
         valid = batch.valid.index_select(1, columns)
         if not bool(valid.any()):
             return None
         observations = batch.observations[:length].index_select(1, columns)
-        first = batch.first[:length].index_select(1, columns)
         states = tuple(state.index_select(0, columns) for state in batch.states)
         actions = batch.actions.index_select(1, columns)
         behaviour = batch.behaviour_params.index_select(1, columns)

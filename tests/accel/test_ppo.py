@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from accel.algorithms.actor_critic import Targets
 from accel.algorithms.exchange import LocalGradients
-from accel.algorithms.ppo import Minibatch, split_environments, split_steps
+from accel.algorithms.ppo import Minibatch, Shares, split_environments, split_steps
 from accel.experience.batch import Batch
 
 LENGTH, ENVS = 5, 6
-Split = Callable[..., Iterator[Minibatch]]
+Split = Callable[..., Shares]
 
 
 def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
@@ -33,9 +34,9 @@ def make(seed: int = 0) -> tuple[Batch, Targets, torch.Tensor, torch.Tensor]:
 
 def run(split: Split, count: int, seed: int = 0) -> tuple[Batch, list[Minibatch]]:
     batch, targets, params, weights = make()
-    return batch, list(
-        split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), LocalGradients())
-    )
+    found = list(split(batch, targets, params, weights, count, torch.Generator().manual_seed(seed), LocalGradients()))
+    assert sum(float(share) for share, _ in found) == pytest.approx(1.0)
+    return batch, [part for _, part in found]
 
 
 @pytest.mark.parametrize("split", [split_steps, split_environments])
@@ -83,7 +84,28 @@ def test_images_keep_their_memory_order() -> None:
     for layout in (torch.contiguous_format, torch.channels_last):
         images = names.flatten(0, 1).contiguous(memory_format=layout).unflatten(0, names.shape[:2])
         cut = dataclasses.replace(batch, observations=images)
-        for part in split_steps(cut, targets, params, weights, 3, torch.Generator().manual_seed(0), LocalGradients()):
+        for _, part in split_steps(
+            cut, targets, params, weights, 3, torch.Generator().manual_seed(0), LocalGradients()
+        ):
             rows = part.observations[0]
             assert rows.is_contiguous(memory_format=layout)
             assert torch.equal(rows, part.actions[0].to(torch.uint8)[:, None, None, None].expand_as(rows))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_padded_minibatches_have_one_length_and_the_same_steps_and_weights(count: int) -> None:
+    batch, parts = run(split_steps, count)
+    _, padded = run(partial(split_steps, padded=True), count)
+    assert {part.weights.shape for part in padded} == {(1, -(-LENGTH * ENVS // count))}
+    valid = batch.rewards[batch.valid]
+    for part, longer in zip(parts, padded, strict=True):
+        length = part.weights.shape[1]
+        assert length < longer.weights.shape[1]
+        assert torch.equal(longer.weights[:, :length], part.weights) and not longer.weights[:, length:].any()
+        for ours, theirs in zip(
+            (part.observations, part.actions, part.params, part.targets.advantages),
+            (longer.observations, longer.actions, longer.params, longer.targets.advantages),
+            strict=True,
+        ):
+            assert torch.equal(theirs[:, :length], ours)
+        assert torch.isin(longer.observations, valid).all()  # Steps that do not count are valid ones: no junk, no NaN.

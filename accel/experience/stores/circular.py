@@ -86,4 +86,5 @@ class Circular:
 def _copy(batch: Batch) -> Batch:
     """The same batch in memory of its own."""
     tensors = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **tensors, states=tuple(state.clone() for state in batch.states))
+    states = tuple(state.clone() for state in batch.states)
+    return replace(batch, **tensors, states=states)  # type: ignore[arg-type]

@@ -17,13 +17,13 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from accel.config.experience import PrioritisedConfig
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.replay import Indices, Replay, Stream
 from accel.experience.sum_tree import SumTree
+from accel.experience.transfer import Arrivals
 
 _LEAST_PRIORITY = 1e-3
 
@@ -39,6 +39,7 @@ class PrioritisedReplay(Replay):
         self._weight_exponent = options.weight_exponent
         self._greatest = 1.0
         self.tree: SumTree | None = None
+        self._arrivals: Arrivals[tuple[Indices, Indices]] = Arrivals()
 
     @property
     def nbytes(self) -> int:
@@ -104,24 +105,19 @@ class PrioritisedReplay(Replay):
         eligible = sum(stream.eligible for stream in self._streams.values())
         weights = (tree.get(leaves) * (eligible / total)) ** -self._weight_exponent
         weights /= weights.max()
-        return replace(
-            self._make_sample(chosen),
-            weights=torch.from_numpy(weights.astype(np.float32)).to(self._device),
-            key=(leaves, rows),
-        )
+        return replace(self._make_sample(chosen, weights.astype(np.float32)), key=(leaves, rows))
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Weigh a sample's transitions anew; those whose place another has taken meanwhile are left alone."""
         if priorities is None or self.tree is None:
             return
-        leaves, rows = cast(tuple[Indices, Indices], sample.key)
-        actors = leaves // self._leaves
-        oldest = np.zeros(self._actors, np.int64)
-        for actor, stream in self._streams.items():
-            oldest[actor] = self._range(stream)[0]
-        there = rows >= oldest[actors]
-        found = priorities.detach().double().cpu().numpy()
-        self.tree.set(leaves[there], self._weigh(found[there]))
+        key = cast(tuple[Indices, Indices], sample.key)
+        for (leaves, rows), found in self._arrivals.put(key, priorities.detach().double()):
+            oldest = np.zeros(self._actors, np.int64)
+            for actor, stream in self._streams.items():
+                oldest[actor] = self._range(stream)[0]
+            there = rows >= oldest[leaves // self._leaves]
+            self.tree.set(leaves[there], self._weigh(cast(Floats, found)[there]))
 
     @property
     def _leaves(self) -> int:

@@ -13,8 +13,8 @@ within a step, and 4 bytes where the steps of a transition are wanted; taken at 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import cast
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch import Tensor
 from accel.envs.spaces import EnvSpec
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample, Steps, Transitions
+from accel.experience.transfer import Joined, make_staging
 from accel.experience.unroll import Unroll
 
 Array = npt.NDArray[np.generic]
@@ -32,6 +33,8 @@ Indices = npt.NDArray[np.int64]
 
 # Below one eligible row in so many, rows are listed instead of drawn until they are eligible.
 _SPARSE = 8
+_TRANSITION = [field.name for field in fields(Transitions)]
+_STEP = [field.name for field in fields(Steps)]
 _NOTHING_FOLLOWS = -2
 """The number of an unroll that no other one follows."""
 
@@ -96,7 +99,7 @@ class Replay:
         self._powers = (discount ** np.arange(n_step + 1)).astype(np.float32)
         self._actors = max(streams, 1)
         self._spec = spec
-        self._device = device
+        self._staging = make_staging(device)
         self._rewards = rewards
         self._generator = generator
         self._least_rows = min(least_rows, capacity)
@@ -186,17 +189,20 @@ class Replay:
         action = math.prod(spec.action.shape) * spec.action.dtype.itemsize
         return self._capacity * (observation // spec.frame_stack + final + action + 8 + 4 * self._gives_steps)
 
-    def _make_sample(self, chosen: list[tuple[Stream, Indices, Indices]]) -> Sample:
-        """Of rows, counted since the start, and environments of some streams."""
-        transitions = Transitions(*self._tensors([self._gather(*place) for place in chosen], 0))
-        steps = (
-            Steps(*self._tensors([self._gather_steps(*place) for place in chosen], 1)) if self._gives_steps else None
+    def _make_sample(self, chosen: list[tuple[Stream, Indices, Indices]], weights: Array | None = None) -> Sample:
+        """Of rows, counted since the start, and environments of some streams; with importance weights [N]."""
+        found = _joined("", _TRANSITION, [self._gather(*place) for place in chosen], 0)
+        if self._gives_steps:
+            found |= _joined("step_", _STEP, [self._gather_steps(*place) for place in chosen], 1)
+        if weights is not None:
+            found["weights"] = Joined([weights])
+        sent = self._staging.send(found)
+        return Sample(
+            valid_steps=self._batch_size,
+            transitions=Transitions(*(sent[name] for name in _TRANSITION)),
+            steps=Steps(*(sent[f"step_{name}"] for name in _STEP)) if self._gives_steps else None,
+            weights=sent.get("weights"),
         )
-        return Sample(valid_steps=self._batch_size, transitions=transitions, steps=steps)
-
-    def _tensors(self, parts: list[tuple[Array, ...]], axis: int) -> list[Tensor]:
-        joined = [np.concatenate(arrays, axis) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
-        return [torch.from_numpy(array).to(self._device) for array in joined]
 
     def _range(self, stream: Stream, more: int = 0) -> tuple[int, int]:
         """First and last + 1, counted since the start, of rows whose n following ones and older frames are there; also
@@ -342,6 +348,13 @@ class Replay:
             oldest_known = np.where(alive.reshape(-1, *[1] * (frame.ndim - 1)), frame, oldest_known)
             frames.append(frame)
         return np.concatenate(frames[::-1], axis=1)
+
+
+def _joined(prefix: str, names: Sequence[str], parts: list[tuple[Array, ...]], axis: int) -> dict[str, Joined]:
+    """The streams' parts of every field."""
+    return {
+        f"{prefix}{name}": Joined(arrays, axis) for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
+    }
 
 
 def _count_valid(stream: Stream, start: int, end: int) -> int:

@@ -28,6 +28,7 @@ from accel.experience.batch import Batch
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.sum_tree import SumTree
+from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 
 Array = npt.NDArray[np.generic]
@@ -76,12 +77,13 @@ class Sequences:
         self._actors = max(actors, 1)
         steps = layout.unroll_length * layout.envs
         self._slots = max(options.replay_capacity // (self._actors * steps), self._parts + 1)
-        self._device, self._rewards, self._generator = device, rewards, generator
+        self._staging, self._rewards, self._generator = make_staging(device), rewards, generator
         self._least_rows = min(least_rows, options.replay_capacity)
         self._rows = self._available = 0
         self._greatest = 1.0
         self._rings: dict[int, _Ring] = {}
         self.tree = SumTree(self._actors * self._slots * layout.envs)
+        self._arrivals: Arrivals[tuple[Indices, Indices]] = Arrivals()
 
     def rings(self) -> dict[str, Ring]:
         """One of unrolls for each actor. See ``KeptStore``."""
@@ -167,11 +169,16 @@ class Sequences:
         weights = (tree.get(leaves) * (sequences / total)) ** -self._options.weight_exponent
         weights /= weights.max()
         rewards = np.where(arrays["valid"][:-1], arrays["rewards"], np.float32(0))
+        first = torch.from_numpy(np.ascontiguousarray(arrays.pop("first")))
+        sent = self._staging.send(
+            {name: Joined([np.ascontiguousarray(array)]) for name, array in arrays.items()}
+            | {"transformed": Joined([self._rewards.of(rewards)]), "weights": Joined([weights.astype(np.float32)])}
+        )
         return Sample(
             valid_steps=int(np.count_nonzero(arrays["valid"][-self._layout.unroll_length - 1 : -1])),
-            batch=self._batch(arrays),
-            rewards=self._tensor(self._rewards.of(rewards)),
-            weights=self._tensor(weights.astype(np.float32)),
+            rewards=sent.pop("transformed"),
+            weights=sent.pop("weights"),
+            batch=self._batch(sent, first),
             key=(leaves, stamps),
         )
 
@@ -179,13 +186,13 @@ class Sequences:
         """Weigh a sample's sequences anew; those whose place another has taken meanwhile are left alone."""
         if priorities is None:
             return
-        leaves, stamps = cast(tuple[Indices, Indices], sample.key)
-        actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
-        slots = rest // self._layout.envs
-        now = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
-        there = (now == stamps) & (self.tree.get(leaves) > 0.0)
-        found = priorities.detach().double().cpu().numpy()
-        self.tree.set(leaves[there], self._weigh(found[there]))
+        key = cast(tuple[Indices, Indices], sample.key)
+        for (leaves, stamps), found in self._arrivals.put(key, priorities.detach().double()):
+            actors, rest = np.divmod(leaves, self._slots * self._layout.envs)
+            slots = rest // self._layout.envs
+            now = np.array([self._rings[int(a)].stamps[s] for a, s in zip(actors, slots, strict=True)])
+            there = (now == stamps) & (self.tree.get(leaves) > 0.0)
+            self.tree.set(leaves[there], self._weigh(cast(npt.NDArray[np.float64], found)[there]))
 
     def _make_ring(self, unroll: Unroll) -> _Ring:
         names = [name for name in unroll.arrays if name in _KEPT or name.startswith("state_")]
@@ -245,14 +252,10 @@ class Sequences:
             portions.append(restack_frames(frames, first, spec.frame_stack, spec.frame_fill))
         return np.concatenate([*(portion[:-1] for portion in portions[:-1]), portions[-1]])
 
-    def _batch(self, arrays: dict[str, Array]) -> Batch:
-        tensors = {name: self._tensor(array) for name, array in arrays.items()}
+    def _batch(self, tensors: dict[str, Tensor], first: Tensor) -> Batch:
         states = tuple(tensors.pop(f"state_{i}") for i in range(len(self._layout.state_shapes)))
         valid = tensors.pop("valid")[:-1]
-        return Batch(final_observations=None, valid=valid, states=states, **tensors)
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return Batch(final_observations=None, first=first, valid=valid, states=states, **tensors)  # type: ignore[arg-type]
 
 
 def _axis(name: str) -> int:

@@ -28,6 +28,7 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Arrays, Experience, Ring, Sample
 from accel.experience.stores.fifo import make_sample
 from accel.experience.sum_tree import SumTree
+from accel.experience.transfer import Arrivals
 from accel.experience.unroll import Unroll, UnrollLayout
 
 Array = npt.NDArray[np.generic]
@@ -38,9 +39,9 @@ _LEFT_OUT = ("header", "timings_s", "policy_version", "scheme_id", "episode_retu
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """The key of a replayed sample: where its trajectories are kept."""
+    """The key of a replayed sample: its trajectories' numbers, counted since the start."""
 
-    slots: Indices
+    numbers: Indices
 
 
 class Trajectories:
@@ -70,6 +71,7 @@ class Trajectories:
         self._greatest = 0.0
         self._arrays: dict[str, Array] = {}
         self.tree = SumTree(self._slots)
+        self._arrivals: Arrivals[Indices] = Arrivals()
 
     def rings(self) -> dict[str, Ring]:
         """One, of trajectories. See ``KeptStore``."""
@@ -121,21 +123,28 @@ class Trajectories:
 
     def feedback(self, sample: Sample, priorities: Tensor | None) -> None:
         """Keep a new batch's trajectories, or weigh replayed ones anew, by priorities [B] where there are some."""
-        found = None if priorities is None else priorities.detach().double().cpu().numpy()
         if isinstance(sample.key, _Drawn):
-            if found is not None:
-                self.tree.set(sample.key.slots, self._weigh(found))
-            return
-        taken = cast(list[Experience], sample.key)
-        for number, experience in enumerate(taken):
-            envs = self._layout.envs
-            mine = None if found is None else found[number * envs : (number + 1) * envs]
-            self._keep(experience.unroll, mine)
+            numbers, taken = sample.key.numbers, []
+        else:
+            taken = cast(list[Experience], sample.key)
+            numbers = np.arange(self._written, self._written + len(taken) * self._layout.envs)
+        for experience in taken:
+            self._keep(experience.unroll)
             experience.release()
-        self._replays = self._options.replays if self.tree.total > 0.0 else 0
+        if priorities is not None:
+            for known, found in self._arrivals.put(numbers, priorities.detach().double()):
+                self._weigh_anew(known, cast(npt.NDArray[np.float64], found))
+        if taken:
+            self._replays = self._options.replays if self.tree.total > 0.0 else 0
 
-    def _keep(self, unroll: Unroll, priorities: npt.NDArray[np.float64] | None) -> None:
-        """Copy an unroll's trajectories into the places of the oldest."""
+    def _weigh_anew(self, numbers: Indices, priorities: npt.NDArray[np.float64]) -> None:
+        """Those trajectories that have steps, and whose place no other has taken meanwhile."""
+        slots = numbers % self._slots
+        there = (numbers >= self._written - self._slots) & (self.tree.get(slots) > 0.0)
+        self.tree.set(slots[there], self._weigh(priorities[there]))
+
+    def _keep(self, unroll: Unroll) -> None:
+        """Copy an unroll's trajectories into the places of the oldest, with the greatest priority so far."""
         envs = self._layout.envs
         places = np.arange(self._written, self._written + envs) % self._slots
         for field in self._layout.fields:
@@ -148,10 +157,8 @@ class Trajectories:
             if array is None:
                 array = self._arrays[field.name] = np.zeros((self._slots, *rows.shape[1:]), rows.dtype)
             array[places] = rows
-        if priorities is None:
-            priorities = np.full(envs, self._greatest)
         steps = np.asarray(unroll["valid"][:-1], np.bool_).any(0)
-        self.tree.set(places, np.where(steps, self._weigh(priorities), 0.0))
+        self.tree.set(places, np.where(steps, self._weigh(np.full(envs, self._greatest)), 0.0))
         self._written += envs
 
     def _replay(self) -> Sample:
@@ -169,7 +176,7 @@ class Trajectories:
             batch=self._batcher.build([unroll]),
             rewards=self._batcher.tensor([self._rewards.transform(unroll)]),
             weights=self._batcher.tensor([weights.astype(np.float32)], axis=0),
-            key=_Drawn(slots),
+            key=_Drawn(self._written - 1 - (self._written - 1 - slots) % self._slots),
         )
 
     def _weigh(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

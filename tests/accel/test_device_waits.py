@@ -1,0 +1,156 @@
+"""No update waits for the device that it computes on: shown on one that computes on the host and refuses to be read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from accel.algorithms.base import GradientAlgorithm
+from accel.algorithms.catalogue import agree, make_algorithm
+from accel.bench.learner import random_experience
+from accel.config import TrainConfig
+from accel.envs.spaces import ActionSpec, EnvSpec
+from accel.errors import DivergenceError
+from accel.experience.batch import Batch, Batcher
+from accel.experience.stores.base import Sample
+from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
+from tests.contracts.test_algorithms import CPU, Chain, config, each, ignore, parameters, spec_of
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    # What torch refuses to do on a type of device that it does not compute on.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(sys.modules[Adam.__module__], "_device_dtype_check_for_fused", lambda *_, **__: None)
+    with Accelerator() as mode:
+        yield mode
+
+
+def there(value: Any) -> Any:
+    """The tensors of a sample's part on the device; an episode's first rows, and copies of flags, stay on the host."""
+    if isinstance(value, Tensor):
+        return value.to(DEVICE)
+    if isinstance(value, tuple):
+        return tuple(there(part) for part in value)
+    if isinstance(value, Batch):
+        moved = {field.name: there(getattr(value, field.name)) for field in fields(value)}
+        host = {"valid": value.valid, "truncated": value.truncated}
+        return replace(value, **moved | {"first": value.first, "on_host": host})
+    if hasattr(value, "__dataclass_fields__"):
+        return replace(value, **{field.name: there(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+def moved(sample: Sample) -> Sample:
+    parts = {name: there(getattr(sample, name)) for name in ("batch", "rewards", "transitions", "steps", "weights")}
+    return replace(sample, **parts)
+
+
+@each
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_an_update_learns_what_it_does_on_the_host_and_waits_for_nothing(
+    name: str, optimizer: str, accelerator: Accelerator
+) -> None:
+    options = config(name, optimizer=optimizer, max_gradient_norm=0.05)
+    host, device = (make_algorithm(options, spec_of(name), place) for place in (CPU, DEVICE))
+    chain = Chain(options, host)
+    assert all(isinstance(value, DeviceTensor) for value in parameters(device).values())
+    for _ in range(4):
+        sample = chain.sample()
+        copied = moved(sample)
+        accelerator.watched = True
+        update = device.update(copied, 0.25, ignore)
+        accelerator.watched = False
+        chain.store.feedback(sample, host.update(sample, 0.25, ignore).priorities)
+        if chain.store.accepts:
+            chain.collect()
+        metrics = update.read()
+        assert np.isfinite(list(metrics.values())).all()
+    theirs = parameters(device)
+    for key, value in parameters(host).items():
+        assert torch.allclose(value, theirs[key].held, atol=1e-4), key
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "impact"])
+def test_final_observations_and_statistics_of_observations_are_not_waited_for(
+    algorithm: str, accelerator: Accelerator
+) -> None:
+    """Of environments that reset within a step, whose truncated episodes are bootstrapped from their last values."""
+    spec = EnvSpec((5,), "float32", ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2), "same_step")
+    options = TrainConfig.create(algorithm=algorithm, network="mlp:8x1", unroll_length=9, envs_per_actor=4)
+    host, device = (make_algorithm(options, spec, place) for place in (CPU, DEVICE))
+    _, layout = agree(options, host)
+    unroll = random_experience(layout, 1)
+    unroll["truncated"][[3, 7], [1, 2]] = True
+    batch = Batcher(spec, CPU).build([unroll])
+    sample = Sample(unroll.valid_steps or 36, batch, batch.rewards)
+    copied = moved(sample)
+    for learner, its in ((host, sample), (device, copied)):
+        accelerator.watched = learner is device
+        learner.observe(unroll)
+        learner.update(its, 0.0, ignore)
+    accelerator.watched = False
+    theirs = parameters(device)
+    for key, value in parameters(host).items():
+        assert torch.allclose(value.float(), theirs[key].held.float(), atol=1e-4), key
+
+
+@pytest.mark.parametrize("broken", ["numbers are read", "flags are elsewhere", "first is elsewhere", "copies block"])
+def test_it_is_noticed_where_an_update_waits(
+    broken: str, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = {"first is elsewhere": "impala, lstm", "copies block": "sac"}.get(broken, "ppo")
+    options = config(name)
+    device, chain = (
+        make_algorithm(options, spec_of(name), DEVICE),
+        Chain(options, make_algorithm(options, spec_of(name), CPU)),
+    )
+    assert isinstance(device, GradientAlgorithm)
+    sample = moved(chain.sample())
+    if broken == "numbers are read":
+        device.defers = False
+    elif broken == "copies block":
+        monkeypatch.setattr("accel.algorithms.continuous.to_device", lambda tensor, place: tensor.to(place))
+    else:
+        assert sample.batch is not None
+        changes: dict[str, Any] = (
+            {"on_host": {}} if broken == "flags are elsewhere" else {"first": there(sample.batch.first)}
+        )
+        sample = replace(sample, batch=replace(sample.batch, **changes))
+    accelerator.watched = True
+    with pytest.raises(WaitedError):
+        device.update(sample, 0.0, ignore)
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "dqn", "sac"])
+def test_an_update_that_is_not_finite_is_refused_and_reported_with_the_next(
+    name: str, accelerator: Accelerator
+) -> None:
+    options = config(name)
+    device, chain = (
+        make_algorithm(options, spec_of(name), DEVICE),
+        Chain(options, make_algorithm(options, spec_of(name), CPU)),
+    )
+    samples = [moved(chain.sample()) for _ in range(1)]
+    for tensor in (samples[0].rewards, getattr(samples[0].transitions, "returns", None)):
+        if tensor is not None:
+            tensor.held.fill_(float("nan"))
+    before = {key: value.held for key, value in parameters(device).items() if "target" not in key}
+    accelerator.watched = True
+    device.update(samples[0], 0.0, ignore)
+    with pytest.raises(DivergenceError, match="nan") as caught:
+        device.update(samples[0], 0.0, ignore)
+    accelerator.watched = False
+    assert caught.value.updates_ago == 1
+    after = parameters(device)
+    assert all(torch.equal(value, after[key].held) for key, value in before.items())
