@@ -1,15 +1,18 @@
 """Phase timers for hot loops: the seconds that a loop spends in each of its phases.
 
-Clocks are read a constant number of times per step and per update. On CUDA the learner's phases are the host's view:
-work that is still queued is charged to the phase that waits for it.
+Clocks are read a constant number of times per step and per update. Where a device computes while the host goes on, the
+host's clock says nothing about the phases of an update: ``DevicePhases`` shares out the time that the host spent in it
+by the device's own clock, later, when that can be read without waiting.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from itertools import pairwise
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +95,16 @@ class PhaseTimer:
         self._seconds[phase] += now_s - self._last_s
         self._last_s = now_s
 
+    def take(self) -> float:
+        """The seconds since the previous mark, which the caller attributes with ``add``."""
+        now_s = self._clock()
+        taken_s, self._last_s = now_s - self._last_s, now_s
+        return taken_s
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Attribute what ``take`` gave; KeyError for an unknown phase."""
+        self._seconds[phase] += seconds
+
     def restart(self) -> None:
         """Discard the time since the previous mark: it belongs to no phase."""
         self._last_s = self._clock()
@@ -105,6 +118,120 @@ class PhaseTimer:
         """Set all times to zero; the time since the previous mark still counts for the next one."""
         for phase in self.phases:
             self._seconds[phase] = 0.0
+
+
+class Event(Protocol):
+    """A point in the work of a device, such as ``torch.cuda.Event(enable_timing=True)``."""
+
+    def record(self) -> None:
+        """Put it behind the work that is queued."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+    def elapsed_time(self, end: Self) -> float:
+        """Milliseconds on the device from this point to a later one."""
+        ...
+
+
+class UpdatePhases(Protocol):
+    """Attributes the time of updates to their phases."""
+
+    def begin(self) -> None:
+        """An update begins."""
+        ...
+
+    def mark(self, phase: str) -> None:
+        """A phase of it has ended on the host."""
+        ...
+
+    def end(self) -> None:
+        """The update has ended on the host."""
+        ...
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Attribute what can be known by now; ``wait``: until all of it is."""
+        ...
+
+
+class HostPhases:
+    """The identity: each phase is what the host spent in it."""
+
+    def __init__(self, timer: PhaseTimer) -> None:
+        self._timer = timer
+
+    def begin(self) -> None:
+        """See ``UpdatePhases``."""
+
+    def mark(self, phase: str) -> None:
+        """See ``UpdatePhases``."""
+        self._timer.mark(phase)
+
+    def end(self) -> None:
+        """See ``UpdatePhases``."""
+
+    def settle(self, *, wait: bool = False) -> None:
+        """See ``UpdatePhases``."""
+
+
+class DevicePhases:
+    """Shares out the host's seconds in an update as the device spent its own, so that all phases are still the whole.
+
+    Args:
+        timer: gets the seconds. make_event: on the device; events are used again. rest: the phase of an update that
+            marked none.
+    """
+
+    def __init__(self, timer: PhaseTimer, make_event: Callable[[], Event], rest: str) -> None:
+        self._timer, self._make_event, self._rest = timer, make_event, rest
+        self._free: list[Event] = []
+        self._points: list[tuple[str, Event]] = []
+        self._pending: deque[tuple[float, list[tuple[str, Event]]]] = deque()
+
+    def begin(self) -> None:
+        """See ``UpdatePhases``."""
+        self._points = [("", self._record())]
+
+    def mark(self, phase: str) -> None:
+        """See ``UpdatePhases``."""
+        self._points.append((phase, self._record()))
+
+    def end(self) -> None:
+        """See ``UpdatePhases``."""
+        self._pending.append((self._timer.take(), self._points))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """See ``UpdatePhases``."""
+        while self._pending:
+            seconds, points = self._pending[0]
+            last = points[-1][1]
+            if wait:
+                last.synchronize()
+            elif not last.query():
+                return
+            self._pending.popleft()
+            self._share(seconds, points)
+            self._free += [event for _, event in points]
+
+    def _record(self) -> Event:
+        event = self._free.pop() if self._free else self._make_event()
+        event.record()
+        return event
+
+    def _share(self, seconds: float, points: Sequence[tuple[str, Event]]) -> None:
+        spent_ms = [(phase, max(before.elapsed_time(event), 0.0)) for (_, before), (phase, event) in pairwise(points)]
+        total_ms = sum(ms for _, ms in spent_ms)
+        if total_ms <= 0.0:
+            self._timer.add(spent_ms[-1][0] if spent_ms else self._rest, seconds)
+            return
+        for phase, ms in spent_ms:
+            self._timer.add(phase, seconds * ms / total_ms)
 
 
 def _check_phases(phases: Sequence[str]) -> None:

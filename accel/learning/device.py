@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.networks import parse_network
+from monitor.timers import Event
 
 # Parameters of glibc's mallopt (malloc.h); a trim threshold of -1 is none.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -50,6 +53,13 @@ def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | N
             "where it is slower: use --mixed-precision none, or a CUDA device"
         )
     return config.learner.mixed_precision
+
+
+def phase_events(device: torch.device) -> Callable[[], Event] | None:
+    """Makes events by which a device times its work; None on a CPU, where the host's clock does."""
+    if device.type != "cuda":
+        return None
+    return cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True))
 
 
 def _has_bf16(cpuinfo: str | None) -> bool:

@@ -26,7 +26,7 @@ from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
 from accel.transport.base import LearnerTransport, Stopped
 from accel.tuning.steering import Steering
-from monitor.timers import PhaseTimer, PhaseTimes
+from monitor.timers import DevicePhases, Event, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 LOOK_S = 0.25
@@ -56,6 +56,7 @@ class Loop:
         collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
             is given says that the run is over; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
+        make_event: makes events of the learner's device, which time the phases of updates; None: the host's clock does.
     Attributes:
         turns: what the run's learners agree on; set where there are several.
         counters: of the whole run, across resumes.
@@ -81,6 +82,7 @@ class Loop:
     actors: Actors
     collect: Callable[[Callable[[], object]], None] | None = None
     stop_requested: Callable[[], str | None] = lambda: None
+    make_event: Callable[[], Event] | None = None
 
     def __post_init__(self) -> None:
         self.turns: Turns = OwnTurns()
@@ -91,6 +93,9 @@ class Loop:
         self.actors_alive = self._actors_here = self.transport.actors
         self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
         self._timer = PhaseTimer(LEARNER_PHASES)
+        self._phases: UpdatePhases = HostPhases(self._timer)
+        if self.make_event is not None:
+            self._phases = DevicePhases(self._timer, self.make_event, rest="backward")
         self._actor_s = np.zeros(len(ACTOR_PHASES))
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
@@ -98,6 +103,7 @@ class Loop:
         self._policies: Mapping[str, bytes] = {}
         self._restarts = (0, 0)
         self._update: Update | None = None
+        self._learned_from: Sample | None = None
         self._wants_policy = False
 
     def run(self) -> str:
@@ -198,6 +204,7 @@ class Loop:
 
     def _end(self) -> None:
         self._timer.mark("record")
+        self._phases.settle(wait=True)
         now = perf_counter()
         self.training_s = now - self._started
         self.trained_env_steps = self.counters.env_steps - self._first_env_steps
@@ -299,18 +306,23 @@ class Loop:
         return sample
 
     def _learn(self, sample: Sample) -> Update:
+        before, self._learned_from = self._learned_from, sample
+        self._phases.settle()
+        self._phases.begin()
         try:
-            return self.algorithm.update(sample, self.progress, self._mark)
+            update = self.algorithm.update(sample, self.progress, self._mark)
         except DivergenceError as error:
-            path = self.save_sample(sample)
+            path = self.save_sample(before if error.updates_ago and before is not None else sample)
             raise DivergenceError(
-                f"{error} at update {self.counters.updates}; the batch is saved in {path}. Lower learning_rate "
-                "or check the rewards."
+                f"{error} at update {self.counters.updates - error.updates_ago}; the batch is saved in {path}. Lower "
+                "learning_rate or check the rewards."
             ) from None
+        self._phases.end()
+        return update
 
     def _mark(self, phase: str) -> None:
         """The end of a phase of an update. One of many optimiser steps takes longer than actors may be silent."""
-        self._timer.mark(phase)
+        self._phases.mark(phase)
         if perf_counter() - self._last_look >= LOOK_S:
             with suppress(TransportError):  # None is left: the look after this update says so again.
                 self._check_actors()

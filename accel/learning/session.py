@@ -28,7 +28,7 @@ from accel.experience.stores.base import KeptStore, Sample
 from accel.learning.actors import Actors
 from accel.learning.asynchronous import AsynchronousGradients
 from accel.learning.collapse import CollapseDetector
-from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
 from accel.learning.following import NoPublisher, NoSampler
 from accel.learning.handshake import Crew, Stop
 from accel.learning.loop import Loop
@@ -305,6 +305,7 @@ class Session:
             published=self._published,
             collect=None if actor is None else actor.turn,
             stop_requested=self._stop,
+            make_event=phase_events(self.device),
         )
 
     def _replay_files(self) -> tuple[ReplayFiles, KeptStore] | None:
@@ -596,6 +597,7 @@ class Follower:
             save_sample=lambda sample: "no file: learner 0 keeps its own",
             actors=actors,
             stop_requested=stop,
+            make_event=phase_events(learning.device),
         )
 
     def join(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import PhaseError
-from monitor.timers import PhaseTimer, PhaseTimes
+from monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes
 
 PHASES = ("env", "policy", "overhead")
 
@@ -107,6 +107,88 @@ def test_the_real_clock_runs_forward() -> None:
         timer.mark("env")
     after_s = time.perf_counter()
     assert 0.0 < float(timer.snapshot().seconds.sum()) <= after_s - before_s + 1e-9, "but for what adding up rounds"
+
+
+class Device:
+    """Works through what is queued, as far as it is told to; makes events on it."""
+
+    def __init__(self) -> None:
+        self.queued_ms = self.done_ms = 0.0
+        self.made = 0
+        self.waits = 0
+
+    def event(self) -> Point:
+        self.made += 1
+        return Point(self)
+
+
+class Point:
+    """An event, as torch's CUDA events behave."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.at_ms = device, float("nan")
+
+    def record(self) -> None:
+        self.at_ms = self.device.queued_ms
+
+    def query(self) -> bool:
+        return self.device.done_ms >= self.at_ms
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
+        self.device.done_ms = max(self.device.done_ms, self.at_ms)
+
+    def elapsed_time(self, end: Point) -> float:
+        assert self.query() and end.query(), "torch raises where the device has not come to both"
+        return end.at_ms - self.at_ms
+
+
+def update(phases: DevicePhases, device: Device, *spent_ms: tuple[str, float]) -> None:
+    phases.begin()
+    for phase, ms in spent_ms:
+        device.queued_ms += ms
+        phases.mark(phase)
+    phases.end()
+
+
+def test_the_hosts_time_in_an_update_is_shared_out_by_the_devices_once_it_has_come_to_its_end() -> None:
+    device, timer = Device(), PhaseTimer(PHASES, ScriptedClock(0.0, 1.0, 3.0, 3.5, 7.5))
+    phases = DevicePhases(timer, device.event, rest="overhead")
+    timer.mark("env")
+    update(phases, device, ("policy", 30.0), ("overhead", 10.0), ("policy", 60.0))
+    timer.mark("env")
+    phases.settle()
+    assert timer.snapshot().as_dict() == {"env": 1.5, "policy": 0.0, "overhead": 0.0}, "the device is still at it"
+    device.done_ms = device.queued_ms
+    update(phases, device, ("overhead", 5.0))
+    phases.settle()
+    assert timer.snapshot().as_dict() == pytest.approx({"env": 1.5, "policy": 1.8, "overhead": 0.2})
+    assert device.waits == 0
+    phases.settle(wait=True)
+    assert timer.snapshot().as_dict() == pytest.approx({"env": 1.5, "policy": 1.8, "overhead": 4.2})
+    assert float(timer.snapshot().seconds.sum()) == 7.5, "all phases are the whole"
+
+
+def test_an_update_that_marks_nothing_belongs_to_the_rest_and_events_are_used_again() -> None:
+    device, timer = Device(), PhaseTimer(PHASES, ScriptedClock(*map(float, range(12))))
+    phases = DevicePhases(timer, device.event, rest="overhead")
+    for _ in range(5):
+        update(phases, device)
+        phases.settle(wait=True)
+        update(phases, device, ("env", 0.0))
+        phases.settle(wait=True)
+    assert timer.snapshot().as_dict() == {"env": 5.0, "policy": 0.0, "overhead": 5.0} and device.made == 2
+
+
+def test_on_the_host_a_phase_is_what_the_host_spent_in_it() -> None:
+    timer = PhaseTimer(PHASES, ScriptedClock(0.0, 1.0, 3.0))
+    phases = HostPhases(timer)
+    phases.begin()
+    phases.mark("policy")
+    phases.mark("env")
+    phases.end()
+    phases.settle(wait=True)
+    assert timer.snapshot().as_dict() == {"env": 2.0, "policy": 1.0, "overhead": 0.0}
 
 
 def test_timers_and_the_package_import_no_torch() -> None:
