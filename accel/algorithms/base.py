@@ -103,7 +103,7 @@ class GradientAlgorithm:
         updates: made so far, counted where a target network follows every so many.
         defers: whether an update reads no number of the device's: learning rate and clipping are tensors, and whether
             loss and gradient were finite is read at the end of the next update.
-        runner: what runs the parts of an update. ``make_algorithm`` sets it.
+        runner: what runs the parts of an update. Who trains with it may set another, see ``make_runner``.
 
     Args:
         config: the run's, its precision chosen.

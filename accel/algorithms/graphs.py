@@ -15,6 +15,7 @@ Deviation: the runs before a recording count as training, so that nothing has to
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Protocol, TypeVar, cast
@@ -22,7 +23,10 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.config import TrainConfig
 from accel.errors import ConfigError
+from accel.networks.text import parse_network
 
 Result = TypeVar("Result")
 Mark = Callable[[str], None]
@@ -202,6 +206,37 @@ class _Step:
 
     def _call(self) -> object:
         return self._step(_unmarked, *self._inputs)
+
+
+def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.device) -> StepRunner:
+    """What runs the steps of a run's algorithm. Raises ConfigError: its steps are to be recorded and cannot be."""
+    wanted = config.learner.learner_graphs
+    if wanted == "off":
+        return PlainSteps()
+    reason = why_unrecorded(config, exchange, device)
+    if reason is None:
+        return RecordedSteps(CudaRecorder(device), device, required=wanted == "on")
+    if wanted == "on":
+        raise ConfigError(f"learner_graphs = 'on', but {reason}: use --learner-graphs auto, or off")
+    if device.type == "cuda":
+        logger.info("without CUDA graphs: %s", reason)
+    return PlainSteps(f"off: {reason}")
+
+
+def why_unrecorded(config: TrainConfig, exchange: GradientExchange, device: torch.device) -> str | None:
+    """Why the steps of a run cannot be recorded; None: they can."""
+    network, algorithm = config.policy.network, config.algorithm.algorithm
+    if device.type != "cuda":
+        return "the learner is on no CUDA device"
+    if ":" in algorithm:
+        return f"algorithm '{algorithm}' runs its own steps"
+    if type(exchange) is not LocalGradients:
+        return "several learners exchange gradients within a step"
+    if parse_network(network).core is not None:
+        return f"network '{network}' is recurrent, and plans each pass on the host"
+    if re.search(r"\bqat\b", config.compression.compressor):
+        return f"compressor '{config.compression.compressor}' changes the ranges that it rounds with"
+    return None
 
 
 def _unmarked(phase: str) -> None:

@@ -90,6 +90,11 @@ class TrainConfig(BaseModel):
             raise ConfigError(
                 "qat rounds in single precision: set mixed_precision = 'none' with it, or compressor = 'int8'"
             )
+        if self.learner.learner_graphs == "on" and self.learner.device == "cpu":
+            raise ConfigError(
+                "learner_graphs = 'on' with device = 'cpu': they are CUDA graphs; use --device cuda, or "
+                "--learner-graphs auto"
+            )
         self._check_learners()
         self._check_tasks()
         steps = self.acting.unroll_length * self.acting.envs_per_actor * self.store.held_unrolls

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 
+from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange, LocalGradients
+from accel.algorithms.graphs import make_runner
 from accel.config import TrainConfig
 from accel.config.experience import KeptConfig
 from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
@@ -91,6 +93,9 @@ class Learning:
         self.spec = spec = crew.spec
         self.exchange: GradientExchange = LocalGradients() if join is None else join(device)
         self.algorithm = make_algorithm(config, spec, device, self.exchange)
+        self.runner = make_runner(config, self.exchange, device)
+        if isinstance(self.algorithm, GradientAlgorithm):
+            self.algorithm.runner = self.runner
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
         self.batcher = Batcher(spec, device, pinned=config.learner.pinned_transfers, channels_last=channels_last)
@@ -530,6 +535,7 @@ class Session:
             compressor=config.compression.compressor,
             compressor_chosen=self.job.compressor_chosen,
             mixed_precision=config.learner.mixed_precision,
+            learner_graphs=self.learning.runner.outcome,
             finished=loop.finished() is not None,
             evaluation=self._evaluation.result,
             warnings=self._collapse.findings,

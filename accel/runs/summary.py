@@ -143,6 +143,7 @@ class Summary:
         lag: minimum, mean and maximum policy lag over the whole part, in versions.
         learner_s, actor_s: seconds by phase; the actors' together.
         mixed_precision: what the learner computed in, ``none`` for single precision.
+        learner_graphs: whether its steps were CUDA graphs: ``on``, or ``off``, and why where that was not asked for.
         evaluation: what greedy episodes earned meanwhile; None without ``--evaluate-every``.
         warnings: what collapsed meanwhile, in sentences with what to try.
         finished: whether it reached its steps or its return; else it was stopped before, and can be resumed.
@@ -183,6 +184,7 @@ class Summary:
     compressor: str = ""
     compressor_chosen: bool = True
     mixed_precision: str = "none"
+    learner_graphs: str = "off"
     evaluation: EvaluationSummary | None = None
     warnings: tuple[str, ...] = ()
     finished: bool = True
@@ -269,6 +271,11 @@ class Summary:
             return f"--backend envpool, {timed.speedup:.1f}x as fast here ({figures}), or {_MORE_ACTORS}"
         return f"{_MORE_ACTORS}, but not --backend envpool, which is no faster here ({figures}),"
 
+    def _learner_options(self) -> list[str]:
+        """What the learner computes with beside its device."""
+        precision = [] if self.mixed_precision == "none" else [self.mixed_precision]
+        return precision + (["CUDA graphs"] if self.learner_graphs.startswith("on") else [])
+
     def text(self) -> str:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
@@ -279,8 +286,7 @@ class Summary:
             f"policy lag {' / '.join(_number(self.lag.get(f'lag_{which}')) for which in ('min', 'mean', 'max'))} "
             f"versions (min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, "
             f"{self.dead_actors} actors died, {self.actor_restarts} were replaced.",
-            f"learner ({self.device}{'' if self.mixed_precision == 'none' else ', ' + self.mixed_precision}): "
-            f"{_shares(self.learner_s)}",
+            f"learner ({', '.join([self.device, *self._learner_options()])}): {_shares(self.learner_s)}",
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
         ]
         if self.evaluation is not None:
