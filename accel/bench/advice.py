@@ -84,30 +84,38 @@ def advise_correctors(rows: Sequence[Row]) -> list[str]:
 
 
 def advise_learner(rows: Sequence[Row]) -> list[str]:
-    """One line per training configuration: the learner's limit in each precision, and whether bf16 pays."""
+    """One line per training configuration: the learner's limits, and whether bf16 and CUDA graphs pay."""
     lines = []
     for cells in _groups(rows, ("network", "T", "B", "algorithm", "passes", "minibatches")):
-        by_precision = {str(row["precision"]): row for row in cells if row["learner"] == "accel"}
-        limits = [
-            f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {'single precision' if name == 'none' else name}"
-            for name, row in by_precision.items()
-        ]
+        own = {(str(row["precision"]), row["graphs"] == "on"): row for row in cells if row["learner"] == "accel"}
+        limits = [f"{number(row, 'env_steps_per_s'):,.0f} steps/s in {_computed_in(row)}" for row in own.values()]
         line = f"{cells[0]['network']}: the learner processes at most {', '.join(limits)}"
-        if {"none", "bf16"} <= by_precision.keys():
-            single, half = by_precision["none"], by_precision["bf16"]
-            pays = is_faster(half, single, "us_per_env_step")
-            line += f"; bf16 {'pays' if pays else 'does not pay'} ({number(half, 'speedup_none'):.2f}x)"
+        single = own.get(("none", False))
+        for yes, no, other in (
+            ("bf16 pays", "bf16 does not pay", own.get(("bf16", False))),
+            ("CUDA graphs pay", "CUDA graphs do not pay", own.get(("none", True))),
+        ):
+            if single is not None and other is not None:
+                verdict = yes if is_faster(other, single, "us_per_env_step") else no
+                line += f"; {verdict} ({number(other, 'speedup_none'):.2f}x)"
         lines.append(line)
         others = [row for row in cells if row["learner"] != "accel"]
-        if others and by_precision:
-            best = min(by_precision.values(), key=lambda row: number(row, "us_per_env_step"))
+        if others and own:
+            best = min(own.values(), key=lambda row: number(row, "us_per_env_step"))
             times = [
                 f"{row['learner']} {number(row, 'us_per_env_step') / number(best, 'us_per_env_step'):.2f}x"
                 for row in others
             ]
-            precision = "single precision" if best["precision"] == "none" else str(best["precision"])
-            lines.append(f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in {precision}")
+            lines.append(
+                f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in {_computed_in(best)}"
+            )
     return lines
+
+
+def _computed_in(row: Row) -> str:
+    """The precision of a learner's row, and its graphs."""
+    precision = "single precision" if row["precision"] == "none" else str(row["precision"])
+    return f"{precision} with CUDA graphs" if row["graphs"] == "on" else precision
 
 
 def advise_transport(rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Time of the learner's update per environment step, by phase and precision: the upper limit of a run's speed."""
+"""Time of the learner's update per environment step, by phase, precision and CUDA graphs: a run's upper limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
+from accel.algorithms.exchange import LocalGradients
+from accel.algorithms.graphs import WARM_RUNS, make_runner, why_unrecorded
 from accel.bench.checks import check_budget
 from accel.bench.other_learners import OTHERS, Task
 from accel.bench.rows import Notify, Row, number, provenance, spread
@@ -21,8 +24,9 @@ from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
-from accel.learning.device import choose_device, choose_precision, keep_freed_memory
+from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
 from accel.system.machine import read_machine
+from monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
 
 PRECISIONS = ("none", "bf16")
 TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
@@ -59,7 +63,8 @@ def bench_learner(
         rows = bench_learner([config], default_spec("nature-cnn"))
 
     Nothing is published, ``qat`` does not round, and no ``target_kl`` ends the passes early. Experience comes from the
-    learner's own policy. On a GPU each phase is synchronised, so the sum is slightly more than a run's update takes.
+    learner's own policy. On a GPU every update is waited for, which a run's is not, its phases are timed by the
+    device's events, and each configuration is measured with its steps recorded as CUDA graphs too, where they can be.
 
     Args:
         configs: network, algorithm, passes, minibatches, unroll length, environments; all run on the first one's
@@ -72,10 +77,12 @@ def bench_learner(
         repeats: updates of each cell at most.
         notify: called with a message about each refused precision.
     Returns:
-        Flat rows: ``learner`` (``accel`` or one of ``against``), ``network``, ``precision``, ``device``, ``T``, ``B``
+        Flat rows: ``learner`` (``accel`` or one of ``against``), ``network``, ``precision``, ``graphs`` (``on`` or
+        ``off``; with them every phase but ``batch`` counts as ``backward``), ``mode`` (both), ``device``, ``T``, ``B``
         (environments in a batch), ``algorithm``, ``passes``, ``minibatches``; ``us_per_env_step`` (median, with
         ``_low`` and ``_high``), of accel's ``batch_us``, ``forward_us``, ``correct_us`` and ``backward_us`` (medians);
-        ``env_steps_per_s``, the learner's limit; ``speedup_none`` over accel's in single precision (None where that
+        ``env_steps_per_s``, the learner's limit; ``speedup_none`` over accel's in single precision without graphs (None
+        where that
         was not measured); ``samples``, ``cpu_share``; threads, machine and versions.
     Raises:
         MissingExtraError: Stable-Baselines3 is not installed.
@@ -99,7 +106,7 @@ def bench_learner(
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
     shared: Row = {"torch_threads": threads} | provenance()
-    return [row | {"speedup_none": _speedup(row, rows)} | shared for row in rows]
+    return [row | {"mode": _mode(row), "speedup_none": _speedup(row, rows)} | shared for row in rows]
 
 
 def _cells(
@@ -116,7 +123,14 @@ def _cells(
         except ConfigError:
             refusals.append(f"refused: {precision}: this CPU has no instructions for it, so it would be slower")
             continue
-        cells += [LearnerCell(config, spec, device) for config in changed]
+        for config in changed:
+            cells.append(LearnerCell(config.replace(learner_graphs="off"), spec, device))
+            if device.type == "cuda":
+                reason = why_unrecorded(config, LocalGradients(), device)
+                if reason is None:
+                    cells.append(LearnerCell(config.replace(learner_graphs="on"), spec, device))
+                else:
+                    notify(f"without CUDA graphs: {reason}")
     if not cells:
         raise ConfigError("; ".join(refusals) + ": leave it out" if refusals else "no precision is given: name one")
     for refusal in refusals:
@@ -132,6 +146,13 @@ class LearnerCell:
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
         self.algorithm = make_algorithm(config.replace(learning_rate=_LEARNING_RATE, **quiet), spec, device)
         self._device = device
+        runner = make_runner(config, LocalGradients(), device)
+        if isinstance(self.algorithm, GradientAlgorithm):
+            self.algorithm.runner = runner
+        self._timer = PhaseTimer(PHASES)
+        self._phases: UpdatePhases = HostPhases(self._timer)
+        if (make_event := phase_events(device)) is not None:
+            self._phases = DevicePhases(self._timer, make_event, rest="backward")
         network = self.algorithm.network
         _, layout = agree(config, self.algorithm)
         self._batcher = Batcher(
@@ -141,6 +162,9 @@ class LearnerCell:
         for unroll in self._unrolls:
             self._act(unroll)
         self.valid_steps = sum(int(np.count_nonzero(unroll["valid"][:-1])) for unroll in self._unrolls)
+        if runner.fixed_shapes:
+            for _ in range(WARM_RUNS + 1):
+                self.take()
 
     @torch.no_grad()
     def _act(self, unroll: Unroll) -> None:
@@ -155,26 +179,25 @@ class LearnerCell:
 
     def take(self) -> Times:
         """One update."""
-        spent = dict.fromkeys(PHASES, 0.0)
-        last = time.perf_counter()
-
-        def mark(phase: str) -> None:
-            nonlocal last
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            now = time.perf_counter()
-            spent[phase] += now - last
-            last = now
-
+        timer, phases = self._timer, self._phases
+        timer.reset()
+        timer.restart()
         batch = self._batcher.build(self._unrolls)
-        mark("batch")
-        self.algorithm.update(Sample(self.valid_steps, batch, batch.rewards), 0.0, mark)
-        return Times(**spent)
+        timer.mark("batch")
+        phases.begin()
+        self.algorithm.update(Sample(self.valid_steps, batch, batch.rewards), 0.0, phases.mark)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        phases.end()
+        phases.settle(wait=True)
+        return Times(**timer.snapshot().as_dict())
 
     def row(self, samples: Sequence[Times]) -> Row:
         """Microseconds per environment step."""
         scale = 1e6 / self.valid_steps
-        row = _training(self._config, self._device) | {"precision": self._config.learner.mixed_precision}
+        learner = self._config.learner
+        row = _training(self._config, self._device)
+        row |= {"precision": learner.mixed_precision, "graphs": learner.learner_graphs}
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
@@ -210,6 +233,7 @@ def _training(config: TrainConfig, device: torch.device) -> Row:
         "learner": "accel",
         "network": config.policy.network,
         "precision": "none",
+        "graphs": "off",
         "device": str(device),
         "T": config.acting.unroll_length,
         "B": config.acting.envs_per_actor * config.store.held_unrolls,
@@ -255,9 +279,14 @@ def _threads(config: TrainConfig) -> int:
     return config.learner.learner_threads or max(int(read_machine().usable_cores) - config.acting.actors, 1)
 
 
+def _mode(row: Row) -> str:
+    """Precision and graphs, for tables."""
+    return f"{row['precision']}, graphs" if row["graphs"] == "on" else str(row["precision"])
+
+
 def _speedup(row: Row, rows: Sequence[Row]) -> float | None:
     for other in rows:
-        if (other["learner"], other["precision"]) == ("accel", "none") and all(
+        if (other["learner"], other["precision"], other["graphs"]) == ("accel", "none", "off") and all(
             other[name] == row[name] for name in TRAINING
         ):
             return number(other, "us_per_env_step") / number(row, "us_per_env_step")

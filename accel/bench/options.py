@@ -235,7 +235,8 @@ class BitsOptions(SubjectOptions, LayoutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerOptions(LayoutOptions, BudgetOptions):
-    """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16.
+    """Microseconds of the learner's update per environment step, by phase, in single precision and in bf16; on CUDA
+    with and without CUDA graphs.
 
     The learner limits a run: compression gains nothing where the actors together are faster. Experience is random, with
     the layout of --run, --preset, --env, or --observation-shape and --actions; --run and --preset also set the training

@@ -109,6 +109,9 @@ def learner_panels(rows: Sequence[Row]) -> list[Panel]:
         parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
         cells = [row for row in cells if row["learner"] == "accel"]  # the others' have no parts
         labels = [{"none": "single precision"}.get(str(row["precision"]), str(row["precision"])) for row in cells]
+        labels = [
+            f"{label}, graphs" if row["graphs"] == "on" else label for label, row in zip(labels, cells, strict=True)
+        ]
         panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step")))
     return panels
 

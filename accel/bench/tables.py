@@ -101,7 +101,7 @@ BITS = (
 LEARNER = (
     Column("learner", "learner"),
     Column("network", "network"),
-    Column("precision", "precision"),
+    Column("precision", "mode"),
     Column("µs/step", "us_per_env_step", "number"),
     Column("10–90 %", "us_per_env_step", "spread", True),
     Column("batch", "batch_us", "number", True),

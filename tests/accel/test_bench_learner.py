@@ -53,6 +53,7 @@ def test_a_row_for_each_precision_whose_phases_make_the_whole(options: dict[str,
     refused: list[str] = []
     rows = bench_learner([config], spec, seconds=0.05, repeats=4, notify=refused.append)
     assert [row["precision"] for row in rows] == (["none", "bf16"] if can_bf16() else ["none"])
+    assert {row["graphs"] for row in rows} == {"off"}
     assert len(rows) + len(refused) == 2
     for row in rows:
         assert (row["network"], row["T"], row["B"], row["device"]) == (str(options["network"]), 6, 6, "cpu")
@@ -105,10 +106,10 @@ def test_experience_has_ends_and_resets_as_environments_make_them(mode: str) -> 
 
 
 def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
-    def row(precision: str, us: float) -> Row:
+    def row(precision: str, us: float, graphs: str = "off") -> Row:
         low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
         training = {"learner": "accel", "T": 1, "B": 1, "algorithm": "impala", "passes": 1, "minibatches": 1}
-        return {"network": "n", "precision": precision, "us_per_env_step": us, **low, **training}
+        return {"network": "n", "precision": precision, "graphs": graphs, "us_per_env_step": us, **low, **training}
 
     (line,) = advise_learner([row("none", 100.0), row("bf16", 50.0)])
     assert "10,000 steps/s in single precision, 20,000 steps/s in bf16; bf16 pays (2.00x)" in line
@@ -116,13 +117,19 @@ def test_advice_names_the_limit_and_whether_bf16_pays() -> None:
     assert "bf16 does not pay (1.01x)" in line
     (line,) = advise_learner([row("none", 100.0)])
     assert "10,000 steps/s" in line and "bf16" not in line
+    (line,) = advise_learner([row("none", 100.0), row("none", 25.0, "on"), row("bf16", 50.0), row("bf16", 20.0, "on")])
+    assert "40,000 steps/s in single precision with CUDA graphs" in line and "50,000 steps/s in bf16 with CUDA" in line
+    assert "bf16 pays (2.00x); CUDA graphs pay (4.00x)" in line
+    (line,) = advise_learner([row("none", 100.0), row("none", 101.0, "on")])
+    assert "CUDA graphs do not pay (0.99x)" in line
 
 
 def test_advice_compares_others_with_the_best_of_its_own() -> None:
     def row(learner: str, precision: str, us: float) -> Row:
         low = {"us_per_env_step_low": us * 0.98, "env_steps_per_s": 1e6 / us, "speedup_none": 100.0 / us}
         training = {"T": 1, "B": 1, "algorithm": "ppo", "passes": 1, "minibatches": 1}
-        return {"learner": learner, "network": "n", "precision": precision, "us_per_env_step": us, **low, **training}
+        named = {"learner": learner, "network": "n", "precision": precision, "graphs": "off"}
+        return {**named, "us_per_env_step": us, **low, **training}
 
     rows = [row("accel", "none", 100.0), row("accel", "bf16", 50.0), row("sb3", "none", 150.0)]
     assert advise_learner(rows)[1] == "n: an update takes sb3 3.00x as long as accel's in bf16"
@@ -196,3 +203,13 @@ def test_stable_baselines_makes_its_optimiser_steps_in_every_update(spec: EnvSpe
     finally:
         hook.remove()
     assert len(steps) == 2 * 3 * 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")
+def test_on_cuda_there_are_rows_with_and_without_graphs() -> None:
+    config = TrainConfig.create(network="mlp:8x1", algorithm="ppo", unroll_length=6, envs_per_actor=3, device="cuda")
+    rows = bench_learner([config], VECTOR, precisions=["none"], seconds=0.5, repeats=4)
+    assert [row["graphs"] for row in rows] == ["off", "on"]
+    plain, graphs = rows
+    assert float(graphs["forward_us"]) == 0.0 < float(plain["forward_us"])  # type: ignore[arg-type]
+    assert "CUDA graphs" in advise_learner(rows)[0]
