@@ -22,8 +22,11 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import DivergenceError
 from accel.experience.batch import Batch, Batcher
 from accel.experience.stores.base import Sample
+from accel.experience.stores.prioritised import PrioritisedReplay
+from accel.experience.stores.sequences import Sequences
+from accel.experience.stores.trajectories import Trajectories
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
-from tests.contracts.test_algorithms import CPU, Chain, config, each, ignore, parameters, spec_of
+from tests.contracts.test_algorithms import CPU, ENVS, Chain, config, each, ignore, parameters, spec_of
 
 
 @pytest.fixture
@@ -68,10 +71,11 @@ def test_an_update_learns_what_it_does_on_the_host_and_waits_for_nothing(
     for _ in range(4):
         sample = chain.sample()
         copied = moved(sample)
+        host.update(sample, 0.25, ignore)
         accelerator.watched = True
         update = device.update(copied, 0.25, ignore)
+        chain.store.feedback(sample, update.priorities)
         accelerator.watched = False
-        chain.store.feedback(sample, host.update(sample, 0.25, ignore).priorities)
         if chain.store.accepts:
             chain.collect()
         metrics = update.read()
@@ -154,3 +158,33 @@ def test_an_update_that_is_not_finite_is_refused_and_reported_with_the_next(
     assert caught.value.updates_ago == 1
     after = parameters(device)
     assert all(torch.equal(value, after[key].held) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", ["apex", "r2d2", "ptr-ppo"])
+def test_priorities_of_a_device_arrive_a_turn_late_and_are_those_that_it_computed(
+    name: str, accelerator: Accelerator
+) -> None:
+    options = config(name)
+    algorithm = make_algorithm(options, spec_of(name), CPU)
+    chain, late = Chain(options, algorithm), Chain(options, algorithm)
+    for _ in range(6):
+        chain.collect(), late.collect()
+    store, its = chain.store, late.store
+    assert isinstance(store, PrioritisedReplay | Sequences | Trajectories)
+    assert isinstance(its, PrioritisedReplay | Sequences | Trajectories)
+    sample, same = store.sample(), its.sample()
+    assert sample is not None and same is not None and its.tree is not None and store.tree is not None
+    before = its.tree.weights.copy()
+    found = torch.arange(len(sample.weights) if sample.weights is not None else ENVS) / 100
+    store.feedback(sample, found)
+    accelerator.watched = True
+    its.feedback(same, found.to(DEVICE, non_blocking=True))
+    accelerator.watched = False
+    assert not np.array_equal(store.tree.weights, its.tree.weights), "they are on their way"
+    sample = its.sample()
+    assert sample is not None
+    accelerator.watched = True
+    its.feedback(sample, found.to(DEVICE, non_blocking=True))
+    accelerator.watched = False
+    changed = store.tree.weights != before
+    assert changed.any() and np.array_equal(store.tree.weights[changed], its.tree.weights[changed])
