@@ -41,7 +41,7 @@ class Targets:
     predictions: Tensor
 
 
-class Learned(NamedTuple):
+class BatchStep(NamedTuple):
     """What one step on a whole batch gives.
 
     Attributes:

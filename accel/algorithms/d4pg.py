@@ -55,7 +55,7 @@ class _BoundedAction(torch.autograd.Function):
         return gradient * torch.where(gradient < 0.0, 1.0 - actions, 1.0 + actions)
 
 
-class Learned(NamedTuple):
+class D4pgStep(NamedTuple):
     """What one step gives, without a graph.
 
     Attributes:
@@ -113,7 +113,7 @@ class D4pg(ContinuousControl):
 
         return Update(read, learned.errors)
 
-    def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None) -> Learned:
+    def descend(self, mark: Phase, steps: Transitions, weights: Tensor | None) -> D4pgStep:
         """The step on a sample, to be run by ``runner``."""
         targets = self._target_distributions(steps)
         mark("correct")
@@ -130,7 +130,7 @@ class D4pg(ContinuousControl):
         mark("forward")
         norm = self.step(loss, last=False)
         mark("backward")
-        return Learned(loss.detach(), critic_loss.detach(), norm, values.detach(), errors.detach(), targets)
+        return D4pgStep(loss.detach(), critic_loss.detach(), norm, values.detach(), errors.detach(), targets)
 
     @torch.no_grad()
     def _target_distributions(self, steps: Transitions) -> Tensor:

@@ -44,7 +44,7 @@ from accel.networks import PolicyNetwork, build_from_config
 from correctors import retrace
 
 
-class Learned(NamedTuple):
+class QLearningStep(NamedTuple):
     """What one step gives, without a graph: of transitions [N], or () where not said otherwise.
 
     Attributes:
@@ -161,7 +161,7 @@ class Dqn(GradientAlgorithm):
 
         return Update(read, errors.abs())
 
-    def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> Learned:
+    def descend(self, mark: Phase, steps: Transitions, between: Steps | None, weights: Tensor | None) -> QLearningStep:
         """The step on a sample, to be run by ``runner``."""
         targets = self._targets(steps) if between is None else self.retrace_targets(between)
         mark("correct")
@@ -173,7 +173,7 @@ class Dqn(GradientAlgorithm):
         loss = huber.mean() if weights is None else (huber * weights).mean()
         norm = self.step(loss, last=False)
         mark("backward")
-        return Learned(loss.detach(), norm, taken.detach(), targets)
+        return QLearningStep(loss.detach(), norm, taken.detach(), targets)
 
     def refresh_target(self) -> None:
         """Before every update: copy the trained network where its turn has come."""

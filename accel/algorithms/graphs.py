@@ -74,7 +74,7 @@ class PlainSteps:
         return step(mark, *inputs)
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Records what a device is told to do."""
 
     def warm(self, call: Callable[[], Result]) -> Result:
@@ -98,7 +98,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def warm(self, call: Callable[[], Result]) -> Result:
-        """See ``Recorder``."""
+        """See ``StepRecorder``."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -107,7 +107,7 @@ class CudaRecorder:
         return result
 
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """See ``Recorder``; waits for the device, once."""
+        """See ``StepRecorder``; waits for the device, once."""
         graph = torch.cuda.CUDAGraph()
         # Other threads of this process, such as the publisher's, may use the device meanwhile.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -125,7 +125,7 @@ class RecordedSteps:
 
     fixed_shapes = True
 
-    def __init__(self, recorder: Recorder, device: torch.device, *, required: bool = False) -> None:
+    def __init__(self, recorder: StepRecorder, device: torch.device, *, required: bool = False) -> None:
         self.outcome = "on"
         self._recorder, self._device, self._required = recorder, device, required
         self._steps: dict[object, _Step] = {}
@@ -178,7 +178,7 @@ class _Step:
         self._runs = 0
         self._recorded: tuple[object, Callable[[], None]] | None = None
 
-    def run(self, inputs: Sequence[object], recorder: Recorder) -> object:
+    def run(self, inputs: Sequence[object], recorder: StepRecorder) -> object:
         """Its result. Raises RecordingError."""
         self._take([tensor for value in inputs for tensor in tensors_of(value, self._device)])
         if self._runs < WARM_RUNS:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, Learned, Statistics, seeded_network, step_inputs, unrolls_of
+from accel.algorithms.actor_critic import ActorCritic, BatchStep, Statistics, seeded_network, step_inputs, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import VTrace
 from accel.config import TrainConfig
@@ -56,7 +56,7 @@ class Impact(ActorCritic):
 
     def descend(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
-    ) -> Learned:
+    ) -> BatchStep:
         """The step on a batch, to be run by ``runner``."""
         options = self.options
         output, pull = self.forward_and_back(batch)
@@ -79,7 +79,7 @@ class Impact(ActorCritic):
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
         norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return Learned(terms, norm, targets, losses.masked_mean(target_distribution.kl(distribution), weights))
+        return BatchStep(terms, norm, targets, losses.masked_mean(target_distribution.kl(distribution), weights))
 
 
 def surrogate_log_ratio(

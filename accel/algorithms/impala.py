@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accel.algorithms import losses
-from accel.algorithms.actor_critic import ActorCritic, Learned, Statistics, step_inputs, unrolls_of
+from accel.algorithms.actor_critic import ActorCritic, BatchStep, Statistics, step_inputs, unrolls_of
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.corrections import CORRECTIONS
 from accel.config import TrainConfig
@@ -46,7 +46,7 @@ class Impala(ActorCritic):
 
     def descend(
         self, mark: Phase, batch: Batch, rewards: Tensor, weights: Tensor, final_values: Tensor | None
-    ) -> Learned:
+    ) -> BatchStep:
         """The step on a batch, to be run by ``runner``."""
         output, pull = self.forward_and_back(batch)
         scores = self.distribution(output.params[:-1].float(), None).scores(batch.actions)
@@ -57,4 +57,4 @@ class Impala(ActorCritic):
         terms, gradients = self.differentiate(policy, scores, targets.predictions, targets, weights)
         norm = self.step(*terms, pull=partial(self.pull_batch, pull, output, batch, *gradients), last=False)
         mark("backward")
-        return Learned(terms, norm, targets)
+        return BatchStep(terms, norm, targets)

@@ -36,7 +36,7 @@ from accel.experience.stores.base import Sample, Steps, Transitions
 from correctors import retrace
 
 
-class Learned(NamedTuple):
+class SacStep(NamedTuple):
     """What one step gives, without a graph.
 
     Attributes:
@@ -110,7 +110,7 @@ class Sac(ContinuousControl):
         between: Steps | None,
         weights: Tensor | None,
         noise: tuple[Tensor, Tensor],
-    ) -> Learned:
+    ) -> SacStep:
         """The step on a sample, to be run by ``runner``; ``noise``: of the targets' actions, and of the policy's."""
         log_temperature = self._log_temperature
         temperature = log_temperature.detach().exp()
@@ -136,7 +136,7 @@ class Sac(ContinuousControl):
             torch._foreach_lerp_(self._targets, self._online, self.options.target_rate)
         mark("backward")
         found = loss, critic_loss, policy_loss, norm, temperature, values, errors, log_prob, targets
-        return Learned(*(tensor.detach() for tensor in found))
+        return SacStep(*(tensor.detach() for tensor in found))
 
     @torch.no_grad()
     def soft_targets(self, steps: Transitions, temperature: Tensor, noise: Tensor) -> Tensor:

@@ -87,6 +87,8 @@ class Part:
     def tensor(self, slab: Tensor) -> Tensor:
         """The same part of a slab of bytes on any device."""
         dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        if not self.nbytes:
+            return slab.new_empty(self.shape, dtype=dtype)
         return slab[self.start : self.start + self.nbytes].view(dtype).view(self.shape)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _disabled_torch_function_impl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -34,7 +35,7 @@ class DeviceTensor(Tensor):
     """Of the pretended device."""
 
     held: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = _disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> DeviceTensor:

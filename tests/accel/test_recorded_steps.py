@@ -81,7 +81,7 @@ class Tape(TorchDispatchMode):
 
 @dataclass
 class TapeRecorder:
-    """A ``Recorder`` for a CPU."""
+    """A ``StepRecorder`` for a CPU."""
 
     records: int = 0
     replays: int = 0
