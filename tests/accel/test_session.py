@@ -42,6 +42,7 @@ from accel.transport import LocalTransport
 from accel.transport.local import LocalLearner
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import read_decisions
+from tests.accel import late_report
 from tests.contracts.ranks import ROOT
 
 SMALL: Mapping[str, object] = {
@@ -357,6 +358,15 @@ def test_a_run_that_diverges_keeps_its_batch_and_what_was_sound(tmp_path: Path) 
     batch = load_file(tmp_path / "run" / "diverged.safetensors")
     assert {"observations", "valid", "actions", "behaviour_log_prob", "transformed_rewards"} <= set(batch)
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_batch_that_is_reported_an_update_late_is_the_one_that_is_kept(tmp_path: Path) -> None:
+    config = configure(tmp_path, algorithm="tests.accel.late_report:factory", env="Pendulum-v1", reward_scale=0.1)
+    with pytest.raises(DivergenceError, match=r"at update 1; the batch is saved in .*diverged\.safetensors"):
+        accel.train(config)
+    kept = load_file(tmp_path / "run" / "diverged.safetensors")["transformed_rewards"]
+    first, second, third = late_report.REWARDS
+    assert torch.equal(kept, second) and not (torch.equal(kept, first) or torch.equal(kept, third))
 
 
 def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> None:
