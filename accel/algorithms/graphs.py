@@ -116,7 +116,8 @@ class CudaRecorder:
 
 
 class RecordedSteps:
-    """Records each step for each shape of its inputs. One that cannot be recorded is run as it is from then on.
+    """Records each step for each shape of its inputs, up to a number; others run as they are, as does one that cannot be
+    recorded.
 
     Args:
         recorder: of the device. device: whose tensors are inputs; of others, a step may use the shape alone.
@@ -130,6 +131,7 @@ class RecordedSteps:
         self._recorder, self._device, self._required = recorder, device, required
         self._steps: dict[object, _Step] = {}
         self._refused: set[object] = set()
+        self._reasons: set[str] = set()
 
     def run(self, step: Callable[..., Result], mark: Mark, *inputs: object) -> Result:
         """See ``StepRunner``. A recorded step's phases are one, ``backward``.
@@ -143,24 +145,29 @@ class RecordedSteps:
             if len(self._steps) < MAX_RECORDED:
                 self._steps[key] = _Step(step, inputs, self._device)
             else:
-                self._refuse(key, f"{step.__name__} has inputs of more than {MAX_RECORDED} shapes")
+                self._refuse(key, f"steps have more than {MAX_RECORDED} shapes")
         if key not in self._refused:
             try:
                 result = self._steps[key].run(inputs, self._recorder)
             except RecordingError as error:
                 del self._steps[key]
-                self._refuse(key, f"{step.__name__} cannot be recorded ({error})")
+                reason = f"{step.__name__} cannot be recorded ({error})"
+                if self._required:
+                    raise ConfigError(
+                        f"learner_graphs = 'on', but {reason}: use --learner-graphs auto, or off"
+                    ) from error
+                self._refuse(key, reason)
             else:
                 mark("backward")
                 return cast(Result, result)
         return step(mark, *inputs)
 
     def _refuse(self, key: object, reason: str) -> None:
-        if self._required:
-            raise ConfigError(f"learner_graphs = 'on', but {reason}: use --learner-graphs auto, or off")
-        logger.warning("without a CUDA graph: %s", reason)
         self._refused.add(key)
-        self.outcome = f"on, but {reason}"
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.warning("without a CUDA graph: %s", reason)
+            self.outcome = f"on, but {'; '.join(sorted(self._reasons))}"
 
 
 class RecordingError(Exception):

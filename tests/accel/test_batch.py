@@ -83,4 +83,18 @@ def test_a_cuda_batch_is_the_same(pinned: bool) -> None:
     on_gpu = Batcher(STACKED, torch.device("cuda"), pinned=pinned).build(unrolls).tensors()
     assert on_cpu.keys() == on_gpu.keys()
     for name, tensor in on_gpu.items():
-        assert tensor.is_cuda and torch.equal(tensor.cpu(), on_cpu[name]), name
+        assert tensor.is_cuda == (name != "first") and torch.equal(tensor.cpu(), on_cpu[name]), name
+
+
+def test_steps_are_found_on_the_host_and_its_flags_outlive_the_unrolls_memory() -> None:
+    """On another device than the host, where numbers could not be read: torch's ``meta`` has none."""
+    unrolls = [fill(UnrollLayout(VECTOR, 6, 2), seed) for seed in range(2)]
+    here, there = (Batcher(VECTOR, device).build(unrolls) for device in (CPU, torch.device("meta")))
+    expected = {flag: torch.nonzero(getattr(here, flag).flatten()).squeeze(1) for flag in ("valid", "truncated")}
+    first = here.first.clone()
+    for unroll in unrolls:
+        for array in unroll.arrays.values():
+            array[...] = 0
+    assert there.valid.device.type == "meta" and torch.equal(there.first, first) and first.any()
+    for flag, rows in expected.items():
+        assert len(rows) and torch.equal(there.rows(flag), rows)
