@@ -116,8 +116,8 @@ class CudaRecorder:
 
 
 class RecordedSteps:
-    """Records each step for each shape of its inputs, up to a number; others run as they are, as does one that cannot be
-    recorded.
+    """Records each step for each shape of its inputs, up to a number. Others run as they are, as do those that cannot
+    be recorded.
 
     Args:
         recorder: of the device. device: whose tensors are inputs; of others, a step may use the shape alone.
