@@ -6,7 +6,9 @@ So a step is a function of its inputs, which are copied to where it was recorded
 where they are: parameters, gradients, moments, learning rate, target networks. It draws no random numbers, reads no
 number of the device's, and its shapes are those of its inputs. What it returns is overwritten by its next run.
 
-The first runs of a step are ordinary ones, beside the current stream, in which libraries choose their algorithms.
+The first runs of a step are ordinary ones, in which libraries choose their algorithms, on the stream that records:
+autograd adds up a parameter's gradients on the stream on which it first met it, as long as a graph with it lives. So what
+a step returns has no graph.
 
 Source: the notes on CUDA graphs in torch's documentation; LeanRL, which shows what they are worth to these algorithms.
 Deviation: the runs before a recording count as training, so that nothing has to be put back.
@@ -109,8 +111,13 @@ class CudaRecorder:
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """See ``StepRecorder``; waits for the device, once."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process, such as the publisher's, may use the device meanwhile.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        current = torch.cuda.current_stream(self._device)
+        # Other threads of this process, such as the publisher's, may use the device meanwhile. Where a recording fails,
+        # torch leaves its stream the current one: the outer context puts this one back.
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             result = call()
         return result, graph.replay
 

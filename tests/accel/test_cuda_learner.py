@@ -14,7 +14,7 @@ import accel
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import LocalGradients
-from accel.algorithms.graphs import make_runner
+from accel.algorithms.graphs import CudaRecorder, RecordedSteps, make_runner
 from accel.config import TrainConfig
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
@@ -168,3 +168,16 @@ def test_a_run_learns_on_cuda_and_says_whether_with_graphs(graphs: str, tmp_path
     )  # fmt: skip
     assert summary.device.startswith("cuda") and summary.learner_graphs == {"auto": "on", "off": "off"}[graphs]
     assert summary.learner_s["backward"] > 0.0 and summary.return_mean is not None and summary.return_mean > 20.0
+
+
+def test_a_step_that_cannot_be_recorded_leaves_the_stream_as_it_was() -> None:
+    """It reads a number, which is no error in an ordinary run."""
+
+    def reads(_mark: object, value: torch.Tensor) -> torch.Tensor:
+        return value * float(value.sum())
+
+    runner, before = RecordedSteps(CudaRecorder(CUDA), CUDA), torch.cuda.current_stream()
+    for number in range(8):
+        found = runner.run(reads, ignore, torch.full((4,), float(number), device=CUDA))
+        assert found.tolist() == [4.0 * number**2] * 4
+    assert torch.cuda.current_stream() == before and "cannot be recorded" in runner.outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import pytest
@@ -193,6 +193,35 @@ def test_a_rate_that_python_knows_is_noticed(name: str, monkeypatch: pytest.Monk
     assert not all(
         torch.allclose(value, parameters(recorded)[key], atol=1e-5) for key, value in parameters(plain).items()
     )
+
+
+class Watching(PlainSteps):
+    """Sees what steps return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[Tensor] = []
+
+    def run(self, step: Callable[..., Result], mark: Callable[[str], None], *inputs: object) -> Result:
+        result = step(mark, *inputs)
+        self.returned += [leaf for leaf in _leaves(result) if isinstance(leaf, Tensor)]
+        return result
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Of tuples and dataclasses."""
+    if is_dataclass(value):
+        return [leaf for field in fields(value) for leaf in _leaves(getattr(value, field.name))]
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_step_returns_a_graph(name: str) -> None:
+    """Which would keep autograd's nodes of the parameters, and with them the stream of an earlier run."""
+    algorithm, chain = learner(name, None)
+    algorithm.runner = watching = Watching()
+    chain.update()
+    assert len(watching.returned) >= 4 and not any(tensor.requires_grad for tensor in watching.returned)
 
 
 def twice(_mark: Callable[[str], None], value: Tensor, other: Tensor | None) -> Tensor:
