@@ -7,8 +7,8 @@ where they are: parameters, gradients, moments, learning rate, target networks. 
 number of the device's, and its shapes are those of its inputs. What it returns is overwritten by its next run.
 
 The first runs of a step are ordinary ones, in which libraries choose their algorithms, on the stream that records:
-autograd adds up a parameter's gradients on the stream on which it first met it, as long as a graph with it lives. So what
-a step returns has no graph.
+autograd adds up a parameter's gradients on the stream on which it first met it, as long as a graph with it lives. So
+what a step returns has no graph.
 
 Source: the notes on CUDA graphs in torch's documentation; LeanRL, which shows what they are worth to these algorithms.
 Deviation: the runs before a recording count as training, so that nothing has to be put back.
