@@ -55,6 +55,8 @@ def test_a_summary_survives_its_file(summary: Summary, tmp_path: Path) -> None:
 def test_the_text_has_every_figure() -> None:
     text = SUMMARY.text()
     assert "learner (cpu, bf16): " in replace(SUMMARY, mixed_precision="bf16").text()
+    on_gpu = replace(SUMMARY, device="cuda", mixed_precision="bf16", learner_graphs="on").text()
+    assert "learner (cuda, bf16, CUDA graphs): " in on_gpu
     for figure in (
         "mean return 12.2", "123,456 environment steps", "77 updates", "61,728 environment steps/s",
         "2.0 s of training", "5.5 s since", "0 / 1.5 / 4", "3 unrolls dropped", "1 actors died",
