@@ -49,6 +49,7 @@ from accel.system.memory import anonymous_memory
 from accel.system.processes import process_started, process_state
 from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse, hang_text
 from accel.transport.base import Bytes, PolicyUpdate, Stopped, check_unroll_bytes
+from accel.transport.node_memory import PolicySlot
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.wire import decode_message, encode_message
 
@@ -68,9 +69,6 @@ _ANSWER_SLEEP_S = 10e-6
 _POLICY_LOOK_S = 0.005
 
 _LENGTH = struct.Struct("<I")
-_SEQUENCE = struct.Struct("<q")
-_POLICY = struct.Struct("<qqqII")
-_SCHEME_AT, _PAYLOAD_AT = 64, 8192
 
 
 class LinkLostError(TransportError):
@@ -185,55 +183,6 @@ class Link:
         return bool(select.select([self._socket], [], [], timeout_s)[0])
 
 
-class PolicySlot:
-    """The newest policy, in a file of memory: one writer, which never waits, and one reader, which sees whole ones.
-
-    A sequence number that is odd while the writer writes tells the reader to look again.
-    """
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        self._sequence = self._payload_sequence = self._size = 0
-        self._seen = self._seen_payload = 0
-
-    def write(self, update: PolicyUpdate) -> None:
-        """Replace the policy; without a payload, only its version. Raises TransportError: its name is too long."""
-        scheme = update.scheme.encode()
-        if len(scheme) > _PAYLOAD_AT - _SCHEME_AT:
-            raise TransportError(f"a scheme's name of {len(scheme)} bytes is too long")
-        self._sequence += 1
-        os.pwrite(self._file, _SEQUENCE.pack(self._sequence), 0)
-        size = self._size
-        if update.payload is not None:
-            self._payload_sequence = self._sequence
-            size = self._size = len(update.payload)
-            written = 0
-            while written < size:
-                written += os.pwrite(self._file, memoryview(update.payload)[written:], _PAYLOAD_AT + written)
-        os.pwrite(self._file, scheme, _SCHEME_AT)
-        self._sequence += 1
-        header = (self._sequence, update.version, self._payload_sequence, len(scheme), size)
-        os.pwrite(self._file, _POLICY.pack(*header), 0)
-
-    def read(self) -> PolicyUpdate | None:
-        """A policy newer than the last one read; its payload too, unless that was read before."""
-        while True:
-            header = os.pread(self._file, _POLICY.size, 0)
-            if len(header) < _POLICY.size:
-                return None
-            sequence, version, payload_sequence, name_bytes, size = _POLICY.unpack(header)
-            if sequence == self._seen:
-                return None
-            if sequence % 2 == 0:
-                scheme = os.pread(self._file, name_bytes, _SCHEME_AT)
-                payload = None if payload_sequence == self._seen_payload else _read(self._file, size, _PAYLOAD_AT)
-                if os.pread(self._file, _POLICY.size, 0) == header:
-                    break
-            os.sched_yield()
-        self._seen, self._seen_payload = sequence, payload_sequence
-        return PolicyUpdate(version, scheme.decode(), payload)
-
-
 def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
     """Buffers in a file of memory, each on pages of its own."""
     ends = np.cumsum([-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]).tolist()
@@ -241,16 +190,6 @@ def _lay_out(file: int, sizes: Sequence[int]) -> list[Bytes]:
         os.ftruncate(file, ends[-1])
     memory = mmap.mmap(file, ends[-1])
     return [np.frombuffer(memory, np.uint8, size, start) for size, start in zip(sizes, [0, *ends[:-1]], strict=True)]
-
-
-def _read(file: int, size: int, start: int) -> bytes:
-    found = os.pread(file, size, start)
-    while len(found) < size:  # Linux reads 2 GiB at most at once
-        more = os.pread(file, size - len(found), start + len(found))
-        if not more:
-            break
-        found += more
-    return found
 
 
 class ChildActor:

@@ -47,6 +47,7 @@ class TransportOptions:
         prefetch: unrolls that the learner takes ahead of ``receive``; >= 1. More hides a slow network, and adds lag.
         silence_s: how long an actor that sends signs of life may be silent before the learner fences it off; None: for
             ever. lost_s: how long before it counts as dead.
+        relays: whether the learner sends a policy once to every node; otherwise once to every actor.
     """
 
     in_flight: int = 2
@@ -54,6 +55,7 @@ class TransportOptions:
     prefetch: int = 4
     silence_s: float | None = None
     lost_s: float = 120.0
+    relays: bool = True
 
     def __post_init__(self) -> None:
         for name in ("in_flight", "max_held", "prefetch"):
@@ -77,11 +79,15 @@ class PolicyUpdate:
         version: policy version, as published.
         scheme: text form of the compression scheme.
         payload: what ``publish`` was given, or None when it is byte for byte the policy pulled last.
+        publication: the number of the ``publish`` that it is of.
+        content: the number of the one that brought its payload; 0: unknown.
     """
 
     version: int
     scheme: str
     payload: bytes | None
+    publication: int = 0
+    content: int = 0
 
 
 class ActorTransport(Protocol):

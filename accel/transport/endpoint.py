@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from accel.errors import TransportError
@@ -64,6 +65,13 @@ class Endpoint(Protocol):
 
     def is_done(self, request: Request) -> bool:
         """Whether a transfer is complete."""
+        ...
+
+    def over(self, requests: Sequence[Request]) -> tuple[Sequence[int], bool]:
+        """Places of the sends that are complete or never will be, and whether one never will be: its receiver died.
+
+        One call for many; more calls find those that had not progressed yet.
+        """
         ...
 
     def failed_ranks(self) -> frozenset[int]:

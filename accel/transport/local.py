@@ -15,7 +15,8 @@ from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.pulse import Pulse
 from accel.transport.base import Aborted, Arrival, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
-from accel.transport.remote_learner import PolicyBoard, UnrollPool
+from accel.transport.policy_board import PolicyBoard
+from accel.transport.remote_learner import UnrollPool
 from accel.transport.wire import decode_message, encode_message
 
 

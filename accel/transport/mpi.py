@@ -10,7 +10,8 @@ import atexit
 import ctypes
 import os
 import socket
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import NoReturn, cast
 
 import mpi4py
 
@@ -94,6 +95,25 @@ class MpiEndpoint:
             return request.Test()
         except MPI.Exception as error:
             self.fail(error)
+
+    def over(self, requests: Sequence[Request]) -> tuple[Sequence[int], bool]:
+        """Sends that are complete or never will be; see ``Endpoint.over``."""
+        try:
+            found = MPI.Request.Testsome(cast(Sequence[MPI.Request], requests))
+        except MPI.Exception:
+            return self._over_one_by_one(requests), True
+        return range(len(requests)) if found is None else found, False
+
+    def _over_one_by_one(self, requests: Sequence[Request]) -> list[int]:
+        """After an error, which does not say whose it is. Requests that are complete already are so again."""
+        places = []
+        for place, request in enumerate(requests):
+            try:
+                if self.is_done(request):
+                    places.append(place)
+            except PeerFailed:
+                places.append(place)
+        return places
 
     def failed_ranks(self) -> frozenset[int]:
         """Ranks known to have died, acknowledged."""

@@ -16,17 +16,20 @@ from accel.system.pulse import Pulse
 from accel.transport.base import Aborted, Bytes, PolicyUpdate, Stopped, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
+from accel.transport.node_memory import NodeMemory, NodeView, Place, node_name
 from accel.transport.wire import (
     TAG_ANSWER,
     TAG_MESSAGE,
     TAG_POLICY,
     TAG_QUESTION,
+    TAG_RELAY,
     TAG_UNROLL,
     WIRE_FORMAT,
     check_formats,
     decode_message,
     decode_policy,
     encode_message,
+    open_policy,
 )
 
 _MAX_REPORTS_UNDER_WAY = 16
@@ -37,6 +40,8 @@ _HELP_S = {"hello": 1.0, "report": 0.02, "rejoined": 0.02}
 class RemoteActor:
     """``ActorTransport`` over an ``Endpoint``. The learner's stream ends with a stop, this actor's with a goodbye.
 
+    Args:
+        node: what actors have in common of which one relays policies to the others; None: ``node_name``.
     Attributes:
         fence: set when the learner, which had not heard of this actor for too long, asks it to start anew; ``rejoin``
             answers.
@@ -49,6 +54,7 @@ class RemoteActor:
         *,
         options: TransportOptions | None = None,
         formats: Mapping[str, int] | None = None,
+        node: str | None = None,
     ) -> None:
         # The inference rank comes after all actors: it is sent the policies, and sends no unrolls.
         self.actor = (*group.actors, group.inference).index(endpoint.rank)
@@ -66,6 +72,11 @@ class RemoteActor:
         self._receipt: tuple[int, Request, Bytes] | None = None
         self._welcomes: deque[Json] = deque()
         self._update: PolicyUpdate | None = None
+        self._last = PolicyUpdate(-1, "", None, -1)
+        self._node = node or node_name()
+        self._memory: NodeMemory | None = None
+        self._view: NodeView | None = None
+        self._scheme: str | None = None
         self._abort_text: str | None = None
         self._learner_gone = False
         self._closed = False
@@ -102,8 +113,11 @@ class RemoteActor:
         return message if isinstance(message, dict) else {}
 
     def hello(self, message: Json) -> None:
-        """Answers the welcome."""
-        self._post("hello", message)
+        """Answers the welcome, and says where others of this node would find policies that this actor relays."""
+        if self._memory is None and self._node is not None:
+            self._memory = NodeMemory(self._node)
+        place = None if self._memory is None else self._memory.place.to_json()
+        self._post("hello", {"place": place, "message": message})
 
     def report(self, message: Json) -> None:
         """Sends a late message; waits only when many earlier ones have not been taken yet."""
@@ -232,23 +246,14 @@ class RemoteActor:
             return
         self._closed = True
         atexit.unregister(self.close)
-        backoff = Backoff(timeout_s)
         try:
-            while self.is_asking and not self.aborted and not self.is_answered() and backoff.pause():
-                self._progress()  # MPI does not end well with a question under way.
-            while self._sends:
-                self._progress()
-                self._reap()
-                if self._sends and not backoff.pause():
-                    return
-            self._reports.append(self._guarded_send(encode_message("goodbye", {}), TAG_MESSAGE))
-            while self._reports or not self.stopping or self._receipt is not None:
-                self._progress()
-                self._reap_reports()
-                if not backoff.pause():
-                    return
+            self._say_goodbye(Backoff(timeout_s))
         except TransportError:
-            return  # The learner is gone, or what it sends is broken: there is nobody to say goodbye to.
+            pass  # The learner is gone, or what it sends is broken: there is nobody to say goodbye to.
+        finally:
+            self._follow(None)
+            if self._memory is not None:
+                self._memory.close()
 
     @property
     def has_news(self) -> bool:
@@ -259,6 +264,21 @@ class RemoteActor:
     def aborted(self) -> bool:
         """Whether the learner gave the run up."""
         return self._abort_text is not None
+
+    def _say_goodbye(self, backoff: Backoff) -> None:
+        while self.is_asking and not self.aborted and not self.is_answered() and backoff.pause():
+            self._progress()  # MPI does not end well with a question under way.
+        while self._sends:
+            self._progress()
+            self._reap()
+            if self._sends and not backoff.pause():
+                return
+        self._reports.append(self._guarded_send(encode_message("goodbye", {}), TAG_MESSAGE))
+        while self._reports or not self.stopping or self._receipt is not None:
+            self._progress()
+            self._reap_reports()
+            if not backoff.pause():
+                return
 
     def _post(self, kind: str, body: Json) -> None:
         encoded = encode_message(kind, body)
@@ -299,9 +319,15 @@ class RemoteActor:
             self._reports.popleft()
 
     def _progress(self) -> None:
-        """Takes everything that the learner has sent, in order. A policy still under way holds up what follows it."""
+        """Takes everything that the learner, or the relay of this node, has for this actor."""
         if self._learner_gone:
             raise self._learner_failed(None)
+        self._hear_learner()
+        if self._view is not None and (update := self._view.read(self._scheme, self._last)) is not None:
+            self._accept(update)
+
+    def _hear_learner(self) -> None:
+        """Takes what the learner has sent, in order. A policy still under way holds up what follows it."""
         while not self.stopping:  # Nothing follows a stop.
             if self._receipt is not None:
                 tag, request, buffer = self._receipt
@@ -326,20 +352,57 @@ class RemoteActor:
 
     def _take(self, tag: int, buffer: Bytes) -> None:
         if tag == TAG_POLICY:
-            update = decode_policy(buffer.data)
-            if update.payload is None and self._update is not None:
-                update = replace(update, payload=self._update.payload)
-            self._update = update
+            self._take_own(decode_policy(buffer.data))
+        elif tag == TAG_RELAY and self._memory is not None:
+            self._memory.write(*open_policy(buffer.data))
         elif tag == TAG_MESSAGE:
             self._obey(*decode_message(buffer.data))
         else:
             raise TransportError(f"a message with the foreign tag {tag} arrived from the learner")
 
+    def _take_own(self, update: PolicyUpdate) -> None:
+        """A policy for this actor alone, which it may know from its relay already."""
+        last = self._last
+        is_same = update.scheme == last.scheme
+        if self._view is not None and update.publication < last.publication + is_same:
+            return
+        is_known = is_same and update.content == last.content > 0
+        self._accept(replace(update, payload=None) if is_known else update)
+
+    def _accept(self, update: PolicyUpdate) -> None:
+        self._last = replace(update, payload=None)
+        if update.payload is None and self._update is not None:
+            update = replace(update, payload=self._update.payload)
+        self._update = update
+
+    def _follow(self, place: Place | None) -> bool:
+        """Reads the policies of whoever relays them from now on; False where its memory cannot be opened."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+        if place is not None:
+            with suppress(TransportError):
+                self._view = NodeView(place)
+        return self._view is not None
+
+    def _obey_follow(self, body: Json) -> None:
+        scheme, place = body.get("scheme"), Place.from_json(body.get("place"))
+        self._scheme = None if scheme is None else str(scheme)
+        follows = self._follow(place)
+        if place is not None:
+            answer = encode_message("follows", {"number": body.get("number"), "follows": follows})
+            self._reports.append(self._guarded_send(answer, TAG_MESSAGE))
+
     def _obey(self, kind: str, body: Json) -> None:
         if kind == "welcome":
             self._welcomes.append(body)
+        elif kind == "follow":
+            self._obey_follow(body)
+        elif kind == "scheme":
+            self._scheme = str(body.get("scheme"))
         elif kind == "rejoin":
             self.fence = int(str(body.get("fence")))
+            self._follow(None)
         elif kind in ("stop", "abort"):
             self.stopping = True
             if kind == "abort":

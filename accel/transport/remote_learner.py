@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.system.clock import ListeningClock
-from accel.transport.base import Arrival, Bytes, PolicyUpdate, TransportOptions, check_unroll_bytes
+from accel.transport.base import Arrival, Bytes, TransportOptions, check_unroll_bytes
 from accel.transport.endpoint import Backoff, Endpoint, Incoming, PeerFailed, Request
 from accel.transport.launcher import LearnerGroup
+from accel.transport.node_memory import Place
+from accel.transport.policy_board import PolicyBoard
+from accel.transport.relays import Relays
 from accel.transport.wire import (
     MAX_MESSAGE_BYTES,
     TAG_MESSAGE,
     TAG_POLICY,
+    TAG_RELAY,
     TAG_UNROLL,
     WIRE_FORMAT,
     decode_message,
     encode_message,
-    encode_policy,
 )
 
 _INBOX_LIMIT = 4096
@@ -31,6 +33,8 @@ _CLOSE_TIMEOUT_S = 5.0
 # A network may need this side's help to open connections, and nobody knows when the learner calls again.
 _WELCOME_HELP_S = 0.1
 _LISTENS_S = 0.5
+_LOOKS = 64
+_RELAY_SILENCE = 0.5  # Of the silence after which an actor is fenced off.
 
 
 class RemoteLearner:
@@ -65,11 +69,13 @@ class RemoteLearner:
         self._silent: dict[int, int] = {}
         self._invited: set[int] = set()
         self._lost: set[int] = set()
+        self._doubted: set[int] = set()
         self._fences = 0
         self._heard_s: dict[int, float] = {}
         self._clock, self._looked_s = ListeningClock(_LISTENS_S), 0.0
         self._told_to_stop: set[int] = set()
         self._outbox = _Outbox(endpoint, ranks)
+        self._relays = Relays(self._outbox.board, self._post)
         if self._inference is not None:
             for actor in range(self.actors):
                 self._outbox.board.forget(actor)  # policies go to the inference rank only
@@ -143,7 +149,7 @@ class RemoteLearner:
 
     def assign(self, actor: int, scheme: str) -> None:
         """From now on ``actor`` gets ``scheme``; with central inference, all of them do."""
-        self._outbox.board.assign(actor if self._inference is None else self._inference, scheme)
+        self._relays.assign(actor if self._inference is None else self._inference, scheme)
         self._advance_sends()
 
     def pump(self) -> None:
@@ -165,6 +171,7 @@ class RemoteLearner:
 
     def _end(self, encoded: bytes, timeout_s: float) -> frozenset[int]:
         self._ended = True
+        self._relays.close()
         atexit.unregister(self.close)
         self._start_draining()
         for actor in sorted(self._alive - {self._inference}):
@@ -221,13 +228,21 @@ class RemoteLearner:
         if self._clock.look() < self._looked_s + _LISTENS_S or self._draining:
             return
         self._looked_s = self._clock.s
+        for actor in self._relays.relays:
+            if self._clock.s - self._heard_s.get(actor, self._clock.s) > _RELAY_SILENCE * silence_s:
+                self._doubted.add(actor)  # Others would wait for it.
+                self._relays.leave(actor, is_gone=False)
         for actor, heard_s in self._heard_s.items():
             silent_s = self._clock.s - heard_s
+            if actor in self._doubted and silent_s < _RELAY_SILENCE * silence_s:
+                self._doubted.discard(actor)
+                self._relays.come_back(actor)
             if actor in self._alive and silent_s > silence_s:
                 self._alive.discard(actor)
                 self._fences += 1
                 self._silent[actor] = self._fences
                 self._invited.discard(actor)
+                self._relays.leave(actor)
                 self._outbox.forget(actor)
             elif actor in self._silent and silent_s > max(self._options.lost_s, silence_s):
                 self._lose(actor)
@@ -240,6 +255,7 @@ class RemoteLearner:
             self._alive.add(actor)
             if self._inference is None:
                 self._outbox.board.remember(actor)
+                self._relays.come_back(actor)
         elif kind == "goodbye":
             self._lose(actor)
             self._tell_to_stop(actor, encode_message("stop", {}))
@@ -323,17 +339,32 @@ class RemoteLearner:
             self._tell_to_stop(actor, encode_message("stop", {}))
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
+        elif kind == "follows":
+            self._relays.hear(actor, body)
         elif kind in ("hello", "report"):
+            if kind == "hello":
+                body = self._take_hello(actor, body)
             if len(self._inbox) >= _INBOX_LIMIT:
                 raise TransportError(f"{_INBOX_LIMIT} messages from actors are unread; call messages() now and then")
             self._inbox.append((actor, body))
         elif kind != "beat":
             raise TransportError(f"actor {actor} sent an unknown kind of message: {kind}")
 
+    def _take_hello(self, actor: int, body: Json) -> Json:
+        """Of a hello, what is not the transport's."""
+        if self._inference is None and self._options.relays:
+            self._relays.join(actor, Place.from_json(body.get("place")))
+        message = body.get("message")
+        return message if isinstance(message, dict) else {}
+
+    def _post(self, actor: int, kind: str, body: Json) -> None:
+        self._outbox.post(actor, encode_message(kind, body))
+
     def _tell_to_stop(self, actor: int, encoded: bytes) -> None:
         """The last message that an actor gets."""
         if actor not in self._told_to_stop:
             self._told_to_stop.add(actor)
+            self._relays.leave(actor)
             self._outbox.board.forget(actor)
             self._outbox.post(actor, encoded)
 
@@ -350,6 +381,7 @@ class RemoteLearner:
             self._alive.discard(actor)
             self._silent.pop(actor, None)
             self._dead.add(actor)
+            self._relays.leave(actor)
             self._outbox.forget(actor)
 
 
@@ -393,175 +425,75 @@ class UnrollPool:
         self._free.append(arrival.buffer)
 
 
-@dataclass(eq=False)
-class _Content:
-    """A payload as last published under one scheme; the object's identity says whether the payload is the same."""
-
-    payload: bytes
-
-
-@dataclass
-class PolicyBoard:
-    """The newest policy of every scheme, the scheme of every actor, and who still waits for which.
-
-    ``offer`` answers with the newest policy only, so what is replaced before it is sent is never sent.
-    """
-
-    actors: int
-    version: int = -1
-    _assigned: dict[int, str] = field(default_factory=dict)
-    _contents: dict[str, _Content] = field(default_factory=dict)
-    _default: str | None = None
-    _sent_content: dict[int, _Content] = field(default_factory=dict)
-    _sent_scheme: dict[int, str] = field(default_factory=dict)
-    _waiting: set[int] = field(default_factory=set)
-    _gone: set[int] = field(default_factory=set)
-    _frames: dict[tuple[str, bool], bytes] = field(default_factory=dict)
-
-    def publish(self, version: int, policies: Mapping[str, bytes]) -> None:
-        """Makes ``policies`` the newest for every actor. Raises TransportError: one missing, version going down."""
-        if not policies:
-            raise TransportError("publish() needs the policy of at least one scheme")
-        if version < self.version:
-            raise TransportError(f"policy version {version} is older than the published {self.version}")
-        missing = sorted({scheme for scheme in self._assigned.values() if scheme not in policies})
-        if missing:
-            raise TransportError(
-                f"publish() lacks {', '.join(missing)}, assigned to actors; it got {', '.join(policies)}"
-            )
-        self._contents = {scheme: self._content(scheme, payload) for scheme, payload in policies.items()}
-        self._default = next(iter(policies))
-        self.version = version
-        self._frames.clear()
-        self._waiting = set(range(self.actors)) - self._gone
-
-    def assign(self, actor: int, scheme: str) -> None:
-        """Gives ``actor`` another scheme, with the next offer or, if it is not published yet, the next ``publish``."""
-        if not 0 <= actor < self.actors:
-            raise TransportError(f"there is no actor {actor}, only 0 … {self.actors - 1}")
-        if actor in self._gone or self._assigned.get(actor) == scheme:
-            return
-        self._assigned[actor] = scheme
-        if scheme in self._contents and self._sent_scheme.get(actor, scheme) != scheme:
-            self._waiting.add(actor)
-
-    def forget(self, actor: int) -> None:
-        """Drops an actor that is gone: it is offered nothing, and its scheme need not be published any more."""
-        self._gone.add(actor)
-        self._assigned.pop(actor, None)
-        self._sent_content.pop(actor, None)
-        self._waiting.discard(actor)
-
-    def remember(self, actor: int) -> None:
-        """Takes an actor back that was forgotten; it is offered the newest policy."""
-        self._gone.discard(actor)
-        if self._contents:
-            self._waiting.add(actor)
-
-    def waiting(self) -> Iterator[int]:
-        """Actors with something newer to get; a snapshot."""
-        return iter(tuple(self._waiting))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no actor waits for anything."""
-        return not self._waiting
-
-    def has_offer(self, actor: int) -> bool:
-        """Whether ``offer`` would answer."""
-        return actor in self._waiting and self._assigned.get(actor, self._default) in self._contents
-
-    def offer(self, actor: int) -> PolicyUpdate | None:
-        """What ``actor`` should be sent now, counted as sent; None when it has the newest."""
-        scheme = self._assigned.get(actor, self._default)
-        if actor not in self._waiting or scheme is None or scheme not in self._contents:
-            return None
-        content = self._contents[scheme]
-        self._waiting.discard(actor)
-        known = self._sent_content.get(actor) is content
-        self._sent_content[actor] = content
-        self._sent_scheme[actor] = scheme
-        return PolicyUpdate(self.version, scheme, None if known else content.payload)
-
-    def frame(self, update: PolicyUpdate) -> bytes:
-        """The message for an update just offered, built once for all actors that get the same."""
-        key = (update.scheme, update.payload is None)
-        if key not in self._frames:
-            self._frames[key] = encode_policy(update.version, update.scheme, update.payload)
-        return self._frames[key]
-
-    def _content(self, scheme: str, payload: bytes) -> _Content:
-        # Comparing beats hashing: it ends at the first byte that differs, and cannot collide.
-        last = self._contents.get(scheme)
-        return last if last is not None and last.payload == payload else _Content(payload)
-
-
 class _Outbox:
-    """The learner's sends under way: messages, and for each actor one policy at a time. Never waits.
+    """The learner's sends under way: messages, and for each rank one policy at a time. Never waits.
 
-    ``board`` decides which policy an actor gets.
+    ``board`` decides which policy a rank gets. What a call costs depends on what has changed, not on how many ranks
+    there are: sends under way are looked at ``_LOOKS`` at a time, in turns.
     """
 
     def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
         self.board = PolicyBoard(len(ranks))
         self._endpoint = endpoint
         self._ranks = ranks
-        self._messages: list[tuple[int, Request]] = []
-        self._policies: dict[int, Request] = {}
+        self._under_way: deque[tuple[int, bool, Request]] = deque()
+        self._busy: set[int] = set()
         self._abandoned: list[Request] = []
         self._found_dead = False
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is under way."""
-        return not self._messages and not self._policies
+        return not self._under_way
 
     def post(self, actor: int, encoded: bytes) -> None:
         """Starts sending a message; ``advance`` reports it if the actor is dead."""
-        try:
-            self._messages.append((actor, self._endpoint.send(encoded, self._ranks[actor], TAG_MESSAGE)))
-        except PeerFailed:
-            self._found_dead = True
+        self._send(actor, encoded, TAG_MESSAGE)
 
     def advance(self) -> bool:
         """Forgets what is complete and starts the policies whose turn has come. Whether a receiver was found dead."""
-        if self._messages:
-            self._messages = [entry for entry in self._messages if not self._is_over(entry[1])]
-        if self._policies:
-            self._policies = {actor: send for actor, send in self._policies.items() if not self._is_over(send)}
-        if not self.board.is_idle:
-            self._offer_policies()
+        if self._under_way:
+            for actor in self._completed():
+                self._busy.discard(actor)
+                self._offer(actor)
+        for actor in self.board.take_news():
+            self._offer(actor)
         found, self._found_dead = self._found_dead, False
         return found
 
     def forget(self, actor: int) -> None:
         """Stops waiting for a dead actor. MPI may still look at the buffers, which the requests keep alive."""
         self.board.forget(actor)
-        self._abandoned += [send for receiver, send in self._messages if receiver == actor]
-        self._messages = [entry for entry in self._messages if entry[0] != actor]
-        if actor in self._policies:
-            self._abandoned.append(self._policies.pop(actor))
+        self._abandoned += [send for receiver, _, send in self._under_way if receiver == actor]
+        self._under_way = deque(entry for entry in self._under_way if entry[0] != actor)
+        self._busy.discard(actor)
 
-    def _offer_policies(self) -> None:
-        for actor in self.board.waiting():
-            if actor in self._policies:
-                continue
-            update = self.board.offer(actor)
-            if update is None:
-                continue
-            try:
-                frame = self.board.frame(update)
-                self._policies[actor] = self._endpoint.send(frame, self._ranks[actor], TAG_POLICY)
-            except PeerFailed:
-                self._found_dead = True
+    def _completed(self) -> list[int]:
+        """Whose policies have been taken, among those looked at."""
+        looked_at = [self._under_way.popleft() for _ in range(min(len(self._under_way), _LOOKS))]
+        places, found_dead = self._endpoint.over([send for _, _, send in looked_at])
+        self._found_dead |= found_dead
+        over = set(places)
+        self._under_way.extend(entry for place, entry in enumerate(looked_at) if place not in over)
+        return [looked_at[place][0] for place in sorted(over) if looked_at[place][1]]
 
-    def _is_over(self, request: Request) -> bool:
-        """Whether a send is complete, or never will be because its receiver died."""
+    def _offer(self, actor: int) -> None:
+        if actor in self._busy:
+            return
+        for relayed in self.board.waits_for(actor):
+            if (update := self.board.offer(actor, relayed)) is not None:
+                self._send(actor, self.board.frame(update), TAG_POLICY if relayed is None else TAG_RELAY)
+                return
+
+    def _send(self, actor: int, encoded: bytes, tag: int) -> None:
         try:
-            return self._endpoint.is_done(request)
+            send = self._endpoint.send(encoded, self._ranks[actor], tag)
         except PeerFailed:
             self._found_dead = True
-            return True
+            return
+        self._under_way.append((actor, tag != TAG_MESSAGE, send))
+        if tag != TAG_MESSAGE:
+            self._busy.add(actor)
 
 
 class _Receipts:

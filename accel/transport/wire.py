@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from accel.errors import TransportError
 from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 
-WIRE_FORMAT = 1
+WIRE_FORMAT = 2
 MAX_MESSAGE_BYTES = 1 << 20
 
 # Away from the small numbers that other code on the same communicator tends to use.
@@ -23,10 +24,11 @@ TAG_LEARNER = 2105
 TAG_QUESTION = 2106
 TAG_ANSWER = 2107
 TAG_GRADIENTS = 2108
+TAG_RELAY = 2109
 
-_POLICY_HEADER = struct.Struct("<4sBxHqQ")
+_POLICY_HEADER = struct.Struct("<4sBxHqqqQ")
 _POLICY_MAGIC = b"ACPO"
-_HAS_PAYLOAD = 1
+_HAS_PAYLOAD, _IS_DEFAULT = 1, 2
 
 
 def encode_message(kind: str, body: Json) -> bytes:
@@ -54,25 +56,34 @@ def decode_message(buffer: bytes | memoryview) -> tuple[str, Json]:
     return kind, cast(Json, body)
 
 
-def encode_policy(version: int, scheme: str, payload: bytes | None) -> bytes:
-    """One policy message; without ``payload`` a version notice."""
-    name = scheme.encode()
-    header = _POLICY_HEADER.pack(
-        _POLICY_MAGIC, 0 if payload is None else _HAS_PAYLOAD, len(name), version, len(payload or b"")
-    )
-    return b"".join((header, name, payload or b""))
+def encode_policy(update: PolicyUpdate, is_default: bool = False) -> bytes:
+    """One policy message; without a payload a version notice. ``is_default``: of actors without a scheme."""
+    name, payload = update.scheme.encode(), update.payload
+    flags = (0 if payload is None else _HAS_PAYLOAD) | (_IS_DEFAULT if is_default else 0)
+    numbers = (update.publication, update.content, update.version, len(payload or b""))
+    return b"".join((_POLICY_HEADER.pack(_POLICY_MAGIC, flags, len(name), *numbers), name, payload or b""))
 
 
-def decode_policy(frame: memoryview) -> PolicyUpdate:
-    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
+def open_policy(frame: memoryview) -> tuple[PolicyUpdate, memoryview | None, bool]:
+    """(update without its payload, the payload within the frame, whether it is the default).
+
+    Raises TransportError for anything that is not ``encode_policy``'s.
+    """
     if len(frame) < _POLICY_HEADER.size:
         raise TransportError(f"a policy message of {len(frame)} bytes is too short")
-    magic, flags, name_bytes, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
+    magic, flags, name_bytes, publication, content, version, payload_bytes = _POLICY_HEADER.unpack_from(frame)
     start = _POLICY_HEADER.size + name_bytes
     if magic != _POLICY_MAGIC or len(frame) != start + payload_bytes:
         raise TransportError("a foreign or damaged policy message arrived; do all ranks run the same version?")
     scheme = bytes(frame[_POLICY_HEADER.size : start]).decode(errors="replace")
-    return PolicyUpdate(version, scheme, bytes(frame[start:]) if flags & _HAS_PAYLOAD else None)
+    payload = frame[start:] if flags & _HAS_PAYLOAD else None
+    return PolicyUpdate(version, scheme, None, publication, content), payload, bool(flags & _IS_DEFAULT)
+
+
+def decode_policy(frame: memoryview) -> PolicyUpdate:
+    """Inverse of ``encode_policy``. Raises TransportError for anything else."""
+    update, payload, _ = open_policy(frame)
+    return update if payload is None else replace(update, payload=bytes(payload))
 
 
 def check_formats(learner: Mapping[str, object], actor: Mapping[str, object]) -> None:

@@ -375,6 +375,44 @@ class Assignment(Scene):
             assert result["seen"] == [[1, "fp32", "full"], [1, "int8", "small"], last]
 
 
+class LevelOfItsOwn(Scene):
+    """Every actor has a level of its own, which changes between publications; each gets its own, whole or unchanged."""
+
+    rounds = 12
+
+    def learner(self, transport: LearnerTransport) -> None:
+        self.shake_hands(transport)
+        for number in range(self.rounds):
+            for actor in range(transport.actors):
+                transport.assign(actor, f"level {(actor + number // 3) % 3}")
+            # Level 0 never changes, so that it travels as a notice to whoever has it.
+            policies = {f"level {level}": bytes([level, level * number]) * 20_000 for level in range(3)}
+            transport.publish(number, policies)
+            self.wait_for_reports(transport, "got", number)
+
+    def actor(self, transport: ActorTransport) -> dict[str, Any]:
+        answer(transport, self.unroll_bytes)
+        seen: list[list[object]] = []
+        payload = b""
+        until = time.monotonic() + LIMIT_S
+        while len(seen) < self.rounds and time.monotonic() < until:
+            update = transport.pull()
+            if update is None:
+                time.sleep(1e-3)
+                continue
+            payload = payload if update.payload is None else update.payload
+            level, number = int(update.scheme[-1]), update.version
+            assert payload == bytes([level, level * number]) * 20_000, f"{update.scheme}, version {number}"
+            if level == (transport.actor + number // 3) % 3 and number == len(seen):
+                seen.append([number, level])
+                transport.report({"got": number})
+        return {"seen": seen}
+
+    def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
+        for actor, result in seen.items():
+            assert result["seen"] == [[number, (actor + number // 3) % 3] for number in range(self.rounds)]
+
+
 class StopInFlight(Scene):
     """Stopping with large transfers under way in both directions ends in order."""
 
@@ -597,6 +635,7 @@ SCENES: dict[str, type[Scene]] = {
         UnchangedPolicy,
         NoticeAfterPayload,
         Assignment,
+        LevelOfItsOwn,
         StopInFlight,
         LateStop,
         AbortAtWelcome,

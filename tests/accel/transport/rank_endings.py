@@ -18,7 +18,7 @@ from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
 
 UNROLL_BYTES = 1 << 18
-SILENT = sys.argv[1] in ("silent_actor", "late_unrolls")
+SILENT = sys.argv[1] in ("silent_actor", "late_unrolls", "stopped_relay")
 OPTIONS = TransportOptions(silence_s=2.0, prefetch=1) if SILENT else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
 A_FEW = 20  # unrolls
@@ -193,6 +193,74 @@ def late_unrolls(transport: RemoteLearner | RemoteActor) -> None:
     transport.close(PATIENCE_S)
 
 
+def killed_relay(transport: RemoteLearner | RemoteActor) -> None:
+    """The actor that relays policies dies in the middle of one; the others report every version that they get."""
+    if isinstance(transport, RemoteLearner):
+        start_learner(transport)
+        policy_reaches(transport, {0, 1, 2}, 3)
+        transport.publish(next(VERSIONS), {"fp32": b"x" * (1 << 26)})
+        transport.pump()
+        os.kill(PIDS[0], signal.SIGKILL)
+        policy_reaches(transport, {1, 2}, 3)
+        say(dead=sorted(transport.dead()), unfinished=sorted(transport.stop(PATIENCE_S)))
+    else:
+        report_versions(transport)
+
+
+def stopped_relay(transport: RemoteLearner | RemoteActor) -> None:
+    """The actor that relays policies is stopped for a moment: the others do without, and it takes part again."""
+    if isinstance(transport, RemoteLearner):
+        start_learner(transport)
+        policy_reaches(transport, {0, 1, 2}, 3)
+        os.kill(PIDS[0], signal.SIGSTOP)
+        policy_reaches(transport, {1, 2}, 3)
+        os.kill(PIDS[0], signal.SIGCONT)
+        policy_reaches(transport, {0, 1, 2}, 3)
+        say(dead=sorted(transport.dead()), unfinished=sorted(transport.stop(PATIENCE_S)))
+    else:
+        report_versions(transport)
+
+
+PIDS: dict[int, int] = {}
+
+
+def policy_reaches(transport: RemoteLearner, actors: set[int], times: int) -> None:
+    """Publishes so many policies, each when these actors have the last one."""
+    for _ in range(times):
+        version, waits = next(VERSIONS), set(actors)
+        transport.publish(version, {"fp32": version.to_bytes(4, "little") * (1 << 18)})
+        until_s = time.monotonic() + PATIENCE_S
+        while waits:
+            for actor, message in transport.messages():
+                PIDS[actor] = int(str(message["pid"]))
+                if message["version"] == version:
+                    waits.discard(actor)
+            time.sleep(1e-3)
+            if time.monotonic() > until_s:
+                raise TransportError(f"version {version} never reached actors {waits}")
+
+
+def report_versions(transport: RemoteActor) -> None:
+    """Reports every policy, checked, until the learner stops this actor."""
+    transport.welcome(PATIENCE_S)
+    transport.hello({"pid": os.getpid()})
+    last = 0
+    while not transport.stopping:
+        if (update := transport.pull()) is not None:
+            content = update.payload or b""
+            torn = update.version.to_bytes(4, "little") * (len(content) // 4) != content and content[:1] != b"x"
+            if torn or update.version <= last:
+                raise TransportError(f"policy {update.version} after {last} is torn or old")
+            last = update.version
+            transport.report({"version": last, "pid": os.getpid()})
+        transport.beat()
+        if transport.fence is not None:
+            transport.rejoin()
+        time.sleep(1e-3)
+    transport.close(PATIENCE_S)
+    say(actor=transport.actor, ended="stopped")
+
+
 def learner_that_stays(transport: RemoteLearner | RemoteActor) -> None:
     """An actor died; the learner has more to do after the others said goodbye than these wait for it in MPI."""
     mpi.LEAVE_S = 0.5
@@ -271,6 +339,6 @@ if __name__ == "__main__":
     if topology.role(endpoint.rank) is Role.LEARNER:
         say(fault_tolerant=mine.fault_tolerant)
     cases = (killed_actor, killed_before_hello, killed_while_stopping, killed_learner, failing_learner, failing_actor)
-    more = (silent_actor, late_unrolls, learner_that_stays, unfinished_abort)
+    more = (silent_actor, late_unrolls, learner_that_stays, unfinished_abort, killed_relay, stopped_relay)
     {case.__name__: case for case in (*cases, *more)}[sys.argv[1]](mine)
     say(rank=endpoint.rank, returned=True)

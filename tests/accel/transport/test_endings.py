@@ -72,6 +72,19 @@ def test_nobody_waits_for_what_a_silent_actor_has_under_way() -> None:
     assert the(lines, "unfinished") == {"unfinished": [], "waited": False}
 
 
+def test_a_relay_killed_in_the_middle_of_a_policy_is_replaced_and_nobody_waits_for_it() -> None:
+    lines, outcome = run("killed_relay", 4)
+    assert the(lines, "dead") == {"dead": [0], "unfinished": []}, outcome
+    assert sorted(line["actor"] for line in lines if line.get("ended") == "stopped") == [1, 2]
+
+
+@pytest.mark.parametrize("network", [{}, TCP], ids=["shared memory", "over tcp"])
+def test_a_relay_that_is_stopped_is_done_without_and_takes_part_again(network: dict[str, str]) -> None:
+    lines, outcome = run("stopped_relay", 4, **network)
+    assert the(lines, "dead") == {"dead": [], "unfinished": []}, outcome
+    assert sorted(line["actor"] for line in lines if line.get("ended") == "stopped") == [0, 1, 2]
+
+
 def test_an_actor_starts_anew_while_the_learner_takes_no_unrolls() -> None:
     lines, _ = run("late_unrolls", 2)
     assert the(lines, "late") == {"late": False, "unfinished": []}
