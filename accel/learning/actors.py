@@ -44,12 +44,13 @@ class Actors:
     @property
     def alive(self) -> frozenset[int]:
         """Actors that act now."""
-        return self._transport.alive() - self._down - self._silent
+        alive, absent = self._transport.alive(), self._down | self._silent
+        return alive - absent if absent else alive  # Without a copy: it is asked for at every turn.
 
     @property
     def prompt(self) -> frozenset[int]:
         """Those for whose unrolls a round waits: their environments do not take far longer than they ever did."""
-        return self.alive - self._late
+        return self.alive - self._late if self._late else self.alive
 
     def hear(self, actor: int, message: Json) -> bool:
         """Take in an actor's report; False when it is not about its processes."""

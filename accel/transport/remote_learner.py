@@ -65,6 +65,7 @@ class RemoteLearner:
         self._options = options or TransportOptions()
         self._formats: Json = {"transport": WIRE_FORMAT, **(formats or {})}
         self._alive = set(range(len(ranks)))
+        self._alive_actors: frozenset[int] | None = None
         self._dead: set[int] = set()
         self._silent: dict[int, int] = {}
         self._invited: set[int] = set()
@@ -89,7 +90,9 @@ class RemoteLearner:
 
     def alive(self) -> frozenset[int]:
         """Actors that have neither died nor said goodbye, and are not silent."""
-        return frozenset(self._alive - {self._inference})
+        if self._alive_actors is None:  # Asked for at every turn, and changed hardly ever.
+            self._alive_actors = frozenset(self._alive - {self._inference})
+        return self._alive_actors
 
     def silent(self) -> frozenset[int]:
         """Actors that are fenced off; see ``LearnerTransport.silent``."""
@@ -223,6 +226,10 @@ class RemoteLearner:
             how = "gives no sign of life" if self._inference in self._silent else "is gone"
             raise TransportError(f"the inference rank {how}, and actors cannot act without it; resume the run")
 
+    def _set_alive(self, actor: int, is_alive: bool) -> None:
+        (self._alive.add if is_alive else self._alive.discard)(actor)
+        self._alive_actors = None
+
     def _watch(self, silence_s: float) -> None:
         """Fences silent actors off. Time in which this process itself did not listen is nobody's silence."""
         if self._clock.look() < self._looked_s + _LISTENS_S or self._draining:
@@ -238,7 +245,7 @@ class RemoteLearner:
                 self._doubted.discard(actor)
                 self._relays.come_back(actor)
             if actor in self._alive and silent_s > silence_s:
-                self._alive.discard(actor)
+                self._set_alive(actor, False)
                 self._fences += 1
                 self._silent[actor] = self._fences
                 self._invited.discard(actor)
@@ -252,7 +259,7 @@ class RemoteLearner:
         fence = self._silent[actor]
         if kind == "rejoined" and body.get("fence") == fence:
             del self._silent[actor]
-            self._alive.add(actor)
+            self._set_alive(actor, True)
             if self._inference is None:
                 self._outbox.board.remember(actor)
                 self._relays.come_back(actor)
@@ -335,7 +342,7 @@ class RemoteLearner:
 
     def _take_message(self, actor: int, kind: str, body: Json) -> None:
         if kind == "goodbye":
-            self._alive.discard(actor)
+            self._set_alive(actor, False)
             self._tell_to_stop(actor, encode_message("stop", {}))
         elif actor == self._inference and kind == "report" and "error" in body:
             raise TransportError(f"the inference rank failed: {body['error']}")
@@ -378,7 +385,7 @@ class RemoteLearner:
             actor = self._actor_of.get(rank)
             if actor is None or not (actor in self._alive or actor in self._silent):
                 continue
-            self._alive.discard(actor)
+            self._set_alive(actor, False)
             self._silent.pop(actor, None)
             self._dead.add(actor)
             self._relays.leave(actor)

@@ -4,7 +4,8 @@ Actors collect unrolls, load the newest policy that has arrived before each, and
 learner has not taken beside the one they collect; then they wait. Unrolls share the learner's inbound link, policies
 its outbound one, each in order of arrival. Between two updates the learner takes in unrolls until a batch is whole; an
 update takes time in proportion to the batch; every ``publish_interval`` updates it compresses the policy and sends it.
-A policy that has not left when a newer one is published is replaced by it, as in ``transport/remote_learner.py``.
+A policy that has not left when a newer one is published is replaced by it, as in ``transport/remote_learner.py``. Where
+there are fewer receivers than actors, each receiver relays to its node (``transport/relays.py``).
 
 Not simulated: failures, several learners, environments whose steps depend on the policy, memory and caches that ranks
 of one node share.
@@ -29,7 +30,8 @@ class Costs:
     Attributes:
         unroll_s: an actor's seconds for an unroll, without waiting and loading. load_s: for a new policy.
         take_s: the learner's seconds for taking in an unroll. update_s: for an unroll's share of an update.
-        refresh_s: for compressing a policy. post_s: for posting it to one receiver.
+        refresh_s: for compressing a policy and framing it, once. post_s: for sending it to one receiver.
+        relay_s: from a receiver's having a policy until its node has it, where it relays.
         unroll_bytes, policy_bytes: as they travel.
         unroll_env_steps: valid steps of an unroll.
         spread: relative standard deviation of ``unroll_s``, log-normal.
@@ -45,6 +47,7 @@ class Costs:
     policy_bytes: float
     unroll_env_steps: float
     spread: float = 0.05
+    relay_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -239,9 +242,10 @@ class Pipeline:
         receiver = self._outbox.popleft()
         self._waiting_receivers.discard(receiver)
         seconds = self._costs.policy_bytes / self._setting.link_bytes_per_s
+        delay = self._setting.latency_s + (self._costs.relay_s if self._receivers < self._setting.actors else 0.0)
         self._outbound_busy = True
         self._busy["outbound"] += seconds
-        self._clock.at(self._clock.now + seconds + self._setting.latency_s, "policy", receiver, self._version)
+        self._clock.at(self._clock.now + seconds + delay, "policy", receiver, self._version)
         self._clock.at(self._clock.now + seconds, "departed")
 
     def _departed(self, _: int, __: int) -> None:

@@ -3,13 +3,15 @@
     python scripts/simulate/scaling.py --check       predictions beside kept runs of one learner and one actor (seconds)
     python scripts/simulate/scaling.py               the same, and predictions up to 10,000 actors (some minutes)
 
-Costs are those of kept runs (``results/*/runs.json``): what their actors and learners took by phase. Writes
-``results/simulate/checked.json``, ``predictions.json`` and ``scaling.svg``; see docs/scaling.md.
+Costs are those of kept runs (``results/*/runs.json``), what their actors and learners took by phase, and of a learner
+with a hundred light actors over TCP (``results/fleet/rows.json``): what a copy of a policy, and an unroll, take of its
+processor. Writes ``results/simulate/checked.json``, ``predictions.json`` and ``scaling.svg``; see docs/scaling.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -46,6 +48,10 @@ UNROLL_BYTES = 85_376
 """Of 512 steps of one HalfCheetah-v5, by ``UnrollLayout``."""
 PARAMETERS = {"512×3": 537_606, "2048×3": 8_443_910}
 BYTES_A_PARAMETER = {"fp32": 4, "int8": 1}
+RELAY_LOOK_S, RELAY_BYTES_PER_S = 5e-3, 1e9
+"""How soon the ranks of a node look, and how fast one copies a policy to the others: assumed."""
+FLEET_ACTORS, UNSETTLED = 100, 2
+"""Of the fleet's rows: how many actors, and how many publications come before all follow their relays."""
 _ACTING = ("env", "policy", "overhead", "send")
 _LOADING = ("pull", "deserialise", "load")
 _UPDATING = ("batch", "forward", "correct", "backward", "record")
@@ -140,18 +146,39 @@ def summarise(rows: Iterable[Mapping[str, object]], case: str, which: str) -> st
 def subject_costs(subject: str, scheme: str) -> Costs:
     """Medians over a case's seeds, with bytes; taking an unroll in costs at most what a learner that never idles waits.
 
-    Unrolls of all subjects are alike, so that the least wait bounds all; longer ones are the first unroll's.
+    Unrolls of all subjects are alike, so that the least wait bounds all; longer ones are the first unroll's. What a run
+    of one actor took for a publication is framed once, but for the part that a copy takes with a hundred.
     """
     everything = list(kept_runs())
     runs = [run for case, run in everything if case == SUBJECTS[subject] and run["name"].startswith(f"{scheme}-")]
     alike = [run["summary"] for case, run in everything if case in SUBJECTS.values()]
     waits = [summary["learner_s"]["wait"] / summary["updates"] for summary in alike]
-    sizes = {
+    costs, post_s = middle(runs), copy_s(f"{subject} {scheme}")
+    policy_bytes = PARAMETERS[subject] * BYTES_A_PARAMETER[scheme]
+    others = {
         "take_s": min(waits),
+        "refresh_s": costs["refresh_s"] + max(costs["post_s"] - post_s, 0.0),
+        "post_s": post_s,
+        "relay_s": RELAY_LOOK_S + policy_bytes / RELAY_BYTES_PER_S,
         "unroll_bytes": UNROLL_BYTES,
-        "policy_bytes": PARAMETERS[subject] * BYTES_A_PARAMETER[scheme],
+        "policy_bytes": policy_bytes,
     }
-    return Costs(**{**middle(runs), **sizes})
+    return Costs(**{**costs, **others})
+
+
+def copy_s(policy: str) -> float:
+    """The learner's seconds for one more copy of a policy, sent over TCP: with relays and without."""
+    rows = json.loads((PROJECT / "results" / "fleet" / "rows.json").read_text())
+    of_policy = [row for row in rows if row["tcp"] and (row["actors"], row["policy"]) == (FLEET_ACTORS, policy)]
+    (relayed,), (direct,) = ([row for row in of_policy if row["relays"] == relays] for relays in (True, False))
+    cpu_us = {name: median(row["publish_cpu_us"][UNSETTLED:]) for name, row in (("one", relayed), ("all", direct))}
+    copies = FLEET_ACTORS - math.ceil(FLEET_ACTORS / relayed["actors_a_node"])
+    return float(max(cpu_us["all"] - cpu_us["one"], 0.0) / copies / 1e6)
+
+
+def nodes(actors: int) -> int:
+    """How many receive policies, where one a node does."""
+    return math.ceil(actors / ACTORS_A_NODE)
 
 
 def predictions() -> Iterator[dict[str, object]]:
@@ -161,17 +188,19 @@ def predictions() -> Iterator[dict[str, object]]:
         for scheme in BYTES_A_PARAMETER:
             costs = subject_costs(subject, scheme)
             for faster in LEARNERS:
-                for actors in ACTORS:
-                    setting = Setting(actors, min(actors, BATCH_UNROLLS), 16, link_bytes_per_s=link)
-                    yield predict("actors", subject, scheme, speed_up(costs, faster), setting, faster=faster)
+                for actors, shared in itertools.product(ACTORS, (True, False)):
+                    receivers = nodes(actors) if shared else None
+                    setting = Setting(actors, min(actors, BATCH_UNROLLS), 16, 1, link, receivers=receivers)
+                    about = {"one_copy_a_node": shared, "faster": faster}
+                    yield predict("actors", subject, scheme, speed_up(costs, faster), setting, **about)
             for name, rate in LINKS.items():
                 for shared in (False, True):
-                    receivers = 1000 // ACTORS_A_NODE if shared else None
+                    receivers = nodes(1000) if shared else None
                     setting = Setting(1000, BATCH_UNROLLS, 1, link_bytes_per_s=rate, receivers=receivers)
                     about = {"link": name, "one_copy_a_node": shared, "faster": 100}
                     yield predict("link", subject, scheme, speed_up(costs, 100), setting, **about)
             for interval in INTERVALS:
-                setting = Setting(1000, BATCH_UNROLLS, interval, link_bytes_per_s=link)
+                setting = Setting(1000, BATCH_UNROLLS, interval, link_bytes_per_s=link, receivers=nodes(1000))
                 yield predict("interval", subject, scheme, speed_up(costs, 100), setting, faster=100)
 
 
@@ -209,16 +238,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     colours = dict(zip(LEARNERS, ("#7a7f87", "#1f6fb4", "#d9730d"), strict=True))
     for panel, subject in zip(panels, SUBJECTS, strict=True):
         for scheme, style in (("fp32", "--"), ("int8", "-")):
-            for faster, colour in colours.items():
-                chosen = [
-                    row
-                    for row in rows
-                    if (row["question"], row["subject"], row["scheme"]) == ("actors", subject, scheme)
-                    and row["faster"] == faster
-                ]
+            for (faster, colour), shared in itertools.product(colours.items(), (True, False)):
+                wanted = ("actors", subject, scheme, faster, shared)
+                keys = ("question", "subject", "scheme", "faster", "one_copy_a_node")
+                chosen = [row for row in rows if tuple(row.get(key) for key in keys) == wanted]
                 x = [row["setting"]["actors"] for row in chosen]
                 y = [row["predicted"]["env_steps_per_s"] for row in chosen]
-                panel.loglog(x, y, style, color=colour, label=f"learner ×{faster}, {scheme}", linewidth=1.6)
+                label = f"learner ×{faster}, {scheme}" if shared else None
+                panel.loglog(x, y, style, color=colour, label=label, linewidth=1.6 if shared else 0.6)
         panel.set_title(f"HalfCheetah-v5, {subject}: predicted, not measured", fontsize=9)
         panel.set_xlabel("actors")
         panel.grid(alpha=0.3)

@@ -68,6 +68,37 @@ def test_a_remote_actor_is_killed_and_the_link_is_down_for_ten_seconds(nodes: No
         assert nodes.is_quiet("a") and nodes.is_quiet("b")
 
 
+def test_actors_of_a_node_share_policies_and_go_on_without_the_one_that_relays_them(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """With the default algorithm, whose rounds wait for every actor to have the next policy."""
+    words = ("--algorithm", "dppo", "--passes", "1", "--minibatches", "1")
+    with train(nodes, tmp_path, *words) as job:
+        job.wait_for_records(2)
+        ranks = {node: {rank_of(pid): pid for pid in nodes.processes(node, "accel.cli.rank")} for node in "ab"}
+        relay, follower = (pid for _, pid in sorted(ranks["b"].items(), key=lambda item: item[0] or 0))
+        job.wait_for(lambda: memories(relay) & memories(follower), "sharing memory on node b")
+        alone = max((rank or 0, pid) for rank, pid in ranks["a"].items())[1]
+        assert not memories(alone) & memories(relay)
+        os.kill(relay, signal.SIGKILL)
+        job.wait_for(lambda: alive(job) == 2, "noticing the dead actor")
+        updates = job.records()[-1]["updates"]
+        job.wait_for(lambda: job.records()[-1]["updates"] > updates + 3, "rounds without it")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert job.summary().dead_actors == 1
+        assert nodes.is_quiet("a") and nodes.is_quiet("b")
+
+
+def memories(pid: int) -> set[int]:
+    """Files of memory that a process has open."""
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(file).startswith("/memfd:accel"):
+            found.add(file.stat().st_ino)
+    return found
+
+
 @pytest.mark.long
 def test_actors_behind_a_link_that_comes_back_start_anew(nodes: Nodes, tmp_path: Path) -> None:
     """They are ignored while they are silent: what they sent meanwhile is from another time."""
