@@ -1,6 +1,7 @@
 """What hundreds of actors cost their learner: unrolls taken, policies given out, with and without a relay a node.
 
     python scripts/evidence/fleet.py --actors 50 --out results/fleet       about two minutes; more actors take longer
+    python scripts/evidence/fleet.py --table --out results/fleet           the rows as a table
 
 Starts one learner and that many light actors as ranks of one mpirun on this machine: no environment and no network,
 only the transport. For every size of policy, with relays and without in turns, the learner
@@ -12,7 +13,7 @@ only the transport. For every size of policy, with relays and without in turns, 
 
 Times of the learner are seconds of its processor, which it shares with the actors; how long a policy takes to reach
 every actor is by the clock, and on a machine with fewer cores than ranks mostly the time until each actor has had its
-turn. Adds to ``rows.json``.
+turn. Adds to ``rows.json``. The table has medians without the first two publications, before all follow their relays.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ MEMORY_BYTES = 14 << 30
 """Of all copies of a policy that may exist at once; larger cases are left out, and the rows say which."""
 IDLE_CALLS, TAKEN = 2000, 1000
 PACED_PER_S, PACED, PACED_INTERVAL = 100, 320, 16
-PATIENCE_S = 120.0
+PATIENCE_S, UNSETTLED = 120.0, 2
 NOTHING, FAST, PACE = 0, 1, 2
 _LOOK_S, _LOOK_S_AN_ACTOR = 2e-3, 5e-5
 
@@ -67,7 +68,8 @@ _LOOK_S, _LOOK_S_AN_ACTOR = 2e-3, 5e-5
 def main() -> None:
     """Start the ranks, and keep what the learner prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--actors", type=int, default=50)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--repeats", type=int, default=5, help="publications of each size, with relays and without")
     parser.add_argument("--policies", nargs="+", default=list(POLICY_BYTES), choices=list(POLICY_BYTES))
     parser.add_argument("--out", type=Path)
@@ -77,17 +79,43 @@ def main() -> None:
     if detect_launch().is_launched:
         play(options.repeats, options.policies, options.node)
         return
+    if options.table:
+        print_table(json.loads((options.out / "rows.json").read_text()))
+        return
     words = [sys.executable, __file__, *sys.argv[1:]]
     if options.tcp:
         os.environ |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
-    done = subprocess.run([*mpirun_command(options.actors + 1), *words], stdout=subprocess.PIPE, text=True, check=True)
     shared = provenance() | {"cores": os.cpu_count(), "actors_a_node": options.node, "tcp": options.tcp}
-    rows = [json.loads(line) | shared for line in done.stdout.splitlines() if line.startswith("{")]
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        file = options.out / "rows.json"
-        kept = json.loads(file.read_text()) if file.exists() else []
-        file.write_text(json.dumps(kept + rows, indent=1, ensure_ascii=False) + "\n")
+    with subprocess.Popen(
+        [*mpirun_command(options.actors + 1), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as job:
+        for line in job.stdout or ():
+            if line.startswith("{") and options.out is not None:
+                keep(json.loads(line) | shared, options.out)
+    if job.returncode:
+        sys.exit(job.returncode)
+
+
+def keep(row: Row, directory: Path) -> None:
+    """Add a row to the file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "rows.json"
+    kept = json.loads(file.read_text()) if file.exists() else []
+    file.write_text(json.dumps([*kept, row], indent=1, ensure_ascii=False) + "\n")
+
+
+def print_table(rows: list[Row]) -> None:
+    """Medians, as Markdown."""
+    names = ("publish_call_us", "publish_cpu_us", "half_have_it_ms", "all_have_it_ms")
+    for row in rows:
+        where = f"{row['actors']}{' over TCP' if row['tcp'] else ''} | {row['policy']}"
+        how = "relays" if row["relays"] else "one each"
+        if "left_out" in row:
+            sys.stdout.write(f"| {where} | {how} | left out: {row['left_out']} |\n")
+            continue
+        found = [float(np.median(row[name][UNSETTLED:])) for name in names]
+        found += [row[name] for name in ("idle_receive_us", "take_us", "paced_cpu_us_per_unroll")]
+        sys.stdout.write(f"| {where} | {how} | {' | '.join(f'{number:,.0f}' for number in found)} |\n")
 
 
 def play(repeats: int, policies: list[str], a_node: int) -> None:
