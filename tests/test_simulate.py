@@ -92,6 +92,16 @@ def test_one_copy_for_a_node_reaches_all_of_its_actors() -> None:
     assert shared.lag < each.lag + 3
 
 
+def test_what_a_relay_takes_makes_policies_older_and_nothing_slower() -> None:
+    """Where nobody waits for a policy: a relay's time is that many updates of lag, and none without relays."""
+    slow, setting = replace(COSTS, relay_s=0.4), pipeline.Setting(8, batch_unrolls=8, receivers=1)
+    quick, late = (pipeline.simulate(costs, setting, 400) for costs in (COSTS, slow))
+    assert late.env_steps_per_s == pytest.approx(quick.env_steps_per_s, rel=0.02)
+    assert late.lag == pytest.approx(quick.lag + 0.4 / 0.1, abs=0.6)
+    each = replace(setting, receivers=None)
+    assert pipeline.simulate(slow, each, 400) == pipeline.simulate(COSTS, each, 400)
+
+
 @pytest.mark.parametrize(
     ("field", "predicted"),
     [("load_s", lambda c: 100 / (0.1 + c)), ("refresh_s", lambda c: 100 / 0.1), ("take_s", lambda c: 100 / 0.1)],
