@@ -308,7 +308,7 @@ class LadderConfig(QLearningConfig):
 class ApexConfig(RetraceableConfig, LadderConfig):
     """Ape-X: DQN from prioritised replay, an ε for each environment, priorities computed by the actors."""
 
-    # Samples by priority have the larger errors: a quarter of the rate, as Schaul et al. 2016 (arXiv:1511.05952) have it.
+    # Samples by priority have the larger errors: a quarter of the rate, as in Schaul et al. 2016, arXiv:1511.05952.
     system: ClassVar[Mapping[str, object]] = {**Q_LEARNING_SYSTEM, "store": "prioritised", "learning_rate": 2.5e-4}
     stores: ClassVar[tuple[str, ...]] = ("replay", "prioritised")
 
