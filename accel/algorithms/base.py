@@ -229,9 +229,16 @@ class GradientAlgorithm:
         return norm
 
     def apply(self, gradient: Tensor, progress: float) -> None:
-        """One optimiser step from another learner's ``parameters.gradient``."""
+        """One optimiser step from another learner's ``parameters.gradient``.
+
+        On a device that is read late it may be one that is not finite: its learner has not heard of that yet.
+        """
         self.set_learning_rate(progress)
         self.parameters.gradient.copy_(gradient)
+        if self.defers:
+            norm: Tensor = torch.linalg.vector_norm(self.parameters.gradient)
+            self._health.note(norm, norm)
+            self.optimizer.skip = self._health.skip
         self.optimizer.step()
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.sequences import Sequences
 from accel.experience.stores.trajectories import Trajectories
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
-from tests.contracts.test_algorithms import CPU, ENVS, Chain, config, each, ignore, parameters, spec_of
+from tests.contracts.test_algorithms import CPU, ENVS, SPEC, Chain, config, each, ignore, parameters, spec_of
 
 
 @pytest.fixture
@@ -188,3 +188,18 @@ def test_priorities_of_a_device_arrive_a_turn_late_and_are_those_that_it_compute
     accelerator.watched = False
     changed = store.tree.weights != before
     assert changed.any() and np.array_equal(store.tree.weights[changed], its.tree.weights[changed])
+
+
+def test_a_gradient_of_another_learner_that_is_not_finite_is_not_applied(accelerator: Accelerator) -> None:
+    options = config("a3c")
+    device, chain = make_algorithm(options, SPEC, DEVICE), Chain(options, make_algorithm(options, SPEC, CPU))
+    assert isinstance(device, GradientAlgorithm)
+    sample = moved(chain.sample())
+    gradient = torch.ones(device.parameters.values.shape)
+    device.apply(gradient, 0.0)
+    before = {key: value.held for key, value in parameters(device).items()}
+    device.apply(gradient * float("nan"), 0.0)
+    device.update(sample, 0.0, ignore)
+    with pytest.raises(DivergenceError, match="gradient norm nan"):
+        device.update(sample, 0.0, ignore)
+    assert all(torch.equal(value, parameters(device)[key].held) for key, value in before.items())
