@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from torch.optim import Adam
 
 from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
+from accel.algorithms.graphs import WARM_RUNS, RecordedSteps
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
@@ -27,6 +28,8 @@ from accel.experience.stores.sequences import Sequences
 from accel.experience.stores.trajectories import Trajectories
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
 from tests.contracts.test_algorithms import CPU, ENVS, SPEC, Chain, config, each, ignore, parameters, spec_of
+
+Result = TypeVar("Result")
 
 
 @pytest.fixture
@@ -203,3 +206,35 @@ def test_a_gradient_of_another_learner_that_is_not_finite_is_not_applied(acceler
     with pytest.raises(DivergenceError, match="gradient norm nan"):
         device.update(sample, 0.0, ignore)
     assert all(torch.equal(value, parameters(device)[key].held) for key, value in before.items())
+
+
+class Ordinary:
+    """A recorder that is never asked to record."""
+
+    def warm(self, call: Callable[[], Result]) -> Result:
+        return call()
+
+    def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        raise AssertionError("these are the runs before a recording")
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "ptr-ppo", "impact", "dqn, retrace", "apex", "sac, retrace", "d4pg"])
+def test_what_goes_with_recording_waits_for_nothing_either(name: str, accelerator: Accelerator) -> None:
+    """Copies of inputs, minibatches of one length; of each step the runs before its recording."""
+    options = config(name, passes=1) if "ppo" in name else config(name)
+    host, device = (make_algorithm(options, spec_of(name), place) for place in (CPU, DEVICE))
+    assert isinstance(device, GradientAlgorithm)
+    device.runner = RecordedSteps(Ordinary(), DEVICE, required=True)
+    chain = Chain(options, host)
+    for _ in range(1 if "ppo" in name else WARM_RUNS):
+        sample = chain.sample()
+        copied = moved(sample)
+        chain.store.feedback(sample, host.update(sample, 0.5, ignore).priorities)
+        accelerator.watched = True
+        device.update(copied, 0.5, ignore)
+        accelerator.watched = False
+        if chain.store.accepts:
+            chain.collect()
+    theirs = parameters(device)
+    for key, value in parameters(host).items():
+        assert torch.allclose(value, theirs[key].held, atol=1e-4), key
