@@ -144,19 +144,16 @@ def summarise(rows: Iterable[Mapping[str, object]], case: str, which: str) -> st
 
 
 def subject_costs(subject: str, scheme: str) -> Costs:
-    """Medians over a case's seeds, with bytes; taking an unroll in costs at most what a learner that never idles waits.
+    """Medians over a case's seeds, with bytes; an unroll taken in and a copy sent, with a hundred actors.
 
-    Unrolls of all subjects are alike, so that the least wait bounds all; longer ones are the first unroll's. What a run
-    of one actor took for a publication is framed once, but for the part that a copy takes with a hundred.
+    What a run of one actor took for a publication, but for a copy, is what framing it once takes.
     """
     everything = list(kept_runs())
     runs = [run for case, run in everything if case == SUBJECTS[subject] and run["name"].startswith(f"{scheme}-")]
-    alike = [run["summary"] for case, run in everything if case in SUBJECTS.values()]
-    waits = [summary["learner_s"]["wait"] / summary["updates"] for summary in alike]
     costs, post_s = middle(runs), copy_s(f"{subject} {scheme}")
     policy_bytes = PARAMETERS[subject] * BYTES_A_PARAMETER[scheme]
     others = {
-        "take_s": min(waits),
+        "take_s": take_s(),
         "refresh_s": costs["refresh_s"] + max(costs["post_s"] - post_s, 0.0),
         "post_s": post_s,
         "relay_s": RELAY_LOOK_S + policy_bytes / RELAY_BYTES_PER_S,
@@ -166,14 +163,33 @@ def subject_costs(subject: str, scheme: str) -> Costs:
     return Costs(**{**costs, **others})
 
 
-def copy_s(policy: str) -> float:
-    """The learner's seconds for one more copy of a policy, sent over TCP: with relays and without."""
+def fleet_rows() -> list[dict[str, Any]]:
+    """What was measured with a hundred actors over TCP."""
     rows = json.loads((PROJECT / "results" / "fleet" / "rows.json").read_text())
-    of_policy = [row for row in rows if row["tcp"] and (row["actors"], row["policy"]) == (FLEET_ACTORS, policy)]
-    (relayed,), (direct,) = ([row for row in of_policy if row["relays"] == relays] for relays in (True, False))
-    cpu_us = {name: median(row["publish_cpu_us"][UNSETTLED:]) for name, row in (("one", relayed), ("all", direct))}
-    copies = FLEET_ACTORS - math.ceil(FLEET_ACTORS / relayed["actors_a_node"])
-    return float(max(cpu_us["all"] - cpu_us["one"], 0.0) / copies / 1e6)
+    return [row for row in rows if row["tcp"] and row["actors"] == FLEET_ACTORS and "left_out" not in row]
+
+
+def take_s() -> float:
+    """The learner's seconds for taking an unroll in."""
+    return float(median(row["take_us"] for row in fleet_rows()) / 1e6)
+
+
+def copy_s(policy: str) -> float:
+    """The learner's seconds for one more copy of a policy, sent over TCP: with relays and without.
+
+    Of one that was too large to be measured, what its bytes take at the rate of the largest that was.
+    """
+    measured = fleet_rows()
+    cpu_us = {(r["policy"], r["relays"]): median(r["publish_cpu_us"][UNSETTLED:]) for r in measured}
+    copies = FLEET_ACTORS - math.ceil(FLEET_ACTORS / measured[0]["actors_a_node"])
+    sizes = {r["policy"]: r["bytes"] for r in measured}
+    found = {
+        name: float(max(cpu_us[name, False] - cpu_us[name, True], 0.0) / copies / 1e6)
+        for name in sizes
+        if (name, False) in cpu_us
+    }
+    largest = max(found, key=lambda name: sizes[name])
+    return found[policy] if policy in found else found[largest] * sizes[policy] / sizes[largest]
 
 
 def nodes(actors: int) -> int:
@@ -227,7 +243,7 @@ def write(name: str, rows: object) -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Steps per second by actors, for every learner."""
+    """Steps per second by actors, for every learner, with and without relays."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -251,7 +267,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("environment steps/s")
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[0].legend(fontsize=7, frameon=False, loc="center right", bbox_to_anchor=(0.74, 0.26))
+    figure.suptitle(f"thick: one copy of a policy for a node of {ACTORS_A_NODE} actors; thin: one for each", fontsize=9)
     figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)
 
