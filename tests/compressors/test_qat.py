@@ -362,12 +362,18 @@ def test_chains_and_options_without_sense_are_refused(text: str, message: str) -
         make_compressor(text)
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "prune(0.5)+int8"])
+@pytest.mark.parametrize("scheme", ["fp32", "int4", "distill(16x2)+int8"])
 def test_other_plans_are_refused(scheme: str) -> None:
-    case = CASES["relu-mlp"]
+    case = CASES["tanh-mlp"]
     module = case.make()
+    compressor = make_compressor(
+        scheme,
+        student_factory=lambda size, policy: MLP(width=16, depth=2),
+        divergence=lambda student, policy: (student - policy).square().mean(),
+    )
+    plan = compressor.bind(module, case.examples(), case.inputs(64), output_names=case.outputs)
     with pytest.raises(SchemeError, match="quantisation-aware training"):
-        FakeQuantiser(case.bind(scheme, module), module)
+        FakeQuantiser(plan, module)
 
 
 def test_an_uncalibrated_plan_is_refused() -> None:
