@@ -254,6 +254,7 @@ class RemoteActor:
             self._follow(None)
             if self._memory is not None:
                 self._memory.close()
+                self._memory = None
 
     @property
     def has_news(self) -> bool:
