@@ -122,6 +122,18 @@ def test_ten_thousand_actors_are_simulated() -> None:
     assert found.env_steps_per_s == pytest.approx(1e4, rel=0.02)
 
 
+def test_sleeping_ranks_are_predicted_as_the_page_says() -> None:
+    rows = json.loads((PROJECT / "results/simulate/sleepers.json").read_text())["rows"]
+    assert max(row["case"]["actors"] for row in rows) == 40
+    for row in rows:
+        case, measured = row["case"], row["measured"]
+        costs = replace(COSTS, unroll_s=case["unroll_s"], update_s=case["update_s"], spread=0.05, unroll_bytes=1.0)
+        setting = pipeline.Setting(case["actors"], case["batch_unrolls"], case["publish_interval"], receivers=1)
+        found = pipeline.simulate(replace(costs, relay_s=0.005, unroll_env_steps=1.0, policy_bytes=1.0), setting, 2000)
+        assert found.env_steps_per_s == pytest.approx(measured["unrolls_per_s"], rel=0.05)
+        assert found.lag == pytest.approx(measured["lag"], abs=0.2)
+
+
 def test_kept_runs_are_predicted_as_the_page_says() -> None:
     kept = {(row["case"], row["run"]): row for row in json.loads((SCRIPTS.parents[1] / CHECKED).read_text())}
     runs = list(scaling.kept_runs())
