@@ -282,7 +282,7 @@ def test_shapes_without_end_are_not_recorded(caplog: pytest.LogCaptureFixture) -
 )
 def test_why_steps_are_not_recorded(options: dict[str, object], reason: str) -> None:
     cuda = torch.device("cuda")
-    runner = make_runner(TrainConfig.create(**options), LocalGradients(), cuda)
+    runner = make_runner(TrainConfig.create(**options, learner_graphs="auto"), LocalGradients(), cuda)
     assert isinstance(runner, PlainSteps) and runner.outcome.startswith("off: ") and reason in runner.outcome
     with pytest.raises(ConfigError, match=reason):
         make_runner(TrainConfig.create(**options, learner_graphs="on"), LocalGradients(), cuda)
@@ -293,11 +293,14 @@ def test_several_learners_exchange_gradients_within_a_step() -> None:
     class Two(LocalGradients):
         learners = 2
 
-    assert "several learners" in make_runner(TrainConfig.create(), Two(), torch.device("cuda")).outcome
+    config = TrainConfig.create(learner_graphs="auto")
+    assert "several learners" in make_runner(config, Two(), torch.device("cuda")).outcome
 
 
 def test_there_are_no_graphs_on_a_cpu() -> None:
-    assert make_runner(TrainConfig.create(), LocalGradients(), CPU).outcome == "off: the learner is on no CUDA device"
+    config = TrainConfig.create(learner_graphs="auto")
+    assert make_runner(config, LocalGradients(), CPU).outcome == "off: the learner is on no CUDA device"
+    assert make_runner(TrainConfig.create(), LocalGradients(), CPU).outcome == "off"
     with pytest.raises(ConfigError, match="no CUDA device"):
         make_runner(TrainConfig.create(learner_graphs="on"), LocalGradients(), CPU)
     with pytest.raises(ConfigError, match="--device cuda"):
