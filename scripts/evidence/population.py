@@ -1,11 +1,12 @@
 """Does a population find a better policy than Optuna's trials in equal CPU-seconds?
 
-    python scripts/evidence/population.py --seeds 5        (about four minutes a seed on an idle core)
+    python scripts/evidence/population.py --seeds 5                  (about four minutes a seed on an idle core)
+    python scripts/evidence/population.py --case lunarlander
 
 On each seed a population of 4 trains 4 generations; then Optuna (TPE) runs whole trials of the same file until their
 processes have used as many CPU-seconds, start-up included; the last trial may exceed them. Both take the policy with
 the highest training return, which then plays 50 greedy episodes on seeds that neither has seen. Both begin with the
-defaults of the algorithm. Each seed is added to ``results/population/seeds.json``; given again, the command goes on.
+defaults of the algorithm. Each seed is added to ``results/population/CASE.json``; given again, the command goes on.
 """
 
 from __future__ import annotations
@@ -22,31 +23,36 @@ from accel.bench.rows import provenance
 from accel.json_object import Json
 from accel.sweep import SearchOptions
 
-FILE = Path(__file__).with_suffix(".toml")
-OUT = Path(__file__).resolve().parents[2] / "results" / "population" / "seeds.json"
+FILES = {
+    "cartpole": Path(__file__).with_suffix(".toml"),
+    "lunarlander": Path(__file__).with_name("population-lunarlander.toml"),
+}
+OUT = Path(__file__).resolve().parents[2] / "results" / "population"
 MEMBERS, GENERATIONS, EPISODES, UNSEEN = 4, 4, 50, 10_000
 
 
 def main() -> None:
     """Measure what is missing of the seeds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--case", choices=list(FILES), default="cartpole")
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args().seeds
-    rows = json.loads(OUT.read_text()) if OUT.exists() else []
-    for seed in range(len(rows), seeds):
+    options = parser.parse_args()
+    out = OUT / f"{options.case}.json"
+    rows = json.loads(out.read_text()) if out.exists() else []
+    for seed in range(len(rows), options.seeds):
         with tempfile.TemporaryDirectory() as directory:
-            rows.append(measure(seed, Path(directory)) | provenance())
-        OUT.parent.mkdir(parents=True, exist_ok=True)
-        OUT.write_text(json.dumps(rows, indent=1) + "\n")
+            rows.append(measure(FILES[options.case], seed, Path(directory)) | provenance())
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(rows, indent=1) + "\n")
     for row in rows:
         print(row["seed"], row["population"], row["optuna"], sep="\n  ")
 
 
-def measure(seed: int, directory: Path) -> Json:
+def measure(file: Path, seed: int, directory: Path) -> Json:
     """Both ways on one seed."""
     before = children_cpu_s()
     found = sweep_population(
-        FILE, MEMBERS, GENERATIONS, SearchOptions(seed=seed, out=directory / "population"), command=()
+        file, MEMBERS, GENERATIONS, SearchOptions(seed=seed, out=directory / "population"), command=()
     )
     budget_s = children_cpu_s() - before
     journal = [[[o.return_mean, dict(m.parameters)] for m, o in generation] for generation in found.generations]
@@ -56,7 +62,7 @@ def measure(seed: int, directory: Path) -> Json:
     while children_cpu_s() - before < budget_s:
         trials += 1
         search = SearchOptions(seed=seed, out=directory / "optuna", trials=trials, objectives=("return",))
-        front = sweep_training(FILE, search).front
+        front = sweep_training(file, search).front
     used_s = children_cpu_s() - before
     document = json.loads((directory / "optuna" / "pareto.json").read_text())
     best = next(trial for trial in document["trials"] if trial["trial"] == front[0].number)
