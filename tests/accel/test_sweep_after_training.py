@@ -167,7 +167,7 @@ def test_a_constraint_that_nobody_meets_names_the_nearest_candidate(run: Path, t
 
 @pytest.mark.long
 def test_a_small_space_ends_the_sweep_before_its_trials(run: Path, tmp_path: Path) -> None:
-    options = ChoiceOptions(("fp32", "int8"), (0.0,))
+    options = ChoiceOptions(("fp32", "int8"), (0.0,), (1.0,))
     search = SearchOptions(trials=40, out=tmp_path / "out", objectives=("kl", "bytes"), sampler="nsga2")
     result = sweep_run(run, search, CandidateOptions(options, rows=32, sensitivity=False))
     assert result.trials == 8, "three layers, two formats"
@@ -260,7 +260,7 @@ def _check_division(trials: list[FrozenTrial], wanted: int) -> None:
         (SearchOptions(pruner="median", objectives=("kl",)), _FEW, "leave --pruner out"),
         (SearchOptions(), CandidateOptions(max_kl=-1.0), "max_kl = -1.0: give a bound above 0"),
         (SearchOptions(), CandidateOptions(max_kl=float("nan")), "max_kl = nan: give a bound above 0"),
-        (SearchOptions(), CandidateOptions(ChoiceOptions(("int8",), (0.0,))), "the space is empty"),
+        (SearchOptions(), CandidateOptions(ChoiceOptions(("int8",), (0.0,), (1.0,))), "the space is empty"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(
