@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from compressors.int4 import Int4
     from compressors.int8.static import Int8
     from compressors.layer_inventory import PolicyLayer, policy_layers
+    from compressors.lowrank import LowRank
     from compressors.pipeline import compose, make_compressor
     from compressors.plan import Compressor, Plan, PlanStatistics
     from compressors.prune.structured import Prune
@@ -62,6 +63,7 @@ _HOMES = {
     "Int8": "int8.static",
     "PolicyLayer": "layer_inventory",
     "policy_layers": "layer_inventory",
+    "LowRank": "lowrank",
     "Prune": "prune.structured",
     "FakeQuantiser": "qat.fake_quantiser",
     "PolicySession": "runtime",
@@ -89,6 +91,7 @@ __all__ = [
     "GraphError",
     "Int4",
     "Int8",
+    "LowRank",
     "OutputMismatch",
     "Plan",
     "PlanStatistics",

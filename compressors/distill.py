@@ -61,13 +61,13 @@ class Distill(Reduction):
         if self.student_factory is None or self.divergence is None:
             raise SchemeError(f"{self.scheme} needs a student factory and a divergence; pass both to make_compressor")
         if len(example_inputs) > 1:
-            raise UnsupportedLayerError(f"{self.scheme} supports no recurrent policies; use prune")
+            raise UnsupportedLayerError(f"{self.scheme} supports no recurrent policies; use prune or lowrank")
         student = self.student_factory(self.size, module)
         ours, theirs = _size(student), _size(module)
         if ours > theirs:
             raise SchemeError(
                 f"{self.scheme}: the student has more parameters ({_count(ours)}) than the policy ({_count(theirs)}); "
-                "use prune, or a smaller student"
+                "use prune or lowrank, or a smaller student"
             )
         return Student(student, module, example_inputs, self.divergence, self.learning_rate)
 

@@ -1,7 +1,7 @@
 """Per-layer choices in a scheme's arguments, such as ``torso.layers.0=0.5``.
 
 A layer is named as in the policy. A prefix such as ``torso`` names every layer under it; the longest matching name
-decides.
+decides. Both factors of a layer that ``lowrank`` factorised match the layer's own name.
 """
 
 from __future__ import annotations

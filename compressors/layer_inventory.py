@@ -11,6 +11,7 @@ import numpy as np
 from compressors.errors import UnsupportedLayerError
 from compressors.graph.policy_graph import export_policy
 from compressors.layer_choices import weight_layer
+from compressors.lowrank import factor_rank
 from compressors.module_state import read_state
 from compressors.prune.channels import find_groups
 from compressors.prune.structured import kept_count
@@ -41,6 +42,10 @@ class PolicyLayer:
     def keeps(self, share: float) -> int:
         """How many units ``prune`` keeps when it removes a share of them."""
         return kept_count(self.units, share)
+
+    def rank(self, share: float) -> int | None:
+        """The rank under ``lowrank``; None where the factors would be no smaller than the weight."""
+        return factor_rank(self.outputs, self.inputs, share)
 
 
 def policy_layers(

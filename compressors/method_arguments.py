@@ -25,6 +25,7 @@ _PER_CHANNEL = "per_channel"
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
 _STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _REFUSED_BY_QAT = {
+    "lowrank": "the learner's network does not have its factors",
     "distill": "actors run a student, which the learner does not train by its loss",
 }
 
@@ -40,6 +41,13 @@ class Int8Arguments(NamedTuple):
 
 class PruneArguments(NamedTuple):
     """Of ``prune``; see ``Prune``."""
+
+    ratio: float
+    layers: tuple[tuple[str, float], ...]
+
+
+class LowRankArguments(NamedTuple):
+    """Of ``lowrank``; see ``LowRank``."""
 
     ratio: float
     layers: tuple[tuple[str, float], ...]
@@ -141,6 +149,20 @@ def parse_prune(arguments: Sequence[str]) -> PruneArguments:
     return PruneArguments(ratio, layers)
 
 
+def parse_lowrank(arguments: Sequence[str]) -> LowRankArguments:
+    """A ratio in (0, 1), and ratios by layer. Raises SchemeError."""
+    plain, choices = split_arguments(arguments)
+    layers = parse_ratios("lowrank", choices)
+    ratio = _ratio(plain) if plain or not layers else 1.0
+    in_range = 0.0 < ratio < 1.0 if plain or not layers else any(share < 1.0 for _, share in layers)
+    if not in_range or any(share == 0.0 for _, share in layers):
+        raise SchemeError(
+            f"lowrank({','.join(arguments)}): give the rank as a share of the full one, between 0 and 1; layer=share "
+            "for single layers"
+        )
+    return LowRankArguments(ratio, layers)
+
+
 def parse_distill(arguments: Sequence[str]) -> str:
     """The student's size, such as ``64x2``. Raises SchemeError."""
     if len(arguments) != 1 or not _STUDENT.fullmatch(arguments[0]):
@@ -158,6 +180,8 @@ def _check_arguments(method: MethodText) -> None:
             parse_int4(method.arguments)
         case "prune":
             parse_prune(method.arguments)
+        case "lowrank":
+            parse_lowrank(method.arguments)
         case "distill":
             parse_distill(method.arguments)
 

@@ -77,7 +77,7 @@ class Encoder(ABC):
 
 
 class Reduction(Method):
-    """A smaller module in place of the policy: ``prune``, ``distill``."""
+    """A smaller module in place of the policy: ``prune``, ``lowrank``, ``distill``."""
 
     @abstractmethod
     def reduce(self, module: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor]) -> BoundReduction:
@@ -106,13 +106,13 @@ class BoundReduction(ABC):
         return copy.deepcopy(self)
 
     def reselect(self, state: State) -> None:  # noqa: B027 - not every reduction selects
-        """Select channels again for the policy's present parameters."""
+        """Select channels or bases again for the policy's present parameters."""
 
     def observe(self, state: State, inputs: Mapping[str, Array]) -> bool:
         """Measure statistics of activations on recent real inputs ([N, *shape] by name); not every reduction does.
 
         Returns:
-            Whether this selected channels again, as the first inputs may.
+            Whether this selected channels or bases again, as the first inputs may.
         """
         return False
 

@@ -62,7 +62,7 @@ class PlanUpdate(Protocol):
 
         Args:
             inputs: [N, *shape] by name.
-            reselect: select channels again as well, by what was just observed.
+            reselect: select channels and bases again as well, by what was just observed.
             between: called between two parts of the work; an exception that it raises ends the work.
         """
         ...
@@ -124,7 +124,7 @@ class Plan(Protocol):
         ...
 
     def reselect(self, module: torch.nn.Module) -> None:
-        """Select pruned channels again for the present weights; slow, on a schedule.
+        """Select pruned channels and low-rank bases again for the present weights; slow, on a schedule.
 
         Raises:
             WeightsError: as for ``refresh``.

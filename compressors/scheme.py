@@ -30,6 +30,7 @@ METHODS = {
     "qat": "compressors.qat.fake_quantiser:make_qat",
     "int4": "compressors.int4:make_int4",
     "prune": "compressors.prune.structured:make_prune",
+    "lowrank": "compressors.lowrank:make_lowrank",
     "distill": "compressors.distill:make_distill",
 }
 

@@ -11,7 +11,7 @@ HIGHEST_KL = 0.1
 LOWEST_ESS = 0.3
 """Alarm levels of mismatch: a trained policy's scheme beyond them is not recommended."""
 
-_REDUCTIONS = ("prune", "distill")
+_REDUCTIONS = ("prune", "lowrank", "distill")
 _HALVES = "fp16"
 _STUDENT = "distill"
 

@@ -262,7 +262,7 @@ def upkeep_row(subject: Subject, scheme: str, plan: Plan) -> Row:
     """``schedule_ms`` and ``upkeep_ms``: the cost per publication of the work that runs at its own intervals.
 
     ``schedule_ms`` is spent in a background thread of lower priority (in the learner's where ``actors`` = 0):
-    distillation steps, choices of channels, calibration, drift detection. ``upkeep_ms`` is spent in the
+    distillation steps, choices of channels and bases, calibration, drift detection. ``upkeep_ms`` is spent in the
     learner's thread, where an update waits for it: copying the policy for that work, adopting its results,
     least-squares compensation for pruned channels, and checks of artifacts. Each is the fastest of three; intervals are
     those of the subject's configuration.
@@ -282,8 +282,8 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     run, config, every = subject.run, subject.run.config, subject.calibration
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
-    prunes = "prune" in names and not rounds
-    steps = config.algorithm.optimiser_steps if prunes else 1
+    reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
+    steps = config.algorithm.optimiser_steps if reduces else 1
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
         tasks["calibration"] = config.compression.calibration_interval_updates, UpkeepTask(calibration=every)
@@ -292,7 +292,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
                 config.compression.drift_interval_updates,
                 UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS)),
             )
-        if prunes:
+        if reduces:
             interval = max(1, config.compression.reselect_interval_updates // steps)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
@@ -301,7 +301,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
             interval, trainings = distillation_schedule(config)
             tasks["distill"] = interval, UpkeepTask(distill_batches=[batch] * trainings)
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
-    if prunes:
+    if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
         costs["refit"] = UpkeepCost(max(1, REFIT_STEPS // steps), 0.0, refit_s)
     checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel.sweep.pareto import Candidate
 
 _SEARCH = ("trials", "sampler", "pruner", "seed", "storage", "study", "out", "max_seconds")
-_CANDIDATES = ("bits", "prune", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
+_CANDIDATES = ("bits", "prune", "rank", "rows", "batch", "episodes", "sample", "max_kl", "no_sensitivity")
 
 _PARTS_OF_LATENCY = ("policy_us", "fp32_us", "latency_q1", "latency_q3")
 
@@ -78,6 +78,7 @@ class SweepOptions(PolicySource):
         str | None, tyro.conf.arg(help="number formats of a layer; default: fp32,int8,int8-per-channel,int4")
     ] = None
     prune: Annotated[str | None, tyro.conf.arg(help="shares of units to remove; default: 0,0.25,0.5,0.75")] = None
+    rank: Annotated[str | None, tyro.conf.arg(help="ranks as shares of the full one; default: 1,0.5,0.25")] = None
     rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch; default: 1024")] = (
         None
     )
@@ -154,6 +155,7 @@ def _candidates(options: SweepOptions) -> CandidateOptions:
     choices = replace(
         choices,
         pruned=choices.pruned if options.prune is None else _numbers("prune", options.prune),
+        ranks=choices.ranks if options.rank is None else _numbers("rank", options.rank),
     )
     given = {name: getattr(options, name) for name in ("rows", "batch", "episodes", "max_kl")}
     changes = {name: value for name, value in given.items() if value is not None}

@@ -145,8 +145,8 @@ class CompressionConfig(Clips):
     )
     reselect_interval_updates: Count = Field(
         1000,
-        description="learner updates between selections of pruned channels, divided by an update's optimiser steps; "
-        "more frequent at the start",
+        description="learner updates between selections of pruned channels and low-rank bases, divided by an update's "
+        "optimiser steps; more frequent at the start",
     )
     distill_interval_updates: Count = Field(
         2,

@@ -1,6 +1,6 @@
 """Background work on compressed policies: its schedule, its tasks, and its thread.
 
-What is expensive (selecting channels, training a distilled student, measuring activation ranges) is
+What is expensive (selecting channels and low-rank bases, training a distilled student, measuring activation ranges) is
 done on a schedule, in one thread beside the learner's, on copies of the policy's state and of inputs. The thread takes
 one core and a low priority. Its result, a ``PlanUpdate``, is committed as a whole, in the learner's thread, between two
 refreshes; until then refreshes use the previous state. Work that becomes due meanwhile is queued once. Any error other
@@ -65,7 +65,7 @@ class UpkeepTask:
     """Work to do on a plan, with its own copies of inputs, [N, *shape] by name.
 
     Attributes:
-        distill_batches: batches to train a student on, one step each. reselects: whether channels are
+        distill_batches: batches to train a student on, one step each. reselects: whether channels and bases are
             selected again, on ``calibration`` if it is given. calibration: inputs to measure activation ranges on;
             None: do not. drift_inputs: a few rows on which to look for activations outside their ranges; None: do not.
     """

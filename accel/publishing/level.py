@@ -12,7 +12,7 @@ Metrics, as ``name/scheme``:
     publish_kl_age_updates  learner updates since that check; check_ms: its duration
     quick_check_ms          check of every other publication on few rows, mean since the last record
     inconclusive_checks     quick checks after which a full one had to decide, over the whole run
-    reselections            selections of channels; reselect_ms: mean time of one, over the whole run
+    reselections            selections of channels and bases; reselect_ms: mean time of one, over the whole run
     distill_kl              mean divergence of the student from the policy, nats, at its last training step
     distill_steps           the student's training steps
     qat_differences         share of activation codes in which a learner at a qat level and its artifact differed at the
@@ -133,11 +133,12 @@ class Level:
         self._drift = UpdateInterval(config.compression.drift_interval_updates, first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
+        self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
         # selection and compensation age with optimiser steps
-        steps = config.algorithm.optimiser_steps if self._prunes else 1
+        steps = config.algorithm.optimiser_steps if self._selects else 1
         self._check_interval = max(1, config.compression.check_interval_updates // steps)
-        self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._prunes else None)
+        self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
         self._selections = UpdateInterval(
             max(1, config.compression.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES
         )
@@ -187,7 +188,7 @@ class Level:
     def is_quick(self) -> bool:
         """Whether due work must be done at once: first ranges, and all that the learner's forward pass uses."""
         return self._quantisation_aware or (
-            (not self.ready or self.renewing) and not (self._prunes or self._has_student)
+            (not self.ready or self.renewing) and not (self._selects or self._has_student)
         )
 
     def enter_use(self) -> None:
@@ -219,7 +220,7 @@ class Level:
         if self._has_student and self._distillations.tick():
             self._due.add("distillation")
         # while the level is withheld, the check follows on the new selection
-        if (self._prunes and self._selections.tick()) or (self._withheld and check):
+        if (self._selects and self._selections.tick()) or (self._withheld and check):
             self._due.add("selection")
         if self._calibrations.tick():
             self._due.add("calibration")
@@ -352,7 +353,7 @@ class Level:
         if result.student_divergence is not None:
             statistics.student_divergence = result.student_divergence
         if self.ready and task.reselects:
-            statistics.reselections += self._prunes
+            statistics.reselections += self._selects
             statistics.reselect_s += result.selection_s
         if not self.ready and task.calibration is not None:
             if self._quantisation_aware:

@@ -50,7 +50,7 @@ class Publisher:
     stands in for it until one passes again, so that no scheme ruins a run. With the torch runtime the weights are
     published as they are, as long as they are finite.
 
-    Students' training steps, selections of channels, and later calibrations are done in the background
+    Students' training steps, selections of channels and bases, and later calibrations are done in the background
     (``accel.publishing.background``). With ``actors = 0`` all of it is done at once, so that equal seeds give equal
     bits.
 

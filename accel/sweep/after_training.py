@@ -95,6 +95,7 @@ class AfterTraining:
             "layers": [layer.name for layer in self._space.layers],
             "bits": list(options.choices.bits),
             "prune": list(options.choices.pruned),
+            "rank": list(options.choices.ranks),
             "rows": options.rows,
             "batch": self._batch,
             "episodes": options.episodes,
@@ -396,4 +397,4 @@ def sensitivity_markdown(rows: Sequence[SensitivityRow], fp32_bytes: int, title:
 def _choice_text(choice: LayerChoice) -> str:
     if choice.pruned:
         return f"prune {choice.pruned:g}"
-    return choice.bits
+    return f"rank {choice.rank:g}" if choice.rank < 1.0 else choice.bits

@@ -25,13 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from compressors.arrays import Array, FloatArray, State
+from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
 from compressors.prune.channels import ChannelGroup, IndexArray
 
-# weight of the older moments when new inputs are observed
-KEEP = 0.5
-# ridge: this share of the mean variance, times inputs / samples
-RIDGE = 0.1
-MAXIMAL_ROWS, MAXIMAL_IMAGES, MAXIMAL_SAMPLES = 2048, 64, 8192
 FOLD_PER_REFRESH = 2**22
 """W_R P is computed at each refresh, for the present weights, up to this number of multiplications; in wider layers
 only when P is fitted or channels are selected."""

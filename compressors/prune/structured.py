@@ -26,8 +26,9 @@ from compressors.layer_choices import check_layers, choice_for, is_named
 from compressors.method_arguments import parse_prune
 from compressors.methods import BoundReduction, Reduction
 from compressors.module_state import load_state, read_state, to_tensors
+from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
 from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
-from compressors.prune.compensation import MAXIMAL_IMAGES, MAXIMAL_ROWS, Compensation
+from compressors.prune.compensation import Compensation
 from compressors.prune.importance import magnitude, residual
 from compressors.scheme import Context, MethodText
 

@@ -33,7 +33,7 @@ from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
 from monitor.statistics import difference_of_means  # noqa: E402
 
-SCHEMES = ("fp32", "int8", "prune(0.5)+int8")
+SCHEMES = ("fp32", "int8", "prune(0.5)+int8", "lowrank(0.25)")
 CORRECTIONS = ("none", "vtrace", "retrace", "rejected")
 LAGS = (0, 4, 16)
 SEEDS = 5

@@ -45,10 +45,13 @@ FULL_PRECISION = "fp32"
 PAPER_RATIO = 4.13
 HALVES = "fp16"
 REPLACEMENTS = ("distill",)
-REDUCTIONS = ("prune", *REPLACEMENTS)
+REDUCTIONS = ("prune", "lowrank", *REPLACEMENTS)
 LEAST_POLICY_SHARE = 1 / 3
 QUIET = 0.9
-SCHEMES = "fp32,fp16,int8,int8(per_channel),int4,prune(0.5),prune(0.5)+int8,distill(64x2)+int8"
+SCHEMES = (
+    "fp32,fp16,int8,int8(per_channel),int4,prune(0.5),prune(0.5)+int8,lowrank(0.25),lowrank(0.25)+int8,"
+    "distill(64x2)+int8"
+)
 RECURRENT_SCHEMES = "fp32,int8"
 # case: environment, network, schemes, measuring seconds
 ACTORS = {

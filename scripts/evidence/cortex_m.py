@@ -38,7 +38,7 @@ COUNTING = ("-icount", "shift=0", "-semihosting-config", "enable=on,target=nativ
 EPISODES = 20
 AFTER = (
     *("fp32", "int8", "int8(per_channel,w4)", "int8(per_channel,w3)", "int8(per_channel,w2)"),
-    *("prune(0.5)+int8", "distill(16x2)+int8"),
+    *("prune(0.5)+int8", "lowrank(0.25)+int8", "distill(16x2)+int8"),
 )
 DURING = ("qat", "qat(per_channel,w4)", "qat(per_channel,w3)", "qat(per_channel,w2)")
 Row = dict[str, Any]

@@ -44,6 +44,7 @@ SCHEMES = (
     "int8(per_channel)",
     "int4",
     "prune(0.5)+int8",
+    "lowrank(0.25)+int8",
 )
 # students are MLPs, which see images as one long vector
 VECTOR_SCHEMES = (*SCHEMES, "distill(32x2)+int8")

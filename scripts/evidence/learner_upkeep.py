@@ -25,7 +25,7 @@ from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.publishing.publisher import Publisher
 
-SCHEMES = ("fp32", "int8", "distill(64x2)", "prune(0.5)+int8")
+SCHEMES = ("fp32", "int8", "distill(64x2)", "lowrank(0.25)+int8", "prune(0.5)+int8")
 LENGTH, ENVS, INPUTS, ACTIONS = 16, 32, 17, 6
 
 

@@ -116,7 +116,7 @@ class SetAtLook(threading.Event):
 def test_work_stops_between_its_parts_and_leaves_the_plan_as_it_was() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.25)+int8", module)
+    plan = case.bind("prune(0.25)+lowrank(0.25)", module)
     plan.calibrate(case.inputs(64, seed=1))
     inputs = case.inputs(64, seed=2)
     before = run_artifact(plan.refresh(module, version=0), inputs)[0]

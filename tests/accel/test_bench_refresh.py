@@ -67,7 +67,7 @@ def test_break_even_is_where_the_saving_makes_up_for_the_refresh() -> None:
 UPKEEP = {
     "fp32": {"check"},
     "int8": {"check", "calibration", "drift"},
-    "prune(0.5)": {"check", "calibration", "selection", "refit"},
+    "lowrank(0.25)": {"check", "calibration", "selection"},
     "prune(0.5)+int8": {"check", "calibration", "drift", "selection", "refit"},
     "distill(8x1)": {"check", "calibration", "distill"},
     "qat": {"check", "calibration", "drift"},

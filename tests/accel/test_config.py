@@ -213,7 +213,7 @@ def test_texts_are_made_canonical_and_a_name_is_given() -> None:
     for scheme, reason in (
         ("prune(1.5)", "share to remove, between 0 and 1"),
         ("int8+prune(0.5)", r"'int8' must come last: write prune\(0.5\)\+int8"),
-        ("auto(fp32;prune(2))", "between 0 and 1"),
+        ("auto(fp32;lowrank(2))", "between 0 and 1"),
         ("anneal(fp32@0;int8(wat)@9)", "options are per_channel"),
     ):
         with pytest.raises(ConfigError, match=reason):

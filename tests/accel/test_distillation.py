@@ -81,5 +81,5 @@ def test_an_image_student_learns_and_its_artifact_is_smaller(scheme: str) -> Non
 
 
 def test_a_student_larger_than_an_image_policy_is_refused() -> None:
-    with pytest.raises(SchemeError, match=r"more parameters \(.* M\) than the policy \(.* M\); use prune, or"):
+    with pytest.raises(SchemeError, match=r"more parameters \(.* M\) than the policy \(.* M\); use prune or lowrank"):
         _bind("distill(512x2)", "nature-cnn:0.25", _images(84))

@@ -38,6 +38,8 @@ PAIRS = [
     ("mlp:32x2", "fp16", 0.002),
     ("mlp:32x2", "int4", 0.25),
     ("mlp:64x2", "prune(0.25)+int8", 0.15),
+    ("mlp:64x2", "lowrank(0.25)", 0.2),
+    ("mlp:64x2", "lowrank(0.25)+int8", 0.2),
     ("mlp:32x2", "distill(16x2)", 0.5),
     ("mlp:32x1+lstm:16", "int8", 0.06),
     ("mlp:32x1+lstm:16", "prune(0.25)+int8", 0.15),

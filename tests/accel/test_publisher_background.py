@@ -21,7 +21,7 @@ from compressors.pipeline import PipelineUpdate
 from compressors.prune.structured import PrunedModule
 from tests.accel.live_policies import config_for, make_batch, make_network, observe
 
-STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "prune(0.25)+int8"
+STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"
 NEVER = 100_000
 LIMIT_S = 500.0  # far beyond what anything takes: only a hang gets there
 

@@ -43,7 +43,9 @@ def test_runs_at_lossy_schemes_repeat_exactly(compressor: str, tmp_path: Path) -
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: a machine with a GPU runs it")
-@pytest.mark.parametrize("compressor", ["qat", "prune(0.5)+qat", "prune(0.5)+int8", "distill(16x2)+int8"])
+@pytest.mark.parametrize(
+    "compressor", ["qat", "prune(0.5)+qat", "prune(0.5)+int8", "lowrank(0.25)+int8", "distill(16x2)+int8"]
+)
 @pytest.mark.parametrize("network", ["mlp:64x2", "nature-cnn:0.5"])
 def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, compressor: str) -> None:
     config = config_for(network, compressor, check_interval_updates=1)
@@ -59,6 +61,6 @@ def test_a_learner_on_cuda_publishes_what_one_on_the_cpu_does(network: str, comp
         artifacts[device] = publisher.artifact(1)
         params = net(batch.observations.to(device), batch.first.to(device)).params
         assert torch.isfinite(params).all()
-    if compressor == "qat":  # selections and students differ a little on another device
+    if compressor == "qat":  # selections, bases and students differ a little on another device
         ours, theirs = (np.frombuffer(a.model, np.uint8) for a in artifacts.values() if a is not None)
         assert ours.shape == theirs.shape and np.mean(ours != theirs) < 0.01

@@ -127,7 +127,7 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
     assert publisher.metrics()[f"publish_kl/{LEVEL}"] > 10.0 and publisher.metrics()[f"withheld/{LEVEL}"] == 0
 
 
-@pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "prune(0.5)+int8"])
+@pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
     config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_updates=1)
     net = make_network(config)

@@ -190,8 +190,8 @@ def test_it_is_no_level_of_auto_but_one_of_a_schedule() -> None:
 
 
 def test_a_chain_without_sense_is_refused_at_the_start() -> None:
-    config = config_for("mlp:32x2", "distill(8x1)+qat")
-    with pytest.raises(ConfigError, match=r"distill\(8x1\)\+int8"):
+    config = config_for("mlp:32x2", "lowrank(0.5)+qat")
+    with pytest.raises(ConfigError, match=r"lowrank\(0.5\)\+int8"):
         Publisher(config, make_network(config))
 
 

@@ -122,7 +122,7 @@ def test_sensitivities_cover_every_layer_and_option(swept: SweepResult) -> None:
     found = {(row["layer"], row["choice"]) for row in document["rows"]}
     layers = ("torso.layers.0", "torso.layers.1", "policy_head")
     assert found >= {(layer, bits) for layer in layers for bits in ("int8", "int8-per-channel", "int4")}
-    assert {choice for layer, choice in found if layer == "torso.layers.1"} >= {"prune 0.25", "prune 0.5", "int4"}
+    assert {choice for layer, choice in found if layer == "torso.layers.1"} >= {"prune 0.25", "prune 0.5", "rank 0.25"}
     measured = [row for row in document["rows"] if row["refusal"] is None]
     assert measured and all(row["latency_us"] > 0 and row["kl"] >= 0 for row in measured)
     assert all(row["layer"] in row["scheme"] or "=float" in row["scheme"] for row in measured)

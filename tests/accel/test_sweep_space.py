@@ -130,7 +130,7 @@ def test_suggested_schemes_are_read_back_and_cover_the_space() -> None:
     for scheme in schemes:
         assert make_compressor(scheme).scheme == scheme == str(parse_scheme(scheme))
     text = " ".join(schemes)
-    assert all(part in text for part in ("per_channel", "int4", "float", "prune(", ")+int8("))
+    assert all(part in text for part in ("per_channel", "int4", "float", "prune(", "lowrank(", ")+prune("))
 
 
 def test_uniform_schemes_come_in_their_short_form() -> None:
@@ -151,13 +151,25 @@ def test_uniform_schemes_come_in_their_short_form() -> None:
     assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8"]
 
 
+def test_the_order_of_pruning_and_factoring_is_a_choice() -> None:
+    space = space_of("deep-relu-mlp")
+    name = space.layers[1].name
+    both = {name: LayerChoice(pruned=0.5, rank=0.25)}
+    assert space.scheme(both) == f"prune({name}=0.5)+lowrank({name}=0.25)"
+    assert space.scheme(both, "lowrank+prune") == f"lowrank({name}=0.25)+prune({name}.1=0.5)"
+    module = randomise(CASES["deep-relu-mlp"].make(), 1)
+    for order in ("prune+lowrank", "lowrank+prune"):
+        CASES["deep-relu-mlp"].bind(space.scheme(both, order), module).refresh(module, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ChoiceOptions(pruned=()), "the space is empty"),
         (lambda: ChoiceOptions(pruned=(1.0,)), "from 0 to below 1"),
+        (lambda: ChoiceOptions(ranks=(0.0,)), "above 0 and up to 1"),
         (lambda: ChoiceOptions.with_bits(["int9"]), "unknown bits 'int9'.*int8"),
-        (lambda: space_of("relu-mlp", ChoiceOptions(("fp32",), (0.0,))), "the space is empty"),
+        (lambda: space_of("relu-mlp", ChoiceOptions(("fp32",), (0.0,), (1.0,))), "the space is empty"),
     ],
 )
 def test_a_space_without_choices_is_refused(make: object, message: str) -> None:

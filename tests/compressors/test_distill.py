@@ -95,7 +95,7 @@ def test_a_student_of_another_shape_is_refused() -> None:
 
 def test_a_student_larger_than_the_policy_is_refused() -> None:
     small = MLP(width=16)
-    with pytest.raises(SchemeError, match=r"more parameters \(0\.02 M\) than the policy \(518\); use prune, or"):
+    with pytest.raises(SchemeError, match=r"more parameters \(0\.02 M\) than the policy \(518\); use prune or lowrank"):
         _bind("distill(128x2)+int8", small)
     _bind("distill(16x2)", small)
 

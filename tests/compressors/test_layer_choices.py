@@ -38,6 +38,7 @@ def test_the_longest_name_decides() -> None:
         "int8(per_channel,u8s8,torso=int4,head=per_tensor)",
         "prune(0.5,torso.0=0.25)+int8(per_channel,head=float)",
         "prune(torso.0=0.5)",
+        "lowrank(torso.2=0.25)+prune(torso.0=0.5)",
     ],
 )
 def test_schemes_with_layers_bind_and_keep_their_text(text: str) -> None:
@@ -110,15 +111,35 @@ def test_shares_by_layer_remove_that_much_of_each() -> None:
     assert widths == [8, 16, 32, 16]
 
 
+def test_ranks_by_layer_reach_only_those_layers() -> None:
+    module = _policy("deep-relu-mlp")
+    plan = CASES["deep-relu-mlp"].bind("lowrank(torso.2=0.25,torso.4=1)", module)
+    assert isinstance(plan, PipelinePlan)
+    names = [name for name, _ in plan.reductions[0].module.named_parameters()]
+    assert [name for name in names if name.startswith("torso.2.")] == [
+        "torso.2.0.weight", "torso.2.1.weight", "torso.2.1.bias",
+    ]  # fmt: skip
+    assert "torso.4.weight" in names
+
+
 @pytest.mark.parametrize(
     ("scheme", "spared"),
-    [("prune(core=0.5)+int8(core=float)", 1), ("prune(core=0.5)+int8(core=int4)", 0)],
+    [("prune(core=0.5)+int8(core=float)", 1), ("prune(core=0.5)+lowrank(core=0.25)+int8(core=float)", 2)],
 )
 def test_names_reach_through_a_pruned_recurrent_policy(scheme: str, spared: int) -> None:
     module = _policy("lstm")
     operators = _operators(CASES["lstm"].bind(scheme, module).refresh(module, 1).model)
     assert sum(name in ("Gemm", "FusedGemm") for name in operators) == spared
     assert operators.count("QGemm") == 2
+
+
+def test_both_factors_take_the_format_of_their_layer() -> None:
+    module = _policy("deep-relu-mlp")
+    kernels = [
+        integer_kernels(CASES["deep-relu-mlp"].bind(scheme, module).refresh(module, 1)).total()
+        for scheme in ("lowrank(torso.2=0.25)+int8", "lowrank(torso.2=0.25)+int8(torso.2=float)")
+    ]
+    assert kernels[0] - kernels[1] == 2
 
 
 @pytest.mark.parametrize(
@@ -130,6 +151,10 @@ def test_names_reach_through_a_pruned_recurrent_policy(scheme: str, spared: int)
         ),
         ("prune(head=0.5)", "names 'head', which is no layer that it applies to; choose from"),
         ("prune(nothing=0.5)", "names 'nothing', which is no layer that it applies to; choose from torso.2, torso.0"),
+        (
+            "lowrank(nothing=0.5)",
+            "names 'nothing', which is no layer .*; choose from torso.0, torso.2, head",
+        ),
     ],
 )
 def test_a_layer_that_is_not_there_lists_the_layers(scheme: str, message: str) -> None:
@@ -137,7 +162,7 @@ def test_a_layer_that_is_not_there_lists_the_layers(scheme: str, message: str) -
         CASES["relu-mlp"].bind(scheme, _policy("relu-mlp"))
 
 
-@pytest.mark.parametrize("scheme", ["prune(torso.0=0.05)", "prune(torso.2=0.1)"])
+@pytest.mark.parametrize("scheme", ["prune(torso.0=0.05)", "lowrank(head=0.9)"])
 def test_a_named_layer_is_never_skipped_silently(scheme: str) -> None:
     with pytest.raises(UnsupportedLayerError, match="omit the layer"):
         CASES["relu-mlp"].bind(scheme, _policy("relu-mlp"))
@@ -147,7 +172,7 @@ def test_a_named_layer_is_never_skipped_silently(scheme: str) -> None:
     "text",
     [
         "int8(torso=int7)", "int8(torso=float,torso=int4)", "prune(torso=1)", "prune(torso=0)", "prune(torso=half)",
-        "prune(torso.0=0.5,0.5,0.5)", "prune(torso=-1)", "int8(=float)",
+        "prune(torso.0=0.5,0.5,0.5)", "lowrank(torso=0)", "lowrank(torso=1)", "lowrank(torso=-1)", "int8(=float)",
         "int8(torso=)", "int8(a=b=c)", "prune(1.5,torso=0.5)",
     ],
 )  # fmt: skip
@@ -166,5 +191,7 @@ def test_the_inventory_names_what_schemes_can_choose_for(case: str) -> None:
     for layer in layers:
         if layer.units and layer.keeps(0.5) < layer.units:
             CASES[case].bind(f"prune({layer.name}=0.5)", module)
+        if layer.rank(0.25):
+            CASES[case].bind(f"lowrank({layer.name}=0.25)", module)
     assert any(layer.units for layer in layers) == (case != "lstm-cell"), "prune takes no LSTMCell"
     assert layers[-1].units == 0, "heads keep their outputs"

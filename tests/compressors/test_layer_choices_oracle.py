@@ -32,7 +32,9 @@ SCHEMES = [
     "int8(per_channel,{v},{layer}=int4,head=float)",
     "prune({layer}=0.5)+int8({v},head=per_channel)",
     "prune(0.5,{layer}=0.25)+int8({v},{layer}=int4,head=per_channel)",
-    "prune({layer}=0.5)+int8(per_channel,{v},{layer}=per_tensor)",
+    "lowrank({layer}=0.25)+int8({v},{layer}=per_channel)",
+    "lowrank(0.5,{layer}=0.25)+int8({v},{layer}=int4)",
+    "prune({layer}=0.5)+lowrank(head=1,{layer}=0.25)+int8(per_channel,{v},{layer}=per_tensor)",
 ]
 CHOICES = [(scheme, name) for scheme in SCHEMES for name in CHOSEN]
 

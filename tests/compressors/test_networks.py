@@ -94,7 +94,7 @@ def test_formats_stay_close(scheme: str, limit: float, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("scheme", ["prune(0.5)", "prune(0.5)+int8(u8s8)"])
+@pytest.mark.parametrize("scheme", ["prune(0.5)", "prune(0.5)+int8(u8s8)", "lowrank(0.25)", "lowrank(0.25)+int8(u8s8)"])
 def test_reductions_are_smaller_and_act(scheme: str, name: str) -> None:
     acting = _acting(name)
     module = acting.module

@@ -22,7 +22,8 @@ STATIC = [f"int8({options})" for variant in VARIANTS for options in (variant, f"
 CHAINS = [
     "prune(0.5)+int8(u8s8)",
     "prune(0.5)+int8(per_channel,s8s8)",
-    "prune(0.5)+int8(per_channel,reduce_range)",
+    "lowrank(0.5)+int8(u8s8)",
+    "lowrank(0.5)+int8(per_channel,reduce_range)",
 ]
 CHAINED = [(chain, name) for chain in CHAINS for name in CASES if name != "lstm-cell" or "prune" not in chain]
 SPOILED = ["relu-mlp", "nature-cnn", "resnet", "lstm"]

@@ -27,7 +27,9 @@ SCHEMES = [
     "int4",
     "prune(0.5)",
     "prune(0.5)+int8",
-    "prune(0.25)+fp16",
+    "lowrank(0.5)",
+    "lowrank(0.5)+int8",
+    "prune(0.25)+lowrank(0.3)+fp16",
     "distill(16x2)",
     "distill(16x2)+int8",
 ]

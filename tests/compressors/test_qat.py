@@ -350,7 +350,9 @@ def test_the_scheme_parses_prints_and_makes_the_int8_graph(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("lowrank(0.5)+qat", r"lowrank\(0.5\)\+qat: .*use lowrank\(0.5\)\+int8, or prune"),
         ("distill(32x2)+qat", r"distill\(32x2\)\+qat: .*use distill\(32x2\)\+int8"),
+        ("prune(0.5)+lowrank(0.5)+qat", "lowrank"),
         ("qat+prune(0.5)", "'qat' must come last"),
         ("qat+int8", "2 number formats"),
         ("qat(wat)", r"qat\(wat\): options are per_channel"),
@@ -362,7 +364,7 @@ def test_chains_and_options_without_sense_are_refused(text: str, message: str) -
         make_compressor(text)
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int4", "distill(16x2)+int8"])
+@pytest.mark.parametrize("scheme", ["fp32", "int4", "distill(16x2)+int8", "lowrank(0.5)+int8"])
 def test_other_plans_are_refused(scheme: str) -> None:
     case = CASES["tanh-mlp"]
     module = case.make()
