@@ -221,10 +221,14 @@ class EnvSpec:
         parts, *record = lay_out_record(_part(part) for part in cast("list[Json]", value.get("parts", [])))
         if parts and record != [shape, dtype]:
             raise ValueError(f"observations of {shape} {dtype} are no record of the parts {[p.name for p in parts]}")
+        action = ActionSpec.from_json(cast(Json, value["action"]))
+        masks = [part.size for part in parts if part.name == ACTION_MASK]
+        if action.masked and masks != [sum(action.sizes)]:
+            raise ValueError(f"masked actions of sizes {action.sizes} need a part '{ACTION_MASK}' of as many numbers")
         return cls(
             observation_shape=shape,
             observation_dtype=dtype,
-            action=ActionSpec.from_json(cast(Json, value["action"])),
+            action=action,
             autoreset=cast("AutoresetMode", _choice(value["autoreset"], get_args(AutoresetMode))),
             frame_stack=_sizes([value["frame_stack"]])[0],
             frame_fill=cast("FrameFill", _choice(value["frame_fill"], get_args(FrameFill))),

@@ -17,7 +17,7 @@ from accel.envs.actions import action_converter, action_spec
 from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.envs.observations import observation_layout
-from accel.envs.spaces import ActionSpec
+from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, lay_out_record
 from accel.errors import EnvError
 from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
 
@@ -218,3 +218,15 @@ def test_discrete_actions_start_where_the_space_does() -> None:
     _, rewards, _, _ = env.step(np.arange(4))
     np.testing.assert_array_equal(rewards, 1 + np.arange(4) / 8)
     assert FIRST_ACTION != 0
+
+
+@pytest.mark.parametrize("parts", [[], [("action_mask", 3)], [("mask", 5)]], ids=["none", "too small", "another name"])
+def test_masked_actions_without_their_mask_are_no_layout(parts: list[tuple[str, int]]) -> None:
+    placed, shape, dtype = lay_out_record(ObservationPart(name, (size,), "float32") for name, size in parts)
+    action = ActionSpec("multi_categorical", (2, 3), masked=True)
+    spec = EnvSpec(shape if placed else (4,), dtype, action, parts=placed)
+    with pytest.raises(ValueError, match=r"sizes \(2, 3\) need a part 'action_mask'"):
+        EnvSpec.from_json(spec.to_json())
+    placed, shape, dtype = lay_out_record([ObservationPart("action_mask", (5,), "float32")])
+    whole = EnvSpec(shape, dtype, action, parts=placed)
+    assert EnvSpec.from_json(whole.to_json()) == whole
