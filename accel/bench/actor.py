@@ -19,7 +19,7 @@ from accel.acting.policy import ActingPolicy, SessionPolicy
 from accel.acting.rules import Sampler, make_sampler
 from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
-from accel.bench.checks import check_budget, check_counts, check_runtimes, check_schemes, check_source
+from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
 from accel.bench.subject import NO_MISMATCH, Subject, make_subject, of_free_actors
 from accel.bench.timing import interleave, torch_threads
@@ -33,7 +33,6 @@ from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
 RUNTIMES = ("torch", "onnxruntime")
-SCHEMES = ("fp32", "int8", "prune(0.5)", "prune(0.5)+int8")
 SAMPLE_S = 0.02
 
 logger = logging.getLogger("accel")

@@ -142,7 +142,8 @@ def _policy(options: PolicyOptions, refuse: Callable[[str], None]) -> Measured:
 
 
 def _actor(options: ActorOptions, refuse: Callable[[str], None]) -> Measured:
-    from accel.bench.actor import RUNTIMES, SCHEMES, bench_actor
+    from accel.bench.actor import RUNTIMES, bench_actor
+    from accel.bench.checks import SCHEMES
     from accel.runs.trained_policy import TrainedPolicy
 
     if options.run is not None and options.unroll_length is not None:
