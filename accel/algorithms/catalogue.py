@@ -17,6 +17,7 @@ import torch
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import Algorithm, GradientAlgorithm
 from accel.algorithms.exchange import GradientExchange
+from accel.algorithms.graphs import StepRunner
 from accel.config import TrainConfig
 from accel.config.actor import ActorAgreement, PriorityOptions
 from accel.config.algorithms import CustomAlgorithmConfig
@@ -62,11 +63,16 @@ _CLASSES = {
 
 
 def make_algorithm(
-    config: TrainConfig, spec: EnvSpec, device: torch.device, exchange: GradientExchange | None = None
+    config: TrainConfig,
+    spec: EnvSpec,
+    device: torch.device,
+    exchange: GradientExchange | None = None,
+    runner: StepRunner | None = None,
 ) -> Algorithm:
     """The algorithm of a run, its networks on the device, initialised from the run's seed.
 
-    With an ``exchange`` it is one learner's part of an algorithm that several learners share.
+    With an ``exchange`` it is one learner's part of an algorithm that several learners share. A ``runner`` runs the
+    parts of its updates, unless it is one of the user's own.
 
     Raises:
         ConfigError: it does not suit the environment or the network, or a module:factory does not load.
@@ -75,8 +81,9 @@ def make_algorithm(
     if isinstance(options, CustomAlgorithmConfig):
         return _load(options.algorithm)(config, spec, device, **options.kwargs)
     algorithm = _load(_CLASSES[options.algorithm])(config, spec, device, options)
-    if exchange is not None and isinstance(algorithm, GradientAlgorithm):
-        algorithm.exchange = exchange
+    if isinstance(algorithm, GradientAlgorithm):
+        algorithm.exchange = exchange or algorithm.exchange
+        algorithm.runner = runner or algorithm.runner
     return algorithm
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm
 from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.graphs import WARM_RUNS, make_runner, why_unrecorded
@@ -144,11 +143,9 @@ class LearnerCell:
     def __init__(self, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
         self._config = config
         quiet = {"target_kl": None} if "target_kl" in config.options() else {}
-        self.algorithm = make_algorithm(config.replace(learning_rate=_LEARNING_RATE, **quiet), spec, device)
-        self._device = device
-        runner = make_runner(config, LocalGradients(), device)
-        if isinstance(self.algorithm, GradientAlgorithm):
-            self.algorithm.runner = runner
+        self._device, runner = device, make_runner(config, LocalGradients(), device)
+        unmoved = config.replace(learning_rate=_LEARNING_RATE, **quiet)
+        self.algorithm = make_algorithm(unmoved, spec, device, runner=runner)
         self._timer = PhaseTimer(PHASES)
         self._phases: UpdatePhases = HostPhases(self._timer)
         if (make_event := phase_events(device)) is not None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 
-from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.graphs import make_runner
@@ -92,10 +91,8 @@ class Learning:
         self.config, self.device = config, device = _prepare_torch(config, cores)
         self.spec = spec = crew.spec
         self.exchange: GradientExchange = LocalGradients() if join is None else join(device)
-        self.algorithm = make_algorithm(config, spec, device, self.exchange)
         self.runner = make_runner(config, self.exchange, device)
-        if isinstance(self.algorithm, GradientAlgorithm):
-            self.algorithm.runner = self.runner
+        self.algorithm = make_algorithm(config, spec, device, self.exchange, self.runner)
         self.agreement, self.layout = agree(config, self.algorithm)
         channels_last = self.algorithm.network.channels_last
         self.batcher = Batcher(spec, device, pinned=config.learner.pinned_transfers, channels_last=channels_last)
