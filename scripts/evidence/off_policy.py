@@ -39,6 +39,8 @@ FIRST_SEED = 10_000  # of the episodes that count
 SEEDS = 3
 SCHEMES = ("fp32", "int8")
 WORLDS = "scripts.evidence.worlds"
+EARLIER = "lunarlander-apex-rate1e-3-fp32-s0"
+"""A run from before the default learning rate of Ape-X was lowered."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,10 @@ def render(runs: Mapping[str, Run]) -> str:
             lines.append(f"| {name} | `{algorithm}` | {case.steps:,} | {random} | {' | '.join(cells)} |")
     lines += ["", "Algorithms have their default options, and what a case adds:", ""]
     lines += [f"- {name}: `{f'--env {case.env} {case.words}'.strip()}`" for name, case in CASES.items()]
+    if (run := runs.get(EARLIER)) is not None:
+        lines.append(
+            f"- With `apex`'s earlier learning rate, 1e-3, lunarlander, fp32, seed 0: {mean(run['returns']):.4g}."
+        )
     machines = {f"{run['machine']['commit']}, {run['machine']['cpu']}" for run in runs.values() if "machine" in run}
     return "\n".join([*lines, *(f"- Commit and machine: {machine}." for machine in sorted(machines)), ""])
 
