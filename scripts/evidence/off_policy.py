@@ -51,6 +51,7 @@ class Case:
     steps: int
     algorithms: tuple[str, ...]
     words: str = ""
+    seeds: int = SEEDS
 
 
 CASES: Mapping[str, Case] = {
@@ -62,6 +63,7 @@ CASES: Mapping[str, Case] = {
     "positions": Case(f"{WORLDS}:PositionsOfCartPole-v0", 60_000, ("r2d2", "apex")),
     "halfcheetah": Case("HalfCheetah-v5", 100_000, ("sac", "d4pg"), "--samples-per-insert 64"),
     "hopper": Case("Hopper-v5", 100_000, ("sac", "d4pg"), "--samples-per-insert 64"),
+    "halfcheetah-long": Case("HalfCheetah-v5", 1_000_000, ("sac",), "--samples-per-insert 64", seeds=1),
 }  # fmt: skip
 Run = dict[str, Any]
 
@@ -79,7 +81,7 @@ def main() -> int:
         if (key := f"{case}-random") not in _read(options.out):
             name = CASES[case].env.rpartition(":")[2]
             _add(options.out, key, {"returns": play_at_random(name, EPISODES, FIRST_SEED, max_episode_steps=1000)})
-        for seed in range(options.seeds):
+        for seed in range(min(options.seeds, CASES[case].seeds)):
             for algorithm in CASES[case].algorithms:
                 for scheme in SCHEMES if options.algorithm is None or algorithm in options.algorithm else ():
                     key = f"{case}-{algorithm}-{scheme}-s{seed}"
