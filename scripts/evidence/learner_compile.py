@@ -4,8 +4,8 @@
     python scripts/evidence/learner_compile.py        (some ten minutes; needs a C++ compiler)
 
 Each case is an algorithm with its defaults but for what stands in CASES, on random experience, one thread. Its parts of
-an update, those that CUDA graphs would record, run as they are and through ``torch.compile``, in turns. A compiled
-step breaks at the backward pass, which torch.compile does not take in, and at what is read by the host. Compiling is
+an update, those that CUDA graphs would record, run as they are and through ``torch.compile``, in turns. Backward pass
+and optimiser step stand outside of what is compiled, as torch.compile takes in neither here. Compiling is
 the first updates' time less that of as many later ones, with torch's caches on disk empty. OUT/rows.json has every
 update's time.
 """
@@ -28,6 +28,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
 import numpy as np
 import torch
 
+from accel.algorithms.base import GradientAlgorithm
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.graphs import PlainSteps
 from accel.bench.learner import random_experience
@@ -84,6 +85,8 @@ class Learner:
             changed |= {"learning_starts": 512, "replay_capacity": 20_000}
         config = TrainConfig.create(**changed)
         self.algorithm = make_algorithm(config, spec, CPU, runner=CompiledSteps() if compiled else PlainSteps())
+        if compiled and isinstance(self.algorithm, GradientAlgorithm):
+            self.algorithm.step = torch._dynamo.disable(self.algorithm.step)  # type: ignore[method-assign]
         _, self._layout = agree(config, self.algorithm)
         rewards = RewardTransform(config.rewards, config.algorithm.discount)
         self._store = make_store(config, self._layout, CPU, Batcher(spec, CPU), rewards)
