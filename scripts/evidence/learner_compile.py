@@ -86,7 +86,7 @@ class Learner:
         config = TrainConfig.create(**changed)
         self.algorithm = make_algorithm(config, spec, CPU, runner=CompiledSteps() if compiled else PlainSteps())
         if compiled and isinstance(self.algorithm, GradientAlgorithm):
-            self.algorithm.step = torch._dynamo.disable(self.algorithm.step)  # type: ignore[method-assign]
+            self.algorithm.step = torch._dynamo.disable(self.algorithm.step)  # type: ignore[method-assign, no-untyped-call]
         _, self._layout = agree(config, self.algorithm)
         rewards = RewardTransform(config.rewards, config.algorithm.discount)
         self._store = make_store(config, self._layout, CPU, Batcher(spec, CPU), rewards)

@@ -63,7 +63,7 @@ CASES: Mapping[str, Case] = {
     "positions": Case(f"{WORLDS}:PositionsOfCartPole-v0", 60_000, ("r2d2", "apex")),
     "halfcheetah": Case("HalfCheetah-v5", 50_000, ("sac", "d4pg"), "--batch-size 128 --samples-per-insert 64"),
     "hopper": Case("Hopper-v5", 50_000, ("sac", "d4pg"), "--batch-size 128 --samples-per-insert 64"),
-    "halfcheetah-long": Case("HalfCheetah-v5", 1_000_000, ("sac",), "--batch-size 128 --samples-per-insert 32", seeds=1),
+    "halfcheetah-long": Case("HalfCheetah-v5", 1_000_000, ("sac",), "--batch-size 128 --samples-per-insert 32", 1),
 }  # fmt: skip
 Run = dict[str, Any]
 
