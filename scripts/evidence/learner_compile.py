@@ -52,7 +52,7 @@ CASES: Mapping[str, tuple[EnvSpec, dict[str, Any]]] = {
     "dppo, 256×2": (CHEETAH, {"algorithm": "dppo", "network": "mlp:256x2", "envs_per_actor": 8}),
     "ppo, 512×3": (CHEETAH, {"algorithm": "ppo", "network": "mlp:512x3", "envs_per_actor": 8}),
     "impala, nature-cnn": (PONG, {"algorithm": "impala", "network": "nature-cnn", "envs_per_actor": 8}),
-    "impala, impala-resnet": (PONG, {"algorithm": "impala", "network": "impala-resnet", "envs_per_actor": 4}),
+    "dqn, nature-cnn": (PONG, {"algorithm": "dqn", "network": "nature-cnn"}),
     "dqn, 256×2": (CARTPOLE, {"algorithm": "dqn", "network": "mlp:256x2"}),
     "sac, 256×2": (CHEETAH, {"algorithm": "sac", "network": "mlp:256x2"}),
     "d4pg, 256×2": (CHEETAH, {"algorithm": "d4pg", "network": "mlp:256x2"}),
@@ -145,6 +145,9 @@ def page(rows: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> str
         "|---|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
     for name, row in rows.items():
+        if "failed" in row:
+            lines.append(f"| {name} | – | fails: {row['failed']} | – | – | – | – |")
+            continue
         eager, compiled = (median(row[f"{way}_s"]) for way in ("eager", "compiled"))
         cost = sum(row["compiled_first_s"]) - len(row["compiled_first_s"]) * compiled
         pays = cost / (eager - compiled) if compiled < eager else None
@@ -174,7 +177,10 @@ def main() -> None:
     for case in options.case or CASES:
         if case in rows:
             continue
-        rows[case] = measure(*CASES[case], options.seconds)
+        try:
+            rows[case] = measure(*CASES[case], options.seconds)
+        except RuntimeError as error:
+            rows[case] = {"failed": str(error).splitlines()[0]}
         print(page(rows, facts).splitlines()[-3], flush=True)
         samples.write_text(json.dumps({"machine": facts, "rows": rows}) + "\n")
         (options.out / "README.md").write_text(page(rows, facts))
