@@ -19,6 +19,7 @@ from accel.envs.base import Actions, EnvFailure
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Stopped
 
+Array = npt.NDArray[np.generic]
 ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "overhead"))
 _LOOK_S = 0.1
 
@@ -63,6 +64,21 @@ class Collector(ABC):
         Timings already in ``timings_s`` for sending, waiting and loading are kept; environment, policy and overhead
         are written.
         """
+
+    def _write_states(self, unroll: Unroll, rows: slice | Array = slice(None)) -> None:
+        """Write the recurrent state that environments, those of ``rows``, begin an unroll with.
+
+        An observation that is not finite makes its environment's state so for good: here it starts again from zero.
+        """
+        states = self._policy.states()
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_sound = all(math.isfinite(state.sum()) for state in states)
+        if not is_sound:
+            broken = ~np.logical_and.reduce([np.isfinite(s.reshape(len(s), -1)).all(1) for s in states])
+            for state in states:
+                state[broken] = 0.0
+        for target, state in zip(unroll.states, states, strict=True):
+            target[rows] = state[rows]
 
     def _finish(self, unroll: Unroll, failures: Iterable[EnvFailure]) -> None:
         """Everything that can be computed for the whole unroll at once, but what the policy's answers decide.
@@ -170,8 +186,7 @@ class UnrollCollector(Collector):
         policy, environment, sampler = self._policy, self._environment, self._sampler
         act, step = policy.act, environment.step
         to_env = cast(Callable[[ActionArray], Actions], sampler.to_env)
-        for target, state in zip(unroll.states, policy.states(), strict=True):
-            target[...] = state
+        self._write_states(unroll)
         recurrent = bool(unroll.states)
         sampler.begin(env_steps)
         observations = self._observations

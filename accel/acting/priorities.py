@@ -94,7 +94,7 @@ class TemporalDifferences:
         outputs, actions = cast(Floats, unroll["behaviour_params"]), cast(npt.NDArray[np.int64], unroll["actions"])
         if self._duelling:
             advantages, value = outputs[..., :-1], outputs[..., -1:]
-            outputs = value + advantages - advantages.mean(-1, keepdims=True, where=advantages > ALLOWED_ABOVE)
+            outputs = value + advantages - advantages.mean(-1, keepdims=True, where=~(advantages <= ALLOWED_ABOVE))
         taken = np.take_along_axis(outputs, actions[..., None], -1)[..., 0]
         best = outputs.max(-1)
         return taken, unscale(best) if self._rescaling else best

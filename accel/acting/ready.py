@@ -158,8 +158,7 @@ class ReadyCollector(Collector):
         """Write the observation that a group acts on, and its recurrent state where an unroll begins."""
         unroll, t, rows = self._place(group)
         if t == 0:
-            for target, state in zip(unroll.states, self._policy.states(), strict=True):
-                target[rows] = state[rows]
+            self._write_states(unroll, rows)
             if self._stack > 1:
                 frames, channels = unroll["frames"], self._layout.frame_shape[0]
                 for k in range(self._stack - 1):

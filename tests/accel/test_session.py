@@ -336,6 +336,26 @@ def test_numbers_that_are_not_finite_cost_their_environment_and_end_a_run_that_k
     assert again.env_steps >= state.env_steps + 500
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "impala", "network": "mlp:8x1+lstm:8"},
+        {"algorithm": "impala", "network": "mlp:8x1+gru:8", "env_workers": 2},
+        {"algorithm": "r2d2", "network": "mlp:8x1+gru:8", "learning_starts": 200},
+    ],
+)
+def test_an_observation_that_is_not_finite_does_not_stay_in_a_recurrent_state(
+    options: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(
+        tmp_path, wrapper=(f"{TROUBLE}OneNanObservation",), compressor="fp32", total_env_steps=6000, **options
+    )
+    summary = accel.train(config)
+    assert summary.env_steps >= 6000
+    # It is the last row of one unroll and the first of the next at most.
+    assert 0 < capsys.readouterr().out.count("is not finite") <= 2 * config.acting.envs_per_actor
+
+
 def test_a_resumed_run_forgives_as_many_numbers_as_a_new_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

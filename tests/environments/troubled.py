@@ -102,6 +102,14 @@ class NanObservation(_Counting):
         return observation * (float("nan") if self.steps > FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
 
 
+class OneNanObservation(_Counting):
+    """Shows NaN in one step."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, *rest = super().step(action)
+        return observation * (float("nan") if self.steps == FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
+
+
 class Crash(_Counting):
     """Raises in the last of two actors, after some steps."""
 
