@@ -154,3 +154,11 @@ def centre_and_weight(
     variance = torch.dot(weights.flatten(), weighted.square().flatten())
     exchange.sum([variance])
     return weighted.mul_(torch.rsqrt(variance + 1e-8))
+
+
+def shifted(following: Tensor) -> Tensor:
+    """[n, N] numbers of the rows behind each row to those of the rows themselves; zero in the first, which has none.
+
+    For targets of the first row alone, into which its own value does not go.
+    """
+    return torch.cat((torch.zeros_like(following[:1]), following[:-1]))

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from accel.acting.priorities import RESCALING
 from accel.acting.rules import RuleSpec
 from accel.algorithms.base import GradientAlgorithm, Phase, Update
+from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
@@ -191,17 +192,17 @@ class Dqn(GradientAlgorithm):
 
     @torch.no_grad()
     def retrace_targets(self, steps: Steps) -> Tensor:
-        """[N] y by Retrace; the first row's own values cancel."""
+        """[N] y by Retrace."""
         following, best = self._rated(steps.observations[1:].flatten(0, 1))
         shape = steps.rewards.shape
         values = following.gather(-1, best).squeeze(-1).view(shape)
         taken = following.gather(-1, steps.actions.roll(-1, 0).reshape(-1, 1)).squeeze(-1).view(shape)
         if self.options.value_rescaling:
             values, taken = unscale(values), unscale(taken)
-        greedy = best.view(shape).roll(1, 0) == steps.actions
+        greedy = shifted(best.view(shape)) == steps.actions
         found = retrace(
             torch.where(greedy, 0.0, -torch.inf) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
-            taken.roll(1, 0), values.roll(1, 0), values[-1], lambda_=self._lambda, valid=steps.valid,
+            shifted(taken), shifted(values), values[-1], lambda_=self._lambda, valid=steps.valid,
         ).q_targets[0]  # fmt: skip
         return rescale(found) if self.options.value_rescaling else found
 

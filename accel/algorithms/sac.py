@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
 from accel.algorithms.base import Phase, Update
 from accel.algorithms.continuous import ContinuousControl
+from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.config.algorithms import SacConfig
@@ -149,7 +150,7 @@ class Sac(ContinuousControl):
 
     @torch.no_grad()
     def retrace_targets(self, steps: Steps, temperature: Tensor, noise: Tensor) -> Tensor:
-        """[N] y by Retrace; the first row's own values cancel."""
+        """[N] y by Retrace."""
         shape, following = steps.rewards.shape, steps.observations[1:].flatten(0, 1)
         acted = steps.actions.roll(-1, 0).flatten(0, 1)
         actions, log_prob = self.sample_actions(following, noise)
@@ -161,8 +162,8 @@ class Sac(ContinuousControl):
         values = (rated - temperature * log_prob).view(shape)
         log_policy = self.distribution(outputs, None).log_prob(acted).view(shape)
         return retrace(
-            log_policy.roll(1, 0) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
-            taken.view(shape).roll(1, 0), values.roll(1, 0), values[-1], lambda_=self.options.lambda_,
+            shifted(log_policy) - steps.behaviour_log_prob, steps.rewards, steps.discounts,
+            shifted(taken.view(shape)), shifted(values), values[-1], lambda_=self.options.lambda_,
             valid=steps.valid,
         ).q_targets[0]  # fmt: skip
 

@@ -20,11 +20,13 @@ from accel.acting.rules import Seat, make_rule
 from accel.algorithms.base import Algorithm
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
+from accel.algorithms.dqn import rescale, unscale
 from accel.config import TrainConfig
 from accel.envs import make_vector_env
 from accel.envs.observations import observation_layout, settle_masks
 from accel.envs.spaces import MASKED, ActionSpec, EnvSpec
 from accel.errors import ConfigError, EnvError
+from accel.experience.stores.base import Steps
 from accel.exporting import run_policy
 from accel.networks import build_network
 from accel.networks.observations import mask_outputs, split_observations
@@ -191,6 +193,35 @@ def test_no_value_of_a_masked_action_reaches_dqns_targets() -> None:
     expected = raw[:, 5:] + advantages - advantages.mean(1, keepdim=True)
     assert torch.allclose(q[:, ALLOWED.bool()], expected, atol=1e-6)
     assert (q[:, ~ALLOWED.bool()] == MASKED).all()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("rescaling", [False, True])
+def test_nor_those_of_retrace(n: int, rescaling: bool) -> None:
+    """Where the first row's action is not allowed in the last observation."""
+    spec = _with_mask(EnvSpec((3,), "float32", ActionSpec("categorical", (5,), masked=True)))
+    options = {"algorithm": "dqn", "corrector": "retrace", "n_step": n, "value_rescaling": rescaling, "discount": 0.9}
+    algorithm: Any = make_algorithm(TrainConfig.create(network="mlp:8x1", **options), spec, torch.device("cpu"))
+    observations = torch.randn(n + 1, 4, 8, generator=torch.Generator().manual_seed(n))
+    observations[..., 3:] = 1.0
+    observations[-1, :, 3] = 0.0
+    rewards = torch.arange(4.0 * n).view(n, 4)
+    shape, actions = (n, 4), torch.zeros(n, 4, dtype=torch.int64)
+    # λ = 1 and μ far below π: rewards are cut where the action is not the greedy one
+    steps = Steps(
+        observations, actions, rewards, torch.full(shape, 0.9), torch.full(shape, -9.0), torch.ones(shape) > 0
+    )
+    q = algorithm.q_of(algorithm.network, observations.flatten(0, 1)).view(n + 1, 4, 5).detach()  # the target's too
+    expected = q[-1].amax(-1)
+    expected = unscale(expected) if rescaling else expected
+    for row in range(n - 1, -1, -1):
+        best = q[row + 1].amax(-1)
+        best = unscale(best) if rescaling else best
+        if row < n - 1:
+            greedy = q[row + 1].argmax(-1) == 0
+            expected = torch.where(greedy, expected, best)
+        expected = rewards[row] + 0.9 * expected
+    assert torch.allclose(algorithm.retrace_targets(steps), rescale(expected) if rescaling else expected, rtol=1e-4)
 
 
 class OwnTorso(nn.Module):
