@@ -112,9 +112,10 @@ class Sequences:
             sequences -= sequences.max() + self._parts + 1
             found[int(actor)] = _Ring(kept, sequences, ring.end, stamps)
         rows, greatest = int(str(values["rows"])), float(str(values["greatest"]))
-        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        generator = np.random.default_rng()
+        generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
         self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
-        self._rows, self._greatest, self._rings = rows, greatest, found
+        self._rows, self._greatest, self._rings, self._generator = rows, greatest, found, generator
         self._available = int(self.tree.total > 0.0)
 
     @property

@@ -85,11 +85,12 @@ class Trajectories:
     def restore(self, rings: Mapping[str, Ring], values: Mapping[str, object], arrays: Arrays) -> None:
         """See ``KeptStore``."""
         greatest = float(str(values["greatest"]))
-        self._generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
+        generator = np.random.default_rng()
+        generator.bit_generator.state = cast(Mapping[str, object], values["generator"])
         self.tree.set(np.arange(len(self.tree.weights)), cast(npt.NDArray[np.float64], arrays["weights"]))
         for ring in rings.values():
             self._arrays, self._written = dict(ring.arrays), ring.end
-        self._greatest = greatest
+        self._greatest, self._generator = greatest, generator
 
     @property
     def nbytes(self) -> int:
