@@ -38,6 +38,11 @@ R2D2: dict[str, object] = {
     "network": "mlp:24x1+lstm:32", "envs_per_actor": 16, "unroll_length": 10, "total_env_steps": 60_000,
     "learning_rate": 3e-3, "samples_per_insert": 4.0, "base_epsilon": 0.2, "target_interval_updates": 50,
 }  # fmt: skip
+R2D2_CARTPOLE = R2D2 | {
+    "env": "CartPole-v1", "discount": 0.997, "network": "mlp:64x1+lstm:32", "envs_per_actor": 8, "unroll_length": 20,
+    "learning_rate": 1e-3, "samples_per_insert": 8.0, "target_interval_updates": 100, "stop_window": 20,
+    "total_env_steps": 150_000,
+}  # fmt: skip
 PTR_PPO: dict[str, object] = {
     "algorithm": "ptr-ppo", "env": "CartPole-v1", "network": "mlp:64x2", "compressor": "int8", "envs_per_actor": 8,
     "unroll_length": 64, "passes": 4, "minibatches": 4, "replay_capacity": 8192, "total_env_steps": 200_000,
@@ -49,6 +54,7 @@ CASES: dict[str, tuple[dict[str, object], float]] = {
     "CartPole, half of each layer pruned": (CARTPOLE | {"compressor": "prune(0.5)+int8"}, 300.0),
     "CartPole, the preset": (QUICKSTART, 300.0),
     "CartPole, surrogate, fp32": (CARTPOLE | SURROGATE | {"compressor": "fp32"}, 300.0),
+    "CartPole, R2D2, int8": (R2D2_CARTPOLE, 120.0),
     "CartPole, PTR-PPO, int8": (PTR_PPO, 300.0),
     "CartPole, lstm": (
         CARTPOLE

@@ -1,4 +1,4 @@
-"""Every algorithm of the package, and one from outside, learns under mpirun, with int8 actors."""
+"""Algorithms of the package, and one from outside, learn under mpirun, with int8 actors; others: tests/accel."""
 
 from __future__ import annotations
 
