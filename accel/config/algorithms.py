@@ -266,8 +266,8 @@ class RetraceableConfig(AlgorithmConfig):
 
     corrector: Literal["retrace", "none"] = Field(
         "none",
-        description="correction of n-step targets: retrace cuts a return where the action is not the policy's own; its "
-        "n forward passes for each transition take time",
+        description="correction of n-step targets: retrace cuts a return where the policy would hardly have acted so; "
+        "its n forward passes for each transition take time",
     )
     lambda_: float = Field(1.0, ge=0, le=1, description="λ of Retrace's trace")
 
