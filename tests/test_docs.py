@@ -229,7 +229,8 @@ def options_table(algorithm: str) -> str:
     set_by_some = sorted({name for model in ALGORITHMS.values() for name in model.system} - listed)
     rows += [(name, fields[name], values[name]) for name in set_by_some if name in values]
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for name, field, value in rows:
+    fixed = {"inference", "batch_unrolls"} if config.schedule.waits_for_policy else set()
+    for name, field, value in (row for row in rows if row[0] not in fixed):
         flag = f"--{name.rstrip('_').replace('_', '-')}"
         lines.append(f"| `{flag}` | {default_text(value)} | {field.description} |")
     return "\n".join(lines)
