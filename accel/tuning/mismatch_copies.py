@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from accel.experience.transfer import to_device
 from accel.networks import PolicyNetwork
 from accel.networks.observations import split_observations
 
@@ -68,7 +69,8 @@ class PolicyCopies:
         Args:
             version: one that was kept, or None for the current policy. If the learner uses fake quantisation, a version
                 does too, with the current scales.
-            observations: [T, B, *obs]. first: [T, B] bool. states: recurrent state before row 0, [B, *shape] each.
+            observations: [T, B, *obs]. first: [T, B] bool, on any device. states: recurrent state before row 0,
+                [B, *shape] each.
         Returns:
             [T, B, P] float32.
         """
@@ -81,9 +83,9 @@ class PolicyCopies:
             (params,) = self._call(weights, observations.flatten(0, 1))
             return torch.as_tensor(params).float().view(length, batch, -1)
         rows = []
+        keep = to_device(torch.logical_not(first), observations.device)
         for t in range(length):
-            keep = torch.logical_not(first[t])
-            states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in states)
+            states = tuple(state * keep[t].view(-1, *[1] * (state.dim() - 1)) for state in states)
             params, *following = self._call(weights, observations[t], *states)
             states = tuple(following)
             rows.append(params)

@@ -26,6 +26,7 @@ from accel.experience.stores.base import Sample
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.experience.stores.sequences import Sequences
 from accel.experience.stores.trajectories import Trajectories
+from accel.tuning.mismatch_copies import PolicyCopies
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor, WaitedError
 from tests.contracts.test_algorithms import CPU, ENVS, SPEC, Chain, config, each, ignore, parameters, spec_of
 
@@ -238,3 +239,22 @@ def test_what_goes_with_recording_waits_for_nothing_either(name: str, accelerato
     theirs = parameters(device)
     for key, value in parameters(host).items():
         assert torch.allclose(value, theirs[key].held, atol=1e-4), key
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_copies_of_a_recurrent_policy_act_on_the_device(core: str, accelerator: Accelerator) -> None:
+    """The rows at which episodes begin are on the host, the states on the device."""
+    options = TrainConfig.create(network=f"mlp:8x1+{core}:6")
+    host, device = (make_algorithm(options, SPEC, place).network for place in (CPU, DEVICE))
+    observations, first = torch.randn(5, 3, *SPEC.observation_shape), torch.arange(15).view(5, 3) % 4 == 0
+    states = tuple(torch.randn(3, *shape) for shape in host.state_shapes)
+    assert len(states) > 0
+    found = []
+    for network in (host, device):
+        copies = PolicyCopies(network, 1)
+        copies.keep(0)
+        inputs = (observations, states) if network is host else (there(observations), there(states))
+        accelerator.watched = network is device
+        found.append(copies.act(0, inputs[0], first, inputs[1]))
+        accelerator.watched = False
+    assert isinstance(found[1], DeviceTensor) and torch.allclose(found[0], found[1].held, atol=1e-5)
