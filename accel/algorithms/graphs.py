@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Protocol, TypeVar, cast
 
@@ -110,16 +111,27 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """See ``StepRecorder``; waits for the device, once."""
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         # Other threads of this process, such as the publisher's, may use the device meanwhile. Where a recording fails,
         # torch leaves its stream the current one: the outer context puts this one back.
-        with (
-            torch.cuda.stream(current),
-            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            result = call()
+        try:
+            with (
+                torch.cuda.stream(current),
+                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                result = call()
+        except RuntimeError:
+            self._leave(pool)
+            raise
         return result, graph.replay
+
+    def _leave(self, pool: tuple[int, int]) -> None:
+        """End the allocator's part of a failed recording. torch leaves it in there: memory that two streams use would
+        never be free again, and no other recording could begin."""
+        with suppress(RuntimeError):  # raised by the first call where the recording has ended in order
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, pool)
+            torch._C._cuda_releasePool(self._stream.device_index, pool)
 
 
 class RecordedSteps:
@@ -202,7 +214,7 @@ class _Step:
             try:
                 self._recorded = recorder.record(self._call)
             except RuntimeError as error:
-                raise RecordingError(str(error).strip().split("\n")[0]) from error
+                raise RecordingError(str(_first(error)).strip().split("\n")[0]) from error
         result, replay = self._recorded
         replay()
         return result
@@ -220,6 +232,13 @@ class _Step:
 
     def _call(self) -> object:
         return self._step(_unmarked, *self._inputs)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first: the end of a broken recording raises too, and says less."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
 
 
 def make_runner(config: TrainConfig, exchange: GradientExchange, device: torch.device) -> StepRunner:

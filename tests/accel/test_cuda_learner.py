@@ -172,14 +172,22 @@ def test_a_run_learns_on_cuda_and_says_whether_with_graphs(graphs: str, tmp_path
     assert summary.learner_s["backward"] > 0.0 and summary.return_mean is not None and summary.return_mean > 20.0
 
 
-def test_a_step_that_cannot_be_recorded_leaves_the_stream_as_it_was() -> None:
+def test_a_step_that_cannot_be_recorded_leaves_stream_and_memory_as_they_were() -> None:
     """It reads a number, which is no error in an ordinary run."""
 
     def reads(_mark: object, value: torch.Tensor) -> torch.Tensor:
         return value * float(value.sum())
+
+    def doubles(_mark: object, value: torch.Tensor) -> torch.Tensor:
+        return 2.0 * value
 
     runner, before = RecordedSteps(CudaRecorder(CUDA), CUDA), torch.cuda.current_stream()
     for number in range(8):
         found = runner.run(reads, ignore, torch.full((4,), float(number), device=CUDA))
         assert found.tolist() == [4.0 * number**2] * 4
     assert torch.cuda.current_stream() == before and "cannot be recorded" in runner.outcome
+    for number in range(8):
+        found = runner.run(doubles, ignore, torch.full((4,), float(number), device=CUDA))
+        assert found.tolist() == [2.0 * number] * 4
+    assert "doubles" not in runner.outcome
+    torch.cuda.empty_cache()  # raises while a recording is under way

@@ -92,7 +92,10 @@ class TapeRecorder:
 
     def record(self, call: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         if self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+            try:
+                raise RuntimeError("operation not permitted when stream is capturing\nand more")
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
         self.records += 1
         tape = Tape()
         with tape:
