@@ -155,6 +155,10 @@ class UpdatePhases(Protocol):
         """The update has ended on the host."""
         ...
 
+    def finish(self) -> None:
+        """What follows waits for the update that ended last: that is its time."""
+        ...
+
     def settle(self, *, wait: bool = False) -> None:
         """Attribute what can be known by now; ``wait``: until all of it is."""
         ...
@@ -174,6 +178,9 @@ class HostPhases:
         self._timer.mark(phase)
 
     def end(self) -> None:
+        """See ``UpdatePhases``."""
+
+    def finish(self) -> None:
         """See ``UpdatePhases``."""
 
     def settle(self, *, wait: bool = False) -> None:
@@ -205,6 +212,13 @@ class DevicePhases:
     def end(self) -> None:
         """See ``UpdatePhases``."""
         self._pending.append((self._timer.take(), self._points))
+
+    def finish(self) -> None:
+        """See ``UpdatePhases``."""
+        if self._pending:
+            seconds, points = self._pending.pop()
+            points[-1][1].synchronize()
+            self._pending.append((seconds + self._timer.take(), points))
 
     def settle(self, *, wait: bool = False) -> None:
         """See ``UpdatePhases``."""

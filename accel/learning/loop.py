@@ -158,6 +158,7 @@ class Loop:
     def publish(self) -> None:
         """Offer the current policy to the actors."""
         version = self.counters.updates
+        self._phases.finish()  # its weights are read
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
         own = self.steering.policies(payloads) if payloads else {}

@@ -169,6 +169,19 @@ def test_the_hosts_time_in_an_update_is_shared_out_by_the_devices_once_it_has_co
     assert float(timer.snapshot().seconds.sum()) == 7.5, "all phases are the whole"
 
 
+def test_what_waits_for_an_update_spends_its_time() -> None:
+    device, timer = Device(), PhaseTimer(PHASES, ScriptedClock(0.0, 1.0, 6.0, 6.5))
+    phases = DevicePhases(timer, device.event, rest="overhead")
+    update(phases, device, ("policy", 30.0), ("overhead", 10.0))
+    phases.finish()
+    assert device.waits == 1 and device.done_ms == 40.0
+    timer.mark("env")
+    phases.settle()
+    assert timer.snapshot().as_dict() == pytest.approx({"env": 0.5, "policy": 4.5, "overhead": 1.5})
+    phases.finish()
+    assert device.waits == 1, "there is none to wait for"
+
+
 def test_an_update_that_marks_nothing_belongs_to_the_rest_and_events_are_used_again() -> None:
     device, timer = Device(), PhaseTimer(PHASES, ScriptedClock(*map(float, range(12))))
     phases = DevicePhases(timer, device.event, rest="overhead")
@@ -187,6 +200,7 @@ def test_on_the_host_a_phase_is_what_the_host_spent_in_it() -> None:
     phases.mark("policy")
     phases.mark("env")
     phases.end()
+    phases.finish()
     phases.settle(wait=True)
     assert timer.snapshot().as_dict() == {"env": 2.0, "policy": 1.0, "overhead": 0.0}
 
