@@ -1,4 +1,4 @@
-"""Learners of one run as a process group of torch: gloo between CPUs, NCCL between CUDA devices.
+"""Learners of one run as a process group of torch: NCCL where each has a CUDA device of its own, else gloo.
 
 Learners find each other through MPI: number 0 opens a port and says where; the others try its addresses, and take part
 with the one of their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an
@@ -27,6 +27,7 @@ from accel.transport.network import addresses, reach
 
 Result = TypeVar("Result")
 _TOKEN, _REACHED = "token", "reached"
+_UUID_PARTS = 5
 
 
 class _Group(Protocol):
@@ -39,8 +40,13 @@ class _Group(Protocol):
     def broadcast(self, tensors: list[Tensor], options: dist.BroadcastOptions, /) -> dist.Work: ...
 
 
+def own_gpus(identities: Sequence[Sequence[float]]) -> bool:
+    """Whether every learner has a GPU for itself, as NCCL needs; by the numbers of each one's GPU, zeros for none."""
+    return all(map(any, identities)) and len(set(map(tuple, identities))) == len(identities)
+
+
 class ProcessGroup:
-    """``GradientExchange`` over torch's process groups.
+    """``GradientExchange`` over torch's process groups. Learners that share a GPU go by way of the host.
 
     Args:
         store: where the group's members meet. learner, learners: this one's number, and how many there are.
@@ -64,12 +70,14 @@ class ProcessGroup:
         self._store = store  # the others' group needs it as long as it lives
         self._cpu = _guarded(lambda: _make_gloo(store, learner, learners, address, timeout_s), timeout_s)
         self._cuda: _Group | None = None
-        if device is not None and device.type == "cuda":
+        if own_gpus(self.gather(_gpu(device))):
             self._cuda = _guarded(lambda: _make_nccl(store, learner, learners, timeout_s), timeout_s)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over learners, in one message."""
         joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        if self._cuda is None:
+            joined = joined.cpu()
         group = self._cuda if joined.is_cuda and self._cuda is not None else self._cpu
         _guarded(lambda: group.allreduce([joined]).wait(), self._timeout_s)
         parts = torch.split(joined, [tensor.numel() for tensor in tensors])
@@ -130,6 +138,14 @@ def join_learners(link: LearnerLink, device: torch.device, *, timeout_s: float) 
     group = ProcessGroup(store, link.learner, link.learners, timeout_s=timeout_s, address=address, device=device)
     link.joined = True
     return group
+
+
+def _gpu(device: torch.device | None) -> list[float]:
+    """The five parts of a GPU's UUID, of 48 bits at most; zeros where the device is none."""
+    if device is None or device.type != "cuda":
+        return [0.0] * _UUID_PARTS
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    return [float(int(part, 16)) for part in uuid.split("-")]
 
 
 def _make_gloo(store: Store, learner: int, learners: int, address: str, timeout_s: float) -> _Group:

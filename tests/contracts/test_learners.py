@@ -23,8 +23,9 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.counters import Counters
-from accel.learning.process_group import ProcessGroup
+from accel.learning.process_group import ProcessGroup, own_gpus
 from accel.learning.turns import SharedTurns, Turn
+from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
 UPDATES = 50
@@ -223,3 +224,21 @@ def test_a_learner_that_is_gone_or_silent_is_an_error_of_the_others() -> None:
             exchange.gather([1.0])
 
     together(leave, stay, timeout_s=1.0)
+
+
+def test_learners_that_share_a_device_add_up_by_way_of_the_host() -> None:
+    def add(exchange: GradientExchange) -> list[Tensor]:
+        with Accelerator():
+            tensors = [torch.full((2, 3), 1.5).to(DEVICE), torch.arange(4.0).to(DEVICE)]
+            exchange.sum(tensors)
+        return [tensor.held for tensor in tensors if isinstance(tensor, DeviceTensor)]
+
+    for found in together(add, add):
+        assert len(found) == 2 and torch.equal(found[0], torch.full((2, 3), 3.0))
+        assert torch.equal(found[1], 2.0 * torch.arange(4.0))
+
+
+def test_learners_have_gpus_of_their_own_where_no_two_are_one_and_none_is_without() -> None:
+    first, second, none = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 6.0], [0.0] * 5
+    assert own_gpus([first, second]) and own_gpus([first])
+    assert not own_gpus([first, first]) and not own_gpus([first, none]) and not own_gpus([none, none])
