@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from monitor.timers import Event
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER = -1
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CPUINFO = Path("/proc/cpuinfo")
 # An AVX512 CPU without them computes bf16 by way of single precision, which is slower than single precision itself.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
@@ -31,6 +33,25 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise ConfigError("device = 'cuda', but torch sees no CUDA device: use --device cpu, or look at accel doctor")
     return torch.device("cuda" if available else "cpu")
+
+
+def take_gpu(place: int) -> None:
+    """Of several GPUs let this process see one, so that a node's learners do not share the first while others idle.
+
+    CUDA reads what is visible when it starts: nothing of this process may have used it before.
+
+    Args:
+        place: this learner's among those of its node, from 0.
+    """
+    count = torch.cuda.device_count()
+    if count > 1:
+        os.environ[_VISIBLE] = gpu_at(place, count, os.environ.get(_VISIBLE, ""))
+
+
+def gpu_at(place: int, count: int, visible: str) -> str:
+    """The name of one of ``count`` GPUs, dealt out in turns; ``visible``: their names, with commas; empty: numbers."""
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    return names[place % count].strip()
 
 
 def choose_precision(config: TrainConfig, device: torch.device, cpuinfo: str | None = None) -> Literal["none", "bf16"]:

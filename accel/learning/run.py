@@ -6,6 +6,7 @@ The session's module imports torch in a thread while actors make their environme
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def _prepare(
 ) -> Session:
     restart, env_steps = run.next_restart(), run.latest_env_steps()
     if link is not None:
-        link.gather({"restart": restart, "env_steps": env_steps})
+        link.gather({"restart": restart, "env_steps": env_steps, "host": os.uname().nodename})
     importing = _welcome(job, transport, restart, env_steps, learner=0)
     if inline is not None:
         inline.join()
@@ -89,6 +90,8 @@ def _prepare(
         _write_facts(job, run, allowed_cores)
     from accel.learning.session import Session
 
+    if link is not None:
+        _take_gpu(job, 0)
     actor = inline.actor if inline else None
     session = Session(job, run, crew, transport, stop, cores, restart, actor, allowed_cores, _joiner(link, job))
     transport.welcome(session.agreement.to_json())
@@ -111,7 +114,9 @@ def follow_session(
     job: Job, transport: LearnerTransport, stop: Stop, link: LearnerLink, *, cores: tuple[int, ...] = ()
 ) -> None:
     """Train with learner 0 until done. Args: as for ``run_session``. Raises: AccelError."""
-    begin = link.gather({})[0]
+    host = os.uname().nodename
+    told = link.gather({"host": host})
+    begin, place = told[0], [theirs["host"] for theirs in told[: link.learner]].count(host)
     restart, env_steps = int(str(begin["restart"])), int(str(begin["env_steps"]))
     importing = _welcome(job, transport, restart, env_steps, learner=link.learner)
     crew = _meet(job, transport, stop, importing, link)
@@ -121,6 +126,7 @@ def follow_session(
     join = _joiner(link, job)
     if join is None:
         raise ConfigError("one learner has nobody to follow")
+    _take_gpu(job, place)
     follower = Follower(job, crew, transport, stop, cores, join)
     transport.welcome(follower.agreement.to_json())
     follower.join()
@@ -150,6 +156,14 @@ def _meet(job: Job, transport: LearnerTransport, stop: Stop, importing: _Import,
         time.sleep(POLL_S)
     importing.check()
     return join_crews(crew, link)
+
+
+def _take_gpu(job: Job, place: int) -> None:
+    """A GPU for one of several learners, where they may compute on one."""
+    if job.config.learner.device != "cpu":
+        from accel.learning.device import take_gpu
+
+        take_gpu(place)
 
 
 def _joiner(link: LearnerLink | None, job: Job) -> Callable[[torch.device], GradientExchange] | None:

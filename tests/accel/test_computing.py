@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import torch
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
-from accel.learning.device import choose_device, choose_precision
+from accel.learning.device import choose_device, choose_precision, gpu_at, take_gpu
 
 CPU = torch.device("cpu")
 
@@ -23,6 +24,20 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
         assert choose_device("auto").type == "cpu"
         with pytest.raises(ConfigError, match=r"no CUDA device.*--device cpu"):
             choose_device("cuda")
+
+
+def test_gpus_are_dealt_out_to_a_nodes_learners() -> None:
+    assert [gpu_at(place, 2, "") for place in range(3)] == ["0", "1", "0"]
+    assert [gpu_at(place, 3, "5, GPU-8c,2") for place in range(4)] == ["5", "GPU-8c", "2", "5"]
+    assert gpu_at(1, 2, "4,6,-1,7") == "6", "none counts after an invalid one"
+
+
+def test_where_there_is_one_gpu_or_none_nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.device_count() > 1:
+        pytest.skip("needs a machine with at most one GPU")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    take_gpu(1)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 @pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
