@@ -56,6 +56,8 @@ class NoCore(nn.Module):
 class LSTMCore(nn.Module):
     """h_t, c_t = LSTM(x_t, m_t h_{t−1}, m_t c_{t−1}) with m_t = 0 where row t is the first of an episode, else 1.
 
+    On a GPU in single precision under autocast too, which would compute it in float16 whatever it is asked for.
+
     Attributes:
         size: H, units.
     """
@@ -77,6 +79,10 @@ class LSTMCore(nn.Module):
         Returns:
             h of every row, [T, B, H], and (h, c) after the last, each [B, H].
         """
+        if features.is_cuda and torch.is_autocast_enabled("cuda"):
+            with torch.autocast("cuda", enabled=False):
+                hidden, cell = (part.float() for part in state)
+                return self.forward(features.float(), first, (hidden, cell))
         host = first.detach().cpu().numpy()
         hidden, cell = state
         if host[0].any():

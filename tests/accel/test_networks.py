@@ -282,3 +282,4 @@ def test_cuda_gives_what_the_cpu_gives(text: str, spec: EnvSpec) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         half = network(observations.cuda(), first.cuda(), tuple(s.cuda() for s in state))
     torch.testing.assert_close(half.values.float().cpu(), expected.values, rtol=0.1, atol=0.1)
+    assert torch.float16 not in {part.dtype for part in half.state}
