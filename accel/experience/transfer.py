@@ -41,7 +41,7 @@ class HostCopy:
         self._host.copy_(tensor.detach(), non_blocking=True)
         self._ended: torch.cuda.Event | None = None
         if pinned:
-            self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._ended.record()
 
     def numpy(self) -> Array:
@@ -172,7 +172,7 @@ class PinnedStaging:
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             there = slab.to(self._device, non_blocking=True)
-            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             ended.record()
         self._ended[self._next] = ended
         current.wait_event(ended)

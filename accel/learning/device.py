@@ -80,7 +80,7 @@ def phase_events(device: torch.device) -> Callable[[], Event] | None:
     """Makes events by which a device times its work; None on a CPU, where the host's clock does."""
     if device.type != "cuda":
         return None
-    return cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True))
+    return cast(Callable[[], Event], partial(torch.cuda.Event, enable_timing=True, blocking=True))
 
 
 def _has_bf16(cpuinfo: str | None) -> bool:
