@@ -6,7 +6,9 @@
 all of their steps, as Retrace wants them; 32 sequences of two unrolls of 20. ``sample_us`` includes gathering and the
 tensors, ``feedback_us`` is the new priorities, ``insert_us`` one unroll of 8 environments and 20 steps (8 for
 transitions). ``save_all_s`` writes the whole replay, ``save_new_s`` what is new after 200 unrolls more, ``load_s``
-reads it. Raw samples, and their medians with the 10th and 90th percentile.
+reads it. Raw samples, and their medians with the 10th and 90th percentile. Where cpprb is installed (pip install
+cpprb), its buffers of as many transitions stand beside: n-step returns are made before they are added, and its memory
+holds every observation twice.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +54,10 @@ def main() -> None:
     """Measure every store, print JSON."""
     torch.set_num_threads(1)
     facts = provenance()
-    print(json.dumps([_measure(name, options) | facts for name, options in CASES.items()], indent=1))
+    rows = [_measure(name, options) | facts for name, options in CASES.items()]
+    if find_spec("cpprb") is not None:
+        rows += [_measure_cpprb(prioritised=prioritised) | facts for prioritised in (False, True)]
+    print(json.dumps(rows, indent=1))
 
 
 def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
@@ -83,6 +91,39 @@ def _measure(name: str, options: dict[str, object]) -> dict[str, object]:
     row: dict[str, object] = {"store": name, "capacity": CAPACITY, "batch_size": batch_size, **saving}
     for quantity, values in samples.items():
         row |= spread(quantity, values) | {f"{quantity}_samples": [round(value, 1) for value in values]}
+    return row
+
+
+def _measure_cpprb(*, prioritised: bool) -> dict[str, object]:
+    cpprb = import_module("cpprb")
+    numbers, action = {"shape": SPEC.observation_shape, "dtype": np.float32}, {"dtype": np.int64}
+    fields = {"obs": numbers, "next_obs": numbers, "act": action, "rew": {}, "discount": {}}
+    buffer = (cpprb.PrioritizedReplayBuffer if prioritised else cpprb.ReplayBuffer)(CAPACITY, fields)
+    rng, rows = np.random.default_rng(0), 8 * ENVS
+    new: dict[str, Any] = {
+        name: rng.normal(size=(rows, *SPEC.observation_shape)).astype(np.float32) for name in ("obs", "next_obs")
+    }
+    new |= {"act": rng.integers(6, size=rows), "rew": rng.normal(size=rows), "discount": np.ones(rows)}
+    samples: dict[str, list[float]] = {"sample_us": [], "feedback_us": [], "insert_us": []}
+    for _ in range(CAPACITY // rows + 10):
+        given = {"priorities": rng.random(rows)} if prioritised else {}
+        started = perf_counter()
+        buffer.add(**new, **given)
+        samples["insert_us"].append(1e6 * (perf_counter() - started))
+    for _ in range(SAMPLES):
+        started = perf_counter()
+        batch = buffer.sample(256)
+        tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
+        sampled = perf_counter()
+        if prioritised:
+            buffer.update_priorities(batch["indexes"], torch.rand(256).numpy())
+        samples["sample_us"].append(1e6 * (sampled - started))
+        samples["feedback_us"].append(1e6 * (perf_counter() - sampled))
+    kept = sum(values.nbytes // 256 for name, values in batch.items() if name in fields) * CAPACITY
+    row: dict[str, object] = {"store": f"cpprb {version('cpprb')}"}
+    row |= {"prioritised": prioritised, "capacity": CAPACITY, "batch_size": len(tensors["rew"]), "memory_bytes": kept}
+    for quantity, values in samples.items():
+        row |= spread(quantity, values[-SAMPLES:]) | {f"{quantity}_samples": [round(v, 1) for v in values[-SAMPLES:]]}
     return row
 
 
