@@ -182,27 +182,28 @@ episodes, on the same seeds for every policy. Uniformly random actions get 20 on
 - PTQ, weights: the full-precision policy with rounded weights, one scale a layer, simulated in floating point.
 - PTQ, weights and activations: so are the inputs of layers; see `accel bench bits`.
 - PTQ, int8 graph: what actors get with `int8`, `int8(w4)`, `int8(w3)`, `int8(w2)`. Bits are those of weights;
-  activations keep 8. On a CPU without VNNI, such as this one, `int8` and `qat` give weights 7 bits; they stand under 8.
+  activations keep 8. On a CPU without VNNI, as most runs of the first seed had, `int8` and `qat` give weights 7 bits;
+  they stand under 8 too. `runs.json` has the CPU of each run.
 - QAT, int8 graph: the same graph of a policy trained with it: `qat`, `qat(w4)`, `qat(w3)`, `qat(w2)`; activations keep
   8 bits here too. Each is a training of its own, of as many steps.
 
 """
 
-_SEEN = """Written of one seed of all, and a second of `ppo` and `a2c` in full precision: differences include what
-another training of the same kind differs by, and no cell shows what an algorithm is worth.
+_SEEN = """Written of three seeds of `ppo` and `a2c` and two of `dqn` and `d4pg`: differences include what another
+training of the same kind differs by, and no cell shows what an algorithm is worth.
 
 - CartPole-v1 has a ceiling. `ppo` stays at it down to 2 bits, so that nothing is to be seen of QAT there. `a2c` loses
-  with 2 bits, much in one seed of two; the one seed of QAT stays at the ceiling.
-- `dqn` loses most of its return with weights of 3 bits (with activations of 3 bits too, hardly any), and nearly all
-  with 2. Trained with 2 bits it reaches 492; trained with 3 it is worse than rounded after training. Above that its
-  returns go up and down with the one policy: 427 simulated at 6 bits, 500 at 4.
-- `d4pg` keeps its return at 6 bits and more and loses at 4 and 3; trained with 4 and 3 bits it does not lose. At 2 bits
-  it is about as bad as random actions or worse, rounded after training or trained with rounding.
-- No algorithm refused a scheme. Empty cells of QAT at 8 bits are runs that are still to be made.
+  with 2 bits, much in one seed of three; trained with the rounding it stays at the ceiling in all three.
+- `dqn` keeps its return down to 6 bits. At 4 one seed of two loses most of it, at 3 both lose, at 2 it is random.
+  Trained with 4, 3 and 2 bits it reaches 427, 311 and 325 in the mean, where rounding leaves 290, 100 and 19; trained
+  with 8 it is worse than rounded after training, in one seed much.
+- `d4pg` keeps its return at 6 bits and more; at 4 one seed of two loses, at 3 both. Trained with 4 and 3 bits it does
+  not lose. At 2 bits it is as bad as random actions, rounded after training or trained with rounding.
+- No algorithm refused a scheme.
 
 QuaRL's abstract (arXiv:1910.01055v4) says that policies can be quantised to 6 to 8 bits without loss and that QAT
-consistently improves on PTQ. Here `ppo`, `a2c` and `d4pg` agree with the first, and `dqn`, with 427 of 465 at 6 bits,
-less so; `dqn` with 3 bits is an exception to the second.
+consistently improves on PTQ. The first is what is seen here, but for 427 of 465 in one seed of `dqn` at 6 bits; the
+second holds below 6 bits, where there is something to improve, and not for `dqn` at 8.
 
 `qat` runs of `dqn` and `d4pg` are of the commit from which on their target networks round as well.
 """
