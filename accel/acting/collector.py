@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from accel.acting.policy import ActingPolicy
+from accel.acting.policy import ActingPolicy, Array
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, FloatArray, Sampler
 from accel.envs import VectorEnvironment
@@ -19,7 +19,6 @@ from accel.envs.base import Actions, EnvFailure
 from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.transport.base import Stopped
 
-Array = npt.NDArray[np.generic]
 ENV, POLICY, OVERHEAD = (ACTOR_PHASES.index(name) for name in ("env", "policy", "overhead"))
 _LOOK_S = 0.1
 

@@ -94,6 +94,7 @@ class TemporalDifferences:
         outputs, actions = cast(Floats, unroll["behaviour_params"]), cast(npt.NDArray[np.int64], unroll["actions"])
         if self._duelling:
             advantages, value = outputs[..., :-1], outputs[..., -1:]
+            # NaN counts as allowed: a mean of nothing would warn
             outputs = value + advantages - advantages.mean(-1, keepdims=True, where=~(advantages <= ALLOWED_ABOVE))
         taken = np.take_along_axis(outputs, actions[..., None], -1)[..., 0]
         best = outputs.max(-1)

@@ -56,7 +56,8 @@ class NoCore(nn.Module):
 class LSTMCore(nn.Module):
     """h_t, c_t = LSTM(x_t, m_t h_{t−1}, m_t c_{t−1}) with m_t = 0 where row t is the first of an episode, else 1.
 
-    On a GPU in single precision under autocast too, which would compute it in float16 whatever it is asked for.
+    On a GPU in single precision under autocast too, which by torch's source computes it in float16 whatever it is asked
+    for.
 
     Attributes:
         size: H, units.
