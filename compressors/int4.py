@@ -33,8 +33,6 @@ from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.method_arguments import parse_int4
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
-from compressors.plan import PlanStatistics
-from compressors.quantisation.weight_codes import Changes
 from compressors.scheme import Context, MethodText
 
 _DEFAULT_BLOCK = 32
@@ -70,26 +68,18 @@ class Int4Encoder(Encoder):
         self._block = block
         self._layers = rewriter.layers
         self._floats = rewriter.floats
-        self._changes = Changes()
-        self._writer = layer_writer(self._layers, graph, self._changes, block)
+        self._writer = layer_writer(self._layers, graph, block)
         self._payload = Payload(rewriter.nodes, graph.inputs, graph.outputs, rewriter.slots, graph.constants, OPSET)
         convolutions = any(layer.is_convolution for layer in self._layers)
         self.optimisation: Optimisation = "all" if convolutions else "none"
 
-    @property
-    def statistics(self) -> PlanStatistics:
-        """See ``Plan.statistics``."""
-        return PlanStatistics(changed_codes=self._changes.share)
-
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
-        self._changes.begin()
         for layer in self._layers:
             write_layer(layer, parameters[layer.weight], self._payload.views, self._writer, self._block)
         for name in self._floats:
             require_finite(name, parameters[name])
             self._payload.views[name][...] = parameters[name]
-        self._changes.end()
         return self._payload.to_bytes()
 
 
@@ -137,16 +127,14 @@ def replace_layer(
     return [node], {codes: Slot((outputs, blocks, block // 2), TensorProto.UINT8), scale: Slot((outputs * blocks,))}
 
 
-def layer_writer(
-    layers: Sequence[Layer], graph: PolicyGraph, changes: Changes, block: int = _DEFAULT_BLOCK
-) -> NibbleWriter:
+def layer_writer(layers: Sequence[Layer], graph: PolicyGraph, block: int = _DEFAULT_BLOCK) -> NibbleWriter:
     """The writer for these layers, to pass to ``write_layer``."""
     sizes = []
     for layer in layers:
         shape = graph.parameters[layer.weight].shape
         matrix = shape if layer.transposed else shape[::-1]
         sizes.append(math.prod(shape) if layer.is_convolution else padded_size(matrix, block))
-    return NibbleWriter(changes, sizes)
+    return NibbleWriter(sizes)
 
 
 def write_layer(
@@ -173,14 +161,12 @@ class NibbleWriter:
     Uses torch, whose reductions of blocks are ten times as fast as numpy's.
     """
 
-    def __init__(self, changes: Changes, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         """Allocate working memory for weights of these numbers of elements, padding included."""
         greatest = max(sizes, default=0)
-        self._changes = changes
         self._scratch = torch.zeros(greatest + 1)
         self._codes = np.zeros(greatest + 1, dtype=np.uint8)
         self._words = np.empty((greatest + 1) // 2, dtype=np.uint16)
-        self._packed, self._changed = np.empty((2, (greatest + 1) // 2), dtype=np.uint8)
 
     def write_blocks(self, name: str, weight: Array, block: int, target: Array) -> NDArray[np.float32]:
         """Write the codes of a matrix [N, K] in blocks along K, the last one padded with zeros.
@@ -202,7 +188,7 @@ class NibbleWriter:
         torch.mul(groups, inverse, out=room).add_(8.0).add_(0.5).clamp_max_(15.0)
         codes = self._codes[: room.numel()]
         np.copyto(codes, room.view(-1).numpy(), casting="unsafe")
-        self._pack(codes, target, weight.size)
+        self._pack(codes, target)
         return scales.reshape(-1)
 
     def write_channels(self, name: str, kernel: Array, target: Array) -> NDArray[np.float32]:
@@ -223,19 +209,16 @@ class NibbleWriter:
         codes = self._codes[:even]
         np.copyto(codes.view(np.int8), room.numpy(), casting="unsafe")
         np.bitwise_and(codes, 15, out=codes)
-        self._pack(codes, target, kernel.size)
+        self._pack(codes, target)
         return scales
 
-    def _pack(self, codes: NDArray[np.uint8], target: Array, count: int) -> None:
+    def _pack(self, codes: NDArray[np.uint8], target: Array) -> None:
         """Pack two codes per byte: v | v >> 4 of a 16-bit word v with a code in the lower half of each byte."""
-        words, size = codes.view(np.dtype("<u2")), target.size
-        joined, packed, changed = self._words[:size], self._packed[:size], self._changed[:size]
+        words = codes.view(np.dtype("<u2"))
+        joined = self._words[: target.size]
         np.right_shift(words, 4, out=joined)
         np.bitwise_or(joined, words, out=joined)
-        np.copyto(packed, joined, casting="unsafe")
-        np.bitwise_xor(packed, target.reshape(-1), out=changed, casting="unsafe")
-        self._changes.add(int(np.count_nonzero(changed & 15)) + int(np.count_nonzero(changed > 15)), count)
-        target[...] = packed.reshape(target.shape)
+        np.copyto(target, joined.reshape(target.shape), casting="unsafe")
 
 
 def padded_size(shape: tuple[int, int], block: int) -> int:

@@ -26,13 +26,10 @@ class PlanStatistics:
         calibrations: how often activation ranges were measured; 0 for schemes without.
         drifted_activations: how many activations, counted over all calibrations but the first, left their range by more
             than 5 % of its width.
-        changed_codes: share of integer weight codes, of 8 or 4 bits, that the last refresh changed, in [0, 1]; None
-            before the second refresh, and for schemes without integer codes.
     """
 
     calibrations: int = 0
     drifted_activations: int = 0
-    changed_codes: float | None = None
 
 
 class PlanUpdate(Protocol):

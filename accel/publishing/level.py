@@ -4,7 +4,6 @@ Metrics, as ``name/scheme``:
 
     payload_bytes           bytes of the last artifact
     refresh_ms              quantise and patch, mean since the last record; serialise_ms: header, checksum, copy
-    changed_codes           share of integer weight codes that the last refresh changed, in [0, 1]
     calibrations            how often activation ranges were measured
     drifted_activations     activations found outside their range, over the whole run
     withheld                publications at which validation failed
@@ -285,7 +284,6 @@ class Level:
         is_checked = checks.divergence is not None
         found: dict[str, float | None] = {
             "payload_bytes": statistics.payload_bytes or None,
-            "changed_codes": plan.changed_codes,
             "calibrations": plan.calibrations or None,
             "drifted_activations": plan.drifted_activations if plan.calibrations else None,
             "withheld": statistics.withheld,

@@ -43,7 +43,7 @@ from compressors.quantisation.affine import (
     symmetric_codes,
 )
 from compressors.quantisation.ranges import Range, RangeObserver
-from compressors.quantisation.weight_codes import Changes, CodeWriter, as_float
+from compressors.quantisation.weight_codes import CodeWriter, as_float
 from compressors.scheme import Context, MethodText
 
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
@@ -110,7 +110,7 @@ class Int8Encoder(Encoder):
         per_channel: whether weights have a scale for each output, unless chosen otherwise for a layer.
         weight_codes: integer type of weight codes.
         int4_layers: those with 4-bit weights. floats: parameters left as they are. payload: the model's bytes.
-        coded, sums: see ``IntegerGraph``.
+        coded, sums, zeros: see ``IntegerGraph``.
     """
 
     def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
@@ -126,7 +126,7 @@ class Int8Encoder(Encoder):
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
         self._measured = integer.measured
-        self.coded, self.sums = integer.coded, integer.sums
+        self.coded, self.sums, self.zeros = integer.coded, integer.sums, integer.zeros
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
@@ -135,10 +135,9 @@ class Int8Encoder(Encoder):
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
-        self._changes = Changes()
         sizes = [graph.parameters[layer.weight].size for layer in self.layers]
-        self._writer = CodeWriter(self.weight_codes, self._changes, sizes)
-        self._int4_writer = layer_writer(self.int4_layers, graph, self._changes)
+        self._writer = CodeWriter(self.weight_codes, sizes)
+        self._int4_writer = layer_writer(self.int4_layers, graph)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
@@ -155,11 +154,11 @@ class Int8Encoder(Encoder):
     @property
     def statistics(self) -> PlanStatistics:
         """See ``Plan.statistics``."""
-        return PlanStatistics(self._calibrations, self._drifted, self._changes.share)
+        return PlanStatistics(self._calibrations, self._drifted)
 
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
-        return self._scales[name], int(self.payload.views[f"{name}:zero"])
+        return self._scales[name], int(self.payload.views[self.zeros[name]])
 
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
         """See ``Encoder.measure``."""
@@ -192,7 +191,6 @@ class Int8Encoder(Encoder):
                 f"int8 has no range for {len(missing)} activations; calibrate it on real observations first, and "
                 "publish fp32 until then"
             )
-        self._changes.begin()
         for layer in self.layers:
             self._encode_layer(layer, parameters)
         for int4_layer in self.int4_layers:
@@ -200,7 +198,6 @@ class Int8Encoder(Encoder):
         for name in self.floats:
             require_finite(name, parameters[name])
             self.payload.views[name][...] = parameters[name]
-        self._changes.end()
         return self.payload.to_bytes()
 
     def _encode_layer(self, layer: IntegerLayer, parameters: Mapping[str, Array]) -> None:
@@ -218,7 +215,7 @@ class Int8Encoder(Encoder):
     def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
         self._scales[name] = scale
         self.payload.views[f"{name}:scale"][...] = scale
-        self.payload.views[f"{name}:zero"][...] = zero
+        self.payload.views[self.zeros[name]][...] = zero
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:

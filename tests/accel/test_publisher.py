@@ -224,7 +224,6 @@ def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
     assert {
         "refresh_ms",
         "serialise_ms",
-        "changed_codes",
         "withheld",
         "payload_bytes",
         "publish_kl",

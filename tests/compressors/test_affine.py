@@ -21,7 +21,7 @@ from compressors.quantisation.affine import (
     scales_for_bias,
     weight_scales,
 )
-from compressors.quantisation.weight_codes import Changes, CodeWriter
+from compressors.quantisation.weight_codes import CodeWriter
 
 # the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
 HALF = 0.5 + 2e-5
@@ -42,7 +42,7 @@ def _written(
 ) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
     """Codes as a refresh writes them, and a scale for each."""
     target = np.zeros(weight.shape, dtype=np.int8)
-    scales = CodeWriter(codes, Changes(), [weight.size]).write("layer", weight, axis, target)
+    scales = CodeWriter(codes, [weight.size]).write("layer", weight, axis, target)
     assert scales.dtype == np.float32 and scales.shape == (() if axis is None else (weight.shape[axis],))
     if axis is not None:
         scales = scales.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
