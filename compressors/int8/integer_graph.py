@@ -7,7 +7,7 @@ outputs. A layer with weights but without an integer kernel is an error, unless 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -30,12 +30,11 @@ class IntegerLayer:
 
     Attributes:
         name: its name in messages.
-        weight: the graph's parameter.
+        weight: the graph's parameter, and stem of the initializers ``:codes``, ``:scale``, ``:zero``.
         bias: the graph's parameter or "".
         bias_codes: initializer for the bias's codes, "" without bias.
         activation: the layer's input, whose scale the bias uses.
-        stem: of the weight's initializers ``:codes`` and ``:scale``; layers that share a weight have different ones.
-        zero: initializer of the weight's zero point.
+        stem: prefix of the weight's initializers; layers that share a weight have different ones.
         channel_axis: the weight's output axis if each output has its own scale, else None.
     """
 
@@ -45,22 +44,20 @@ class IntegerLayer:
     bias_codes: str
     activation: str
     stem: str
-    zero: str
     channel_axis: int | None
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A value as integer codes: its tensor, the activation whose range gives the scale, and the zero point's name."""
+    """A value as integer codes: its tensor, and the activation whose range gives scale and zero point."""
 
     tensor: str
     activation: str
-    zero: str
 
     @property
     def parameters(self) -> tuple[str, str]:
         """Names of the scale's and the zero point's initializers."""
-        return f"{self.activation}:scale", self.zero
+        return f"{self.activation}:scale", f"{self.activation}:zero"
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,6 @@ class SumOfCodes:
     made: str
 
 
-# Initializers that layers share, as onnxruntime loads fewer ones faster: every scale of a whole weight has the zero
-# point 0, and every activation after a ReLU, whose range begins at 0, has the least code.
-_WEIGHT_ZERO, _RELU_ZERO = "weight:zero", "relu:zero"
 # Operators that move codes and keep their scale.
 _PASS_THROUGH = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool"})
 
@@ -97,7 +91,6 @@ class IntegerGraph:
         coded: module (``torso.0``) to its output activation, for layers that output codes.
         sums: additions of codes.
         fixed: activation to scale, for inputs that are codes already (images).
-        zeros: activation to its zero point's initializer.
         slots: initializers written at calibration or refresh: scales and codes.
         floats, constants: the parameters that stay in single precision, and the graph constants in use.
     """
@@ -115,7 +108,6 @@ class IntegerGraph:
         self._as_codes: dict[str, Codes] = {}
         self._as_float: dict[str, str] = {spec.name: spec.name for spec in graph.inputs}
         self._absorbed: set[str] = set()
-        self.zeros: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
         self.layers: list[IntegerLayer] = []
         self.int4_layers: list[Layer] = []
@@ -189,7 +181,7 @@ class IntegerGraph:
         if x is None:
             self._float(node)
             return
-        made = replace(x, tensor=f"{node.output[0]}:codes")
+        made = Codes(f"{node.output[0]}:codes", x.activation)
         self._as_codes[node.output[0]] = made
         self.nodes.append(helper.make_node("Clip", [x.tensor, x.parameters[1]], [made.tensor], name=node.name))
 
@@ -198,7 +190,7 @@ class IntegerGraph:
         if x is None:
             self._float(node)
             return
-        made = replace(x, tensor=f"{node.output[0]}:codes")
+        made = Codes(f"{node.output[0]}:codes", x.activation)
         self._as_codes[node.output[0]] = made
         passed = helper.make_node(node.op_type, [x.tensor, *node.input[1:]], [made.tensor], name=node.name)
         passed.attribute.extend(node.attribute)
@@ -212,7 +204,8 @@ class IntegerGraph:
             return
         value = node.output[0]
         self.fixed[value] = np.float32(scale)
-        self._as_codes[value] = Codes(node.input[0], value, self._declare(value))
+        self._as_codes[value] = Codes(node.input[0], value)
+        self._declare(value)
 
     def _clip(self, node: NodeProto) -> None:
         """Redundant in front of integer layers: codes saturate at the range measured after the clip."""
@@ -265,18 +258,17 @@ class IntegerGraph:
         channels = (shape[channel_axis],) if per_channel else ()
         self.slots[f"{stem}:codes"] = Slot(shape, TensorProto.INT8)
         self.slots[f"{stem}:scale"] = Slot(channels)
-        zero = f"{stem}:zero" if per_channel else _WEIGHT_ZERO
-        self.slots[zero] = Slot(channels, TensorProto.INT8)
+        self.slots[f"{stem}:zero"] = Slot(channels, TensorProto.INT8)
         bias_codes = f"{node.output[0]}:bias:codes" if bias else ""
         if bias:
             self.slots[bias_codes] = Slot(self._graph.parameters[bias].shape, TensorProto.INT32)
         axis = channel_axis if per_channel else None
-        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, zero, axis)
+        layer = IntegerLayer(layer_name(node), weight, bias, bias_codes, x.activation, stem, axis)
         self.layers.append(layer)
         return layer
 
     def _weight_inputs(self, layer: IntegerLayer) -> list[str]:
-        return [f"{layer.stem}:codes", f"{layer.stem}:scale", layer.zero]
+        return [f"{layer.stem}:{part}" for part in ("codes", "scale", "zero")]
 
     def _codes_of(self, value: str) -> Codes:
         """A value as codes, quantised here unless it is already."""
@@ -303,8 +295,9 @@ class IntegerGraph:
 
     def _new_codes(self, value: str, maker: NodeProto | None = None) -> Codes:
         """A value as codes with a scale of its own; ``maker`` is the layer that outputs it, if one does."""
-        self._as_codes[value] = codes = Codes(f"{value}:codes", value, self._declare(value))
+        self._as_codes[value] = codes = Codes(f"{value}:codes", value)
         self.measured.append(value)
+        self._declare(value)
         if maker is not None:
             self.coded[layer_name(maker)] = value
         return codes
@@ -313,12 +306,10 @@ class IntegerGraph:
         self._as_float[value] = value
         return value
 
-    def _declare(self, activation: str) -> str:
-        """Reserve an activation's scale and zero point; returns the latter's name."""
-        self.zeros[activation] = zero = _RELU_ZERO if activation in self._absorbed else f"{activation}:zero"
+    def _declare(self, activation: str) -> None:
+        element = helper.np_dtype_to_tensor_dtype(self._codes.dtype)
         self.slots[f"{activation}:scale"] = Slot(())
-        self.slots[zero] = Slot((), helper.np_dtype_to_tensor_dtype(self._codes.dtype))
-        return zero
+        self.slots[f"{activation}:zero"] = Slot((), element)
 
     def _through_relu(self, value: str) -> str:
         """The output of a ReLU that is the value's only reader: codes that saturate at zero compute the ReLU."""

@@ -110,7 +110,7 @@ class Int8Encoder(Encoder):
         per_channel: whether weights have a scale for each output, unless chosen otherwise for a layer.
         weight_codes: integer type of weight codes.
         int4_layers: those with 4-bit weights. floats: parameters left as they are. payload: the model's bytes.
-        coded, sums, zeros: see ``IntegerGraph``.
+        coded, sums: see ``IntegerGraph``.
     """
 
     def __init__(self, graph: PolicyGraph, options: Int8, variant: Variant, cpu_features: tuple[str, ...]) -> None:
@@ -126,7 +126,7 @@ class Int8Encoder(Encoder):
         self.int4_layers = integer.int4_layers
         self.floats = integer.floats
         self._measured = integer.measured
-        self.coded, self.sums, self.zeros = integer.coded, integer.sums, integer.zeros
+        self.coded, self.sums = integer.coded, integer.sums
         self._observer = RangeObserver(graph, integer.measured)
         self._ranges: dict[str, Range] = {}
         self._scales: dict[str, np.float32] = {}
@@ -158,7 +158,7 @@ class Int8Encoder(Encoder):
 
     def activation(self, name: str) -> tuple[np.float32, int]:
         """(scale, zero point) in use for an activation."""
-        return self._scales[name], int(self.payload.views[self.zeros[name]])
+        return self._scales[name], int(self.payload.views[f"{name}:zero"])
 
     def measure(self, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Range]:
         """See ``Encoder.measure``."""
@@ -215,7 +215,7 @@ class Int8Encoder(Encoder):
     def _set_activation(self, name: str, scale: np.float32, zero: int) -> None:
         self._scales[name] = scale
         self.payload.views[f"{name}:scale"][...] = scale
-        self.payload.views[self.zeros[name]][...] = zero
+        self.payload.views[f"{name}:zero"][...] = zero
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:

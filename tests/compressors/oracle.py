@@ -106,10 +106,10 @@ def assert_codes_are_the_oracles(plan: PipelinePlan, module: nn.Module) -> None:
 
 def assert_layer_is_the_oracles(layer: IntegerLayer, found: Arrays, wanted: Arrays) -> None:
     """Codes, scales and zero points of a weight, and codes of its bias."""
-    for ours, theirs in (
-        (f"{layer.stem}:codes", "quantized"), (f"{layer.stem}:scale", "scale"), (layer.zero, "zero_point"),
-    ):  # fmt: skip
-        np.testing.assert_array_equal(found[ours], wanted[f"{layer.weight}_{theirs}"], f"{theirs} of {layer.name}")
+    for part, theirs in (("codes", "quantized"), ("scale", "scale"), ("zero", "zero_point")):
+        np.testing.assert_array_equal(
+            found[f"{layer.stem}:{part}"], wanted[f"{layer.weight}_{theirs}"], f"{part} of {layer.name}"
+        )
     if layer.bias:
         codes = wanted[f"{layer.bias}_quantized"]
         np.testing.assert_array_equal(found[layer.bias_codes], codes, f"bias of {layer.name}")
@@ -122,4 +122,4 @@ def assert_activations_are_the_oracles(encoder: Int8Encoder, found: Arrays, want
         known = encoder.ranges.get(name)
         empty = known is not None and known.low == known.high == 0.0
         zero = encoder.code_range[0] if empty else wanted[f"{name}_zero_point"]
-        np.testing.assert_array_equal(found[encoder.zeros[name]], zero, f"zero point of {name}")
+        np.testing.assert_array_equal(found[f"{name}:zero"], zero, f"zero point of {name}")

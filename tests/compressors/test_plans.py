@@ -133,7 +133,7 @@ def test_every_call_of_the_protocol_is_taken(scheme: str, name: str) -> None:
     plan.refresh(module, version=2)
     statistics = plan.statistics
     assert isinstance(statistics, PlanStatistics)
-    static = "qat" in scheme or ("int8" in scheme and "dynamic" not in scheme)
+    static = "qat" in scheme or "int8" in scheme
     assert (statistics.calibrations >= 2) == static
 
 
