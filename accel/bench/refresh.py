@@ -26,7 +26,14 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
 from accel.publishing.background import ModuleCopy, UpkeepTask, perform_upkeep
 from accel.publishing.distillation import PolicyDivergence
-from accel.publishing.level import DISTILL_IMAGES, DISTILL_ROWS, DRIFT_ROWS, REFIT_STEPS, distillation_schedule
+from accel.publishing.level import (
+    DISTILL_IMAGES,
+    DISTILL_ROWS,
+    DRIFT_ROWS,
+    REFIT_STEPS,
+    distillation_schedule,
+    interval_updates,
+)
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
@@ -283,17 +290,16 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     names = {method.name for method in parse_scheme(scheme).methods}
     rounds = is_quantisation_aware(scheme)
     reduces = not names.isdisjoint({"prune", "lowrank"}) and not rounds
-    steps = config.algorithm.optimiser_steps if reduces else 1
+    intervals = config.compression
     tasks: dict[str, tuple[int, UpkeepTask]] = {}
     if scheme != FULL_PRECISION:
-        tasks["calibration"] = config.compression.calibration_interval_updates, UpkeepTask(calibration=every)
+        interval = interval_updates(config, intervals.calibration_interval_steps)
+        tasks["calibration"] = interval, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
-            tasks["drift"] = (
-                config.compression.drift_interval_updates,
-                UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS)),
-            )
+            interval = interval_updates(config, intervals.drift_interval_steps)
+            tasks["drift"] = interval, UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS))
         if reduces:
-            interval = max(1, config.compression.reselect_interval_updates // steps)
+            interval = interval_updates(config, intervals.reselect_interval_steps)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)
         if "distill" in names:
             rows = _first(every, DISTILL_IMAGES if run.spec.has_images else DISTILL_ROWS)
@@ -303,7 +309,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
     costs = {name: _task_cost(interval, task, subject, plan) for name, (interval, task) in tasks.items()}
     if reduces and "prune" in names:
         refit_s = _fastest(lambda: plan.refit(run.policy, every))
-        costs["refit"] = UpkeepCost(max(1, REFIT_STEPS // steps), 0.0, refit_s)
+        costs["refit"] = UpkeepCost(interval_updates(config, REFIT_STEPS), 0.0, refit_s)
     checked = _first(every, FULL_IMAGES if run.spec.has_images else FULL_ROWS)
     divergence = PolicyDivergence(run.spec.action)
 
@@ -312,7 +318,7 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
 
     artifact = plan.refresh(run.policy, 0)
     check_s = _fastest(lambda: verify_artifact(artifact, run.policy, checked, None, measure=measure))
-    costs["check"] = UpkeepCost(max(1, config.compression.check_interval_updates // steps), 0.0, check_s)
+    costs["check"] = UpkeepCost(interval_updates(config, intervals.check_interval_steps), 0.0, check_s)
     return costs
 
 

@@ -134,28 +134,29 @@ class CompressionConfig(Clips):
         "the monitor choose while training runs; anneal(fp32@0;int8@1e5) changes at those steps; default: auto, and "
         "fp32 with actors = 0, several learners, torch actors or central inference",
     )
-    calibration_interval_updates: Count = Field(
-        500, description="learner updates between recalibrations of activation ranges"
+    calibration_interval_steps: Count = Field(
+        500,
+        description="optimiser steps between recalibrations of activation ranges; this and the intervals below are at "
+        "least an update long",
     )
     calibration_size: Annotated[Count, at_most(1_000_000, "the observations are held in memory")] = Field(
         512, description="recent observations used to calibrate activation ranges"
     )
-    drift_interval_updates: Count = Field(
-        50, description="learner updates between drift checks; an activation outside its range causes a recalibration"
+    drift_interval_steps: Count = Field(
+        50, description="optimiser steps between drift checks; an activation outside its range widens it"
     )
-    reselect_interval_updates: Count = Field(
+    reselect_interval_steps: Count = Field(
         1000,
-        description="learner updates between selections of pruned channels and low-rank bases, divided by an update's "
-        "optimiser steps; more frequent at the start",
+        description="optimiser steps between selections of pruned channels and low-rank bases; more frequent at first",
     )
-    distill_interval_updates: Count = Field(
+    distill_interval_steps: Count = Field(
         2,
-        description="learner updates between training steps of a distilled student on recent observations, divided by "
-        "an update's optimiser steps; several steps an update where that is below 1, at most 100",
+        description="optimiser steps between training steps of a distilled student on recent observations; at most 100 "
+        "of these an update",
     )
-    check_interval_updates: Count = Field(
+    check_interval_steps: Count = Field(
         200,
-        description="learner updates between checks of a published policy against the learner's on many observations; "
+        description="optimiser steps between checks of a published policy against the learner's on many observations; "
         "every other one is checked on a few",
     )
     max_publish_kl: Clip = Field(

@@ -67,11 +67,17 @@ _NUMBER = re.compile(r"\d[\d.e+-]*")
 logger = logging.getLogger("accel")
 
 
+def interval_updates(config: TrainConfig, steps: int) -> int:
+    """Updates in which the optimiser takes ``steps`` steps, at least one: the policy, what it sees and so its
+    activations move with those, however many of them an update has."""
+    return max(1, steps // config.algorithm.optimiser_steps)
+
+
 def distillation_schedule(config: TrainConfig) -> tuple[int, int]:
     """Updates between a student's trainings, and steps of each: as many an optimiser step for every algorithm, since
     the policy moves away by those; no more than its first training has."""
-    interval, steps = config.compression.distill_interval_updates, config.algorithm.optimiser_steps
-    return max(1, interval // steps), max(1, min(steps // interval, FIRST_DISTILL_STEPS))
+    interval, steps = config.compression.distill_interval_steps, config.algorithm.optimiser_steps
+    return interval_updates(config, interval), max(1, min(steps // interval, FIRST_DISTILL_STEPS))
 
 
 @dataclass
@@ -128,20 +134,19 @@ class Level:
         self._validator = validator
         self._inputs = inputs
         self._withheld = False
-        self._calibrations = UpdateInterval(config.compression.calibration_interval_updates)
-        self._drift = UpdateInterval(config.compression.drift_interval_updates, first=1)
+        intervals = config.compression
+        self._calibrations = UpdateInterval(interval_updates(config, intervals.calibration_interval_steps))
+        self._drift = UpdateInterval(interval_updates(config, intervals.drift_interval_steps), first=1)
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
-        # selection and compensation age with optimiser steps
-        steps = config.algorithm.optimiser_steps if self._selects else 1
-        self._check_interval = max(1, config.compression.check_interval_updates // steps)
+        self._check_interval = interval_updates(config, intervals.check_interval_steps)
         self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
         self._selections = UpdateInterval(
-            max(1, config.compression.reselect_interval_updates // steps), first=_FIRST_RESELECT_UPDATES
+            interval_updates(config, intervals.reselect_interval_steps), first=_FIRST_RESELECT_UPDATES
         )
-        self._refits = UpdateInterval(max(1, REFIT_STEPS // steps))
+        self._refits = UpdateInterval(interval_updates(config, REFIT_STEPS))
         self._has_student = "distill" in names
         distill_interval, self._distill_steps = distillation_schedule(config)
         self._distillations = UpdateInterval(distill_interval)

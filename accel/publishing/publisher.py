@@ -27,7 +27,7 @@ from accel.networks.observations import example_inputs
 from accel.publishing.background import BackgroundWorker, ModuleCopy
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, RecentInputs, replay_states
-from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule
+from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
 from compressors.artifact import CompressedPolicy, Json
 from compressors.errors import CompressorError, GraphError
@@ -245,7 +245,7 @@ class Publisher:
         return (
             REFILLS * distillation_schedule(config)[0]
             if has_student
-            else config.compression.calibration_interval_updates
+            else interval_updates(config, config.compression.calibration_interval_steps)
         )
 
     def _levels_in_use(self) -> list[tuple[str, Level]]:

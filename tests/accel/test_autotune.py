@@ -277,9 +277,8 @@ def test_an_alarm_has_ranges_widened_before_the_level_is_left(
     make_rig: Callable[..., Rig], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Weights that grow between two checks leave the ranges that int8 was calibrated with."""
-    rig = make_rig(
-        "auto(fp32;int8)", max_publish_kl=1e9, network="mlp:64x2", activation="relu", drift_interval_updates=1000
-    )
+    rare = {"drift_interval_steps": 100_000, "calibration_interval_steps": 100_000}
+    rig = make_rig("auto(fp32;int8)", max_publish_kl=1e9, network="mlp:64x2", activation="relu", **rare)
     _exaggerate(rig.algorithm.network.policy_head, 20.0)
     rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
     _claim(rig, fp32=1e6, int8=1.0)

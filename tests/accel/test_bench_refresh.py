@@ -83,11 +83,11 @@ def test_a_publication_bears_its_share_of_the_upkeep(scheme: str) -> None:
     config = subject.run.config.compression
     steps = subject.run.config.algorithm.optimiser_steps
     intervals = {
-        "check": max(1, config.check_interval_updates // (steps if "selection" in UPKEEP[scheme] else 1)),
-        "calibration": config.calibration_interval_updates,
-        "drift": config.drift_interval_updates,
-        "selection": max(1, config.reselect_interval_updates // steps),
-        "distill": max(1, config.distill_interval_updates // steps),
+        "check": max(1, config.check_interval_steps // steps),
+        "calibration": max(1, config.calibration_interval_steps // steps),
+        "drift": max(1, config.drift_interval_steps // steps),
+        "selection": max(1, config.reselect_interval_steps // steps),
+        "distill": max(1, config.distill_interval_steps // steps),
         "refit": max(1, REFIT_STEPS // steps),
     }
     assert {name: cost.interval_updates for name, cost in costs.items()} == {name: intervals[name] for name in costs}

@@ -135,7 +135,7 @@ def test_a_level_that_does_not_suit_the_network_is_refused_at_the_start() -> Non
 
 
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
-    config = config_for("mlp:32x2", "int8", calibration_interval_updates=10_000, drift_interval_updates=4)
+    config = config_for("mlp:32x2", "int8", calibration_interval_steps=10_000, drift_interval_steps=4)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
@@ -153,8 +153,25 @@ def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
     assert relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1
 
 
+@pytest.mark.parametrize(("passes", "follows"), [(5, True), (1, False)])
+def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: int, follows: bool) -> None:
+    # Forty steps an update, as the preset of HalfCheetah has: 500 updates would be more than its whole run.
+    config = config_for("mlp:32x2", "int8", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8)
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net)
+    publisher.payloads()
+    for update in range(4):
+        observe(publisher, net, make_batch(net, seed=update, scale=30.0))
+    wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
+    actor = session_policy(net)
+    actor.load(update_of(publisher.payloads()["int8"]))
+    assert bool(publisher.metrics()["drifted_activations/int8"]) is follows
+    assert (relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1) is follows
+
+
 def test_pruned_channels_are_selected_again_on_a_schedule() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)", reselect_interval_updates=8, max_publish_kl=None)
+    config = config_for("mlp:32x2", "prune(0.5)", reselect_interval_steps=8, max_publish_kl=None)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
@@ -188,7 +205,7 @@ def test_a_student_is_trained_as_often_as_the_policy_moves() -> None:
 
 def test_a_student_follows_the_policy() -> None:
     level = "distill(32x2)"
-    config = config_for("mlp:64x2", level, distill_interval_updates=1, normalise_observations=True, max_publish_kl=2.0)
+    config = config_for("mlp:64x2", level, distill_interval_steps=1, normalise_observations=True, max_publish_kl=2.0)
     net = make_network(config)
     assert net.normaliser is not None
     publisher = Publisher(config, net)
@@ -212,7 +229,7 @@ def test_a_student_follows_the_policy() -> None:
 
 
 def test_every_metric_is_documented_and_belongs_to_a_level() -> None:
-    config = config_for("mlp:32x2", "prune(0.5)+int8", reselect_interval_updates=1)
+    config = config_for("mlp:32x2", "prune(0.5)+int8", reselect_interval_steps=1)
     net = make_network(config)
     publisher = Publisher(config, net)
     publisher.set_levels(["prune(0.5)+int8", "fp32"])

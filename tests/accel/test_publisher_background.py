@@ -50,7 +50,7 @@ class Gate:
 @contextmanager
 def _publisher(level: str, network: str = "mlp:32x2", **changes: object) -> Iterator[tuple[Publisher, PolicyNetwork]]:
     """One with a worker; its level is the configured one."""
-    rare = {f"{what}_interval_updates": NEVER for what in ("calibration", "drift", "check", "reselect", "distill")}
+    rare = {f"{what}_interval_steps": NEVER for what in ("calibration", "drift", "check", "reselect", "distill")}
     config = config_for(network, level, **{"actors": 1, "max_publish_kl": None, **rare, **changes})
     net = make_network(config)
     publisher = Publisher(config, net)
@@ -104,7 +104,7 @@ def test_fp32_is_published_until_a_student_is_trained(monkeypatch: pytest.Monkey
 def test_the_last_finished_student_is_published_while_it_learns_on(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, Student, "distill_step")
     gate.open.set()
-    with _publisher(STUDENT, distill_interval_updates=1) as (publisher, net):
+    with _publisher(STUDENT, distill_interval_steps=1) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         before = publisher.payloads()[STUDENT]
@@ -141,7 +141,7 @@ def _train_on(net: PolicyNetwork) -> None:
 
 def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the learner's own thread selects at once, though here the learner changes its policy meanwhile."""
-    with _publisher(PRUNED, reselect_interval_updates=8, actors=0) as (publisher, net):
+    with _publisher(PRUNED, reselect_interval_steps=8, actors=0) as (publisher, net):
         _update(publisher, net, 2)
         _reverse_units(net)
         _update(publisher, net, 8)
@@ -149,7 +149,7 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
         expected = publisher.payloads()[PRUNED]
     gate = Gate(monkeypatch, PrunedModule, "observe")
     gate.open.set()
-    with _publisher(PRUNED, reselect_interval_updates=8) as (publisher, net):
+    with _publisher(PRUNED, reselect_interval_steps=8) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         assert _published(publisher) == [PRUNED]
@@ -182,7 +182,7 @@ def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.M
 
 
 def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    rare = {"reselect_interval_updates": 1, "distill_interval_updates": 1, "actors": 1, "max_publish_kl": None}
+    rare = {"reselect_interval_steps": 1, "distill_interval_steps": 1, "actors": 1, "max_publish_kl": None}
     net = make_network(config := config_for("mlp:32x2", STUDENT, **rare))
     publisher = Publisher(config, net, levels=(STUDENT, PRUNED, RANKED))
     publisher.set_levels([STUDENT, PRUNED, RANKED])
@@ -228,7 +228,7 @@ def test_ranges_alone_are_measured_at_once() -> None:
 @pytest.mark.parametrize("actors", [0, 1])
 @pytest.mark.parametrize("what", ["reselect", "calibration"])
 def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int) -> None:
-    changes = {f"{what}_interval_updates": 4, "max_publish_kl": 0.5, "actors": actors}
+    changes = {f"{what}_interval_steps": 4, "max_publish_kl": 0.5, "actors": actors}
     level = "prune(0.9)+int8"
     with _publisher(level, "mlp:64x2", **changes) as (publisher, net):
         with torch.no_grad():
@@ -249,7 +249,7 @@ def test_a_new_selection_and_new_ranges_get_a_full_check(what: str, actors: int)
 def test_ranges_that_cannot_be_measured_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _publisher(RANKED, calibration_interval_updates=2) as (publisher, net):
+    with _publisher(RANKED, calibration_interval_steps=2) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         assert _published(publisher) == [RANKED]
@@ -263,7 +263,7 @@ def test_ranges_that_cannot_be_measured_are_a_warning(
 
 
 def test_an_unexpected_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _publisher(RANKED, reselect_interval_updates=2) as (publisher, net):
+    with _publisher(RANKED, reselect_interval_steps=2) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         assert _published(publisher) == [RANKED]

@@ -44,7 +44,7 @@ def _scale_means(net: PolicyNetwork, factor: float) -> None:
 
 def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwork]:
     """One that has published its level already, of a policy from which no pruned one differs much."""
-    config = config_for("mlp:64x2", LEVEL, check_interval_updates=4, max_publish_kl=0.5, max_policy_lag=24, **changes)
+    config = config_for("mlp:64x2", LEVEL, check_interval_steps=4, max_publish_kl=0.5, max_policy_lag=24, **changes)
     net = make_network(config)
     _scale_means(net, 1e-3)
     publisher = Publisher(config, net)
@@ -54,7 +54,7 @@ def _publisher_of_small_means(**changes: object) -> tuple[Publisher, PolicyNetwo
 
 
 def test_activations_beyond_their_ranges_widen_them_at_that_very_publication() -> None:
-    config = config_for("mlp:32x2", "int8", activation="relu", calibration_interval_updates=10_000)
+    config = config_for("mlp:32x2", "int8", activation="relu", calibration_interval_steps=10_000)
     publisher = Publisher(config, net := make_network(config))
     calibrate(publisher, net)
     assert "int8" in publisher.payloads()
@@ -89,7 +89,7 @@ def test_fp32_stands_in_at_once_for_a_level_that_was_never_fit() -> None:
 
 
 def test_fp32_stands_in_at_once_beside_other_levels() -> None:
-    config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=0.5)
+    config = config_for("mlp:64x2", LEVEL, check_interval_steps=1, max_publish_kl=0.5)
     net = make_network(config)
     _scale_means(net, 1e-3)
     publisher = Publisher(config, net, levels=(LEVEL, "int8"))
@@ -118,7 +118,7 @@ def test_a_level_withheld_gets_another_chance_each_time_it_comes_into_use() -> N
 
 
 def test_without_a_bound_every_finite_policy_is_published() -> None:
-    config = config_for("mlp:64x2", LEVEL, check_interval_updates=1, max_publish_kl=None)
+    config = config_for("mlp:64x2", LEVEL, check_interval_steps=1, max_publish_kl=None)
     net = make_network(config)
     _scale_means(net, 1e3)
     publisher = Publisher(config, net)
@@ -129,7 +129,7 @@ def test_without_a_bound_every_finite_policy_is_published() -> None:
 
 @pytest.mark.parametrize("compressor", ["int8", "fp32", "prune(0.5)", "lowrank(0.25)+int8"])
 def test_weights_that_are_not_finite_are_never_published(compressor: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_updates=1)
+    config = config_for("mlp:64x2", compressor, max_publish_kl=None, reselect_interval_steps=1)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)

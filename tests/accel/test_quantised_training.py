@@ -115,7 +115,7 @@ def test_the_critic_stays_whole_and_every_policy_weight_gets_a_gradient() -> Non
 
 
 def test_the_difference_between_learner_and_actors_is_reported() -> None:
-    net, publisher = _rounding_network("mlp:32x2", check_interval_updates=1)
+    net, publisher = _rounding_network("mlp:32x2", check_interval_steps=1)
     for update in range(3):
         observe(publisher, net, make_batch(net, seed=update))
         publisher.payloads()
@@ -127,7 +127,7 @@ def test_the_difference_between_learner_and_actors_is_reported() -> None:
 @pytest.mark.parametrize("network", ["mlp:32x2", "nature-cnn:0.25"])
 def test_pruning_is_for_good(network: str) -> None:
     """The learner's own weights lose the units, whatever its optimiser does; the artifact is what is left."""
-    net, publisher = _rounding_network(network, "prune(0.5)+qat", reselect_interval_updates=1, check_interval_updates=1)
+    net, publisher = _rounding_network(network, "prune(0.5)+qat", reselect_interval_steps=1, check_interval_steps=1)
     layer = net.torso.layers[0].weight if network.startswith("mlp") else net.torso.hidden.weight
     gone = (layer == 0).flatten(1).all(1)
     assert 0.3 < gone.float().mean() < 0.7

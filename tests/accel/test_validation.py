@@ -29,8 +29,8 @@ def _publisher(level: str, network: str = "mlp:64x2", **changes: object) -> tupl
     """One that has published its level, with no full check to come for long."""
     values: dict[str, object] = {
         "activation": "relu",
-        "check_interval_updates": 1000,
-        "reselect_interval_updates": 1000,
+        "check_interval_steps": 1000,
+        "reselect_interval_steps": 1000,
     }
     config = config_for(network, level, **(values | changes))
     publisher = Publisher(config, net := make_network(config))
@@ -197,7 +197,7 @@ def test_a_level_out_of_use_keeps_no_open_session_and_is_checked_again(monkeypat
         return probe
 
     monkeypatch.setattr(ArtifactProbe, "open", recorded)
-    config = config_for("mlp:64x2", "int8", check_interval_updates=1000)
+    config = config_for("mlp:64x2", "int8", check_interval_steps=1000)
     publisher = Publisher(config, net := make_network(config), levels=("int8", "prune(0.5)", "fp32"))
     calibrate(publisher, net)
     generator = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ def test_what_did_not_change_is_not_checked_again() -> None:
 
 def test_a_student_that_the_policy_leaves_behind_is_withheld() -> None:
     """Its bytes stay the same, its distance does not."""
-    publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_updates=1000)
+    publisher, net = _publisher("distill(32x2)", max_publish_kl=5.0, distill_interval_steps=1000)
     _scale(net.policy_head.mean.weight, 1e3)
     assert _offered(publisher) == "fp32"
 
@@ -282,7 +282,7 @@ def test_an_artifact_that_needs_another_cpu_is_checked_but_not_held_to_the_bound
 
 
 def test_the_age_of_the_divergence_is_recorded_with_it() -> None:
-    publisher, net = _publisher("int8", check_interval_updates=4)
+    publisher, net = _publisher("int8", check_interval_steps=4)
     first = publisher.metrics()
     assert first["publish_kl_age_updates/int8"] == 0.0
     _scale(net.policy_head.mean.weight, 2.0)
@@ -312,7 +312,7 @@ class ActionDifference:
 @pytest.mark.parametrize("level", ["int8", "distill(32x2)"])
 def test_the_divergence_is_the_action_rules(level: str) -> None:
     """Deviations so small that any difference of means is a large KL; a deterministic rule does not look at them."""
-    config = config_for("mlp:64x2", level, max_publish_kl=0.5, check_interval_updates=1)
+    config = config_for("mlp:64x2", level, max_publish_kl=0.5, check_interval_steps=1)
     net = make_network(config)
     _scale(net.policy_head.mean.weight, 0.1)
     with torch.no_grad():
