@@ -7,9 +7,9 @@
     actors' rate     = Σ over actors of steps / (step_s + call_s(level) − call_s(acting) + load_s of both likewise)
 
 The learner's rate is that under the level: on one machine, actors of a large policy take caches and memory bandwidth
-from the learner, and a smaller policy makes both faster. A level that was not in use yet is therefore judged by its
-actors' rate alone, and left again where the learner turns out to be as slow beside it. Where they take turns or share
-cores, the rate under the level in use counts for all.
+from the learner, and a smaller policy makes both faster. A level that was not in use yet is therefore compared with
+the level in use by their actors' rates alone, and left again where the learner turns out to be as slow beside it. Where
+they take turns or share cores, the rate under the level in use counts for all.
 
 ``step_s`` is an actor's own time for a vector step, waiting left out, as its unrolls tell it; the calls are its own
 timings, in rounds that take the levels in turns (``accel.acting.timing``). A level's effective experience over that of
@@ -150,15 +150,16 @@ class Measurements:
         overlap = np.mean([t.overlap for t in timed])
         return float(np.mean([t.ess for t in timed]) * np.mean(overlap ** np.asarray(self.traces)))
 
-    def effective(self, level: str, acting: str) -> Floats:
-        """Effective steps per second, by round."""
+    def gain(self, level: str, acting: str) -> Floats:
+        """Effective experience on a level over that on the level in use, by round."""
+        rate, mine = self.actors_rate(level, acting), self.actors_rate(acting, acting)
         learner_rate = self.learner_rates.get(acting if self.shared or self.turns else level)
-        return self._delivered(self.actors_rate(level, acting), learner_rate) * self.worth(level)
+        if learner_rate is not None and acting in self.learner_rates:
+            rate, mine = self._delivered(rate, learner_rate), self._delivered(mine, self.learner_rates[acting])
+        return np.asarray(rate * self.worth(level) / np.maximum(mine * self.worth(acting), 1e-300))
 
-    def _delivered(self, rate: Floats, learner_rate: float | None) -> Floats:
+    def _delivered(self, rate: Floats, learner_rate: float) -> Floats:
         """Steps per second that are learned from where all actors together can send so many."""
-        if learner_rate is None:
-            return rate
         if self.shared or self.turns:
             actors = len(self.actors) if self.shared else 1
             return np.asarray(1.0 / (actors / rate + 1.0 / learner_rate))
@@ -171,8 +172,10 @@ class Measurements:
             for actor in self.actors
         )
         mine, learner_rate = self.actors_rate(acting, acting), self.learner_rates.get(acting)
-        most = self._delivered(np.full_like(mine, free), learner_rate)
-        return float(np.median(most / np.maximum(self._delivered(mine, learner_rate), 1e-300)))
+        most = np.full_like(mine, free)
+        if learner_rate is not None:
+            most, mine = self._delivered(most, learner_rate), self._delivered(mine, learner_rate)
+        return float(np.median(most / np.maximum(mine, 1e-300)))
 
     def alarm(self, level: str) -> str:
         """Why a level's mismatch does not allow it to act, as a clause; empty where it does."""
@@ -263,10 +266,9 @@ class Tuner:
         """Of the levels that every actor has timed; empty before the level in use is among them."""
         if not m.actors or self.incumbent not in m.levels:
             return {}
-        mine = m.effective(self.incumbent, self.incumbent)
         found: dict[str, Gain] = {}
         for level in m.levels:
-            ratios = np.sort(m.effective(level, self.incumbent) / np.maximum(mine, 1e-300))
+            ratios = np.sort(m.gain(level, self.incumbent))
             rank = _rank_of_lower_bound(len(ratios), self.options.confidence)
             found[level] = Gain(float(np.median(ratios)), float(ratios[rank - 1]) if rank else 0.0)
         return found

@@ -178,6 +178,15 @@ def test_a_level_is_tried_where_only_full_precision_is_known_to_leave_the_learne
             assert again == [None] * 20
 
 
+@pytest.mark.parametrize("int8_us", [1040.0, 1000.0, 960.0])
+def test_a_level_that_is_no_faster_is_not_taken_because_the_learner_is_slow(int8_us: float) -> None:
+    """What the learner takes beside full precision is no measure of a level beside which it was not seen."""
+    tuner = Tuner(("fp32", "int8"))
+    m = _look(0.0, {"fp32": 1000.0, "int8": int8_us}, learner_rate={"fp32": 300.0}, noise=0.0)
+    assert tuner.gains(m)["int8"].median == pytest.approx(1100.0 / (100.0 + int8_us))
+    assert [tuner.look(m) for _ in range(20)] == [None] * 20
+
+
 def test_one_timing_with_a_large_mismatch_does_not_end_the_level_in_use() -> None:
     """It has few states; what acts is sampled on many, and leaves by ``fall_back``."""
     tuner = Tuner(("fp32", "int8"))
