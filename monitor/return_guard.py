@@ -14,8 +14,9 @@ in which a linear trend of returns cancels. Looks are at 4, 8, 16, … ``MOST`` 
     unshown  neither with ``MOST`` differences
 
 margin is ``MARGIN`` of the control's mean return, or ``MARGIN_DEVIATIONS`` standard deviations of an episode where that
-is more. t has ``CONFIDENCE`` at each look, six of them at most. What is detectable, at 80 %, is stated with each look.
-Control spells take at most ``TIME_SHARE`` of the time since the level was taken.
+is more. t has ``CONFIDENCE`` at each look, eight of them at most. What is detectable, at 80 %, is stated with each
+look. Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after
+twenty times as long as it lasts: a run of a minute whose full precision is slow ends before.
 
 Source: Student's paired test, one-sided; non-inferiority by a confidence bound, Blackwelder 1982.
 Deviations: d of one environment's successive spells are taken as independent.
@@ -32,7 +33,7 @@ import numpy as np
 from monitor.decisions import Figure
 from monitor.statistics import student_t_quantile
 
-FIRST, MOST = 4, 128
+FIRST, MOST = 4, 512
 CONFIDENCE = 0.99
 MARGIN = 0.05
 MARGIN_DEVIATIONS = 0.25

@@ -52,7 +52,7 @@ def test_a_verdict_is_its_definition() -> None:
     assert judge(np.array(differences) - 10.0, control).kind == "loss"
     assert judge(np.array(differences) * 9, control).kind == "open"
     many = np.random.default_rng(0).permutation(np.resize([100.0, -100.0], MOST))
-    assert judge(many - 10.0, np.zeros(MOST)).kind == "unshown"
+    assert judge(many - 10.2, np.zeros(MOST)).kind == "unshown"
 
 
 def test_a_linear_trend_cancels_and_mixed_episodes_do_not_count() -> None:
@@ -86,11 +86,12 @@ def _kinds(loss: float, runs: int = 400) -> dict[str, float]:
 
 
 def test_half_a_standard_deviation_of_loss_is_hardly_ever_accepted() -> None:
-    """Six looks at 1 % each; a margin of a quarter of a deviation lies between."""
+    """Eight looks at 1 % each; a margin of a quarter of a deviation lies between."""
     lossy, equal = _kinds(0.5), _kinds(0.0)
-    assert lossy["passed"] <= 0.06
+    assert lossy["passed"] <= 0.08
     assert lossy["loss"] >= 0.8
-    assert equal["loss"] <= 0.06
+    assert equal["loss"] <= 0.08
+    assert equal["passed"] >= 0.9
 
 
 def test_another_actor_takes_over_where_the_watched_one_dies_or_control_never_ends() -> None:
