@@ -90,8 +90,8 @@ class LevelTimer:
     def time(self, payloads: Mapping[str, bytes], unroll: Unroll) -> Json:
         """``{level: {"call_us": [µs of a call on all environments, by round], "load_us", "kl", "ess", "overlap"}}``.
 
-        A payload that stands in for its level's is left out: it says so itself. The mismatch is absent where the
-        reference is not among the levels.
+        A payload that stands in for its level's is left out: it says so itself. Nothing is found where no mismatch
+        can be told: without the reference among the levels, or without a valid row.
 
         Raises: ArtifactError: a payload does not load here.
         """
@@ -110,12 +110,9 @@ class LevelTimer:
             for level in list(policies)[:: 1 if turn % 2 else -1]:
                 elapsed_s, _ = self._replay(policies[level], observations, first, rows[level])
                 call_us[level].append(1e6 * elapsed_s / rows[level])
-        found: dict[str, dict[str, object]] = {
-            level: {"call_us": call_us[level], "load_us": load_us[level]} for level in policies
-        }
-        for level, mismatch in self._mismatch(policies, unroll, observations, first).items():
-            found[level] |= mismatch
-        return cast(Json, found)
+        mismatches = self._mismatch(policies, unroll, observations, first)
+        times = {level: {"call_us": call_us[level], "load_us": load_us[level]} for level in mismatches}
+        return cast(Json, {level: times[level] | mismatch for level, mismatch in mismatches.items()})
 
     def _mismatch(
         self, policies: Mapping[str, SessionPolicy], unroll: Unroll, observations: Array, first: Bools | None

@@ -43,8 +43,6 @@ LOOK_S = 0.25
 FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
-ALARM_REPEATS_S = 30.0
-"""An alarm has activation ranges checked, as new kinds of states leave them; another one within so long is final."""
 HEADROOM = 1.5
 LEARNER_S = 5.0
 """The learner's rate is that of so long, or of the last updates where they are rarer; at first, of what there is."""
@@ -52,6 +50,8 @@ _LOOKS = 400
 _RECENT_UNROLLS = 32
 _SETTLED_UNROLLS = 2
 _ALARM_SAMPLES = 4
+"""An alarm has activation ranges checked, as new kinds of states leave them; one more is final, until so many samples
+have raised none."""
 _WAIT, _ENV = ACTOR_PHASES.index("wait"), ACTOR_PHASES.index("env")
 
 logger = logging.getLogger("accel")
@@ -141,7 +141,7 @@ class TunedSteering:
         self._verdict: Verdict | None = None
         self._last: Measurements | None = None
         self._prepared = 2
-        self._alarm_s = -np.inf
+        self._ranges_checked = False
         publisher.set_levels(choice.levels)
         self._use_levels()
 
@@ -259,8 +259,8 @@ class TunedSteering:
         alarms = average([sample.compression for sample in samples]).alarms() if len(samples) > 1 else ()
         if not self._publisher.offers(level):
             return tuner.fall_back(m, f"{level} is withheld: it failed the check before publication")
-        if alarms and m.time_s > self._alarm_s + ALARM_REPEATS_S:
-            self._alarm_s = m.time_s
+        if alarms and not self._ranges_checked:
+            self._ranges_checked = True
             logger.info(
                 "compression: mismatch alarm of %s: %s; its ranges are checked", level, "; ".join(map(str, alarms))
             )
@@ -268,6 +268,8 @@ class TunedSteering:
             self._sampler.forget()
         elif alarms:
             return tuner.fall_back(m, f"mismatch alarm of {level}: {'; '.join(map(str, alarms))}")
+        elif len(samples) == _ALARM_SAMPLES:
+            self._ranges_checked = False
         self._verdict = None
         if verdict is not None and verdict.kind in {"loss", "unshown"}:
             what = "loses return" if verdict.kind == "loss" else "is not shown to keep its return"
@@ -320,6 +322,7 @@ class TunedSteering:
         """Act on a decision: guard what was taken."""
         level, now = decision.after, m.time_s
         self._guard, self._verdict, self._timing, self._told = None, None, (), True
+        self._ranges_checked = False
         if level != self.tuner.full:
             gains = [float(decision.figures.get(f"rate/{name}") or 1.0) for name in (level, self.tuner.full)]
             self._guard = ReturnGuard(level, self.tuner.full, self._envs, gains[0] / gains[1], now)

@@ -302,6 +302,32 @@ def test_an_alarm_has_ranges_widened_before_the_level_is_left(
     assert rig.schemes[-1] == {"int8"} and not _decided(tmp_path, "fallback")
 
 
+def test_an_alarm_that_wider_ranges_do_not_end_is_final_however_rare_samples_are(
+    make_rig: Callable[..., Rig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One unit's activations are so large that beside them int8 has no steps left for those that decide."""
+    rig = make_rig("auto(fp32;int8)", max_publish_kl=1e9, network="mlp:64x2", activation="relu")
+    rig.turn_until(lambda: read_decisions(tmp_path)[0], "the levels are timed")
+    _claim(rig, fp32=1e6, int8=1.0)
+    rig.turn_until(lambda: rig.schemes[-1] == {"int8"}, "int8 acts")
+    with caplog.at_level(logging.INFO, "accel"):
+        _exaggerate(rig.algorithm.network.policy_head, 5e4)
+        with torch.no_grad():
+            *_, last = (m for m in rig.algorithm.network.torso.modules() if isinstance(m, torch.nn.Linear))
+            last.bias[0] = 1e4
+            rig.algorithm.network.policy_head.weight[:, 0] = 0.0
+
+        def left() -> bool:
+            _claim(rig, fp32=1e6, int8=1.0)
+            rig.now_s += 40.0
+            return bool(_decided(tmp_path, "fallback"))
+
+        rig.turn_until(left, "the level is left")
+    (decision,) = _decided(tmp_path, "fallback")
+    assert "mismatch alarm of int8" in decision.reason and "its ranges are checked" in caplog.text
+    rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "full precision acts")
+
+
 def test_a_level_that_does_not_suit_the_network_fails_before_training(make_rig: Callable[..., Rig]) -> None:
     with pytest.raises(ConfigError, match="does not suit network"):
         make_rig("auto(fp32;distill(16x1))", network="mlp:32x1+lstm:8")
