@@ -118,8 +118,8 @@ class BackendComparison:
 
 
 _HELP = {
-    "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): a GPU (--device cuda), "
-    "more cores, --mixed-precision bf16 or a smaller network would help, faster actors would not.",
+    "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): {faster} would help, "
+    "faster actors would not.",
     "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): {faster} would help, "
     "compression would not.",
 }
@@ -254,18 +254,27 @@ class Summary:
         shares, found = self._shares, self.bottleneck
         if shares is None or found not in _HELP:
             return ""
-        share = shares.actor_wait if found == "learner" else shares.environment
-        return _HELP[found].format(share=share, faster=self._faster())
+        if found == "learner":
+            return _HELP[found].format(share=shares.actor_wait, faster=self._faster_learner())
+        return _HELP[found].format(share=shares.environment, faster=self._faster_environment())
 
     @property
     def _shares(self) -> TimeShares | None:
         return shares_of(self.actor_s, self.learner_s, turns=self.actors == 0)
 
-    def _faster(self) -> str:
+    def _faster_learner(self) -> str:
+        """What would speed the learner up, of what it does not have yet."""
+        on_cpu = self.device == "cpu"
+        ways = ["a GPU (--device cuda)", "more cores"] if on_cpu else ["a faster GPU"]
+        ways += ["--mixed-precision bf16"] if self.mixed_precision == "none" else []
+        ways += [] if on_cpu or self.learner_graphs.startswith("on") else ["--learner-graphs auto"]
+        return f"{', '.join(ways)} or a smaller network"
+
+    def _faster_environment(self) -> str:
         """What would step environments faster, by measurement where there is one."""
         timed = self.backends
         if timed is None:
-            return f"{_MORE_ACTORS}, or a faster environment (--backend envpool, or a vectorised one)"
+            return f"{_MORE_ACTORS}, or a faster environment (a vectorised one, such as EnvPool's where it has it)"
         figures = f"{timed.envpool_us:.0f} us a vector step against {timed.gymnasium_us:.0f}"
         if timed.speedup >= _FASTER:
             return f"--backend envpool, {timed.speedup:.1f}x as fast here ({figures}), or {_MORE_ACTORS}"

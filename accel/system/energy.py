@@ -1,8 +1,9 @@
 """Energy of a run: the processor packages' own counters where they can be read, else CPU-seconds × stated watts.
 
 Linux shows RAPL counters as ``/sys/class/powercap/*/energy_uj``, one for each package and for parts of it; only
-packages are summed. They count the whole machine, whatever runs on it, and start anew at ``max_energy_range_uj``,
-within an hour at some loads, so they are read at least every few minutes. Most systems let root alone read them.
+packages are summed, each once: many laptops show one a second time, as ``intel-rapl-mmio``. They count the whole
+machine, whatever runs on it, and start anew at ``max_energy_range_uj``, within an hour at some loads, so they are read
+at least every few minutes. Most systems let root alone read them.
 
 Source: Linux kernel, Documentation/power/powercap/powercap.rst. Deviations: none.
 """
@@ -22,7 +23,8 @@ class PackageEnergy:
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         """Args: powercap: where the kernel shows the counters."""
-        self._zones = [zone for zone in sorted(powercap.glob("*")) if _text(zone / "name").startswith("package")]
+        packages = {_text(zone / "name"): zone for zone in sorted(powercap.glob("*"))}
+        self._zones = [zone for name, zone in packages.items() if name.startswith("package")]
         self._last = self._counters()
         self._joules = 0.0
 

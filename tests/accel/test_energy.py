@@ -27,6 +27,15 @@ def test_packages_are_summed_and_their_parts_left_out(tmp_path: Path) -> None:
     assert energy.read() == pytest.approx(3.5 + 2.0)
 
 
+def test_a_package_that_is_shown_twice_counts_once(tmp_path: Path) -> None:
+    for zone in ("intel-rapl:0", "intel-rapl-mmio:0"):
+        _zone(tmp_path, zone, "package-0", 5_000_000)
+    energy = PackageEnergy(tmp_path)
+    for zone in ("intel-rapl:0", "intel-rapl-mmio:0"):
+        _zone(tmp_path, zone, "package-0", 8_000_000)
+    assert energy.read() == pytest.approx(3.0)
+
+
 def test_a_counter_that_starts_anew_goes_on(tmp_path: Path) -> None:
     _zone(tmp_path, "intel-rapl:0", "package-0", 999_000_000)
     energy = PackageEnergy(tmp_path)
