@@ -24,10 +24,12 @@ from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
+from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
 from monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
 
 PRECISIONS = ("none", "bf16")
+EAGER = "eager"
 TRAINING = ("network", "device", "T", "B", "algorithm", "passes", "minibatches")
 PHASES = ("batch", "forward", "correct", "backward")
 _SHARE_OF_ENDS = 0.01
@@ -70,8 +72,9 @@ def bench_learner(
             device with its ``learner_threads`` (0: the cores that its actors leave free).
         spec: observations and actions.
         precisions: ``none`` (single precision) and ``bf16`` (autocast).
-        against: other learners' updates of the same size, in single precision: ``cleanrl``, ``sb3``; see
-            ``accel.bench.other_learners``. For ppo with an mlp.
+        against: updates of the same size, in single precision: ``eager``, the same one with layers and gradients left
+            to torch, where a CPU has its own (on a GPU the row without graphs is that); ``cleanrl`` and ``sb3``, other
+            learners', for ppo with an mlp: see ``accel.bench.other_learners``.
         seconds: measuring time in all.
         repeats: updates of each cell at most.
         notify: called with a message about each refused precision.
@@ -94,14 +97,18 @@ def bench_learner(
         raise ConfigError("no configuration is given: name at least one")
     if unknown := [precision for precision in precisions if precision not in PRECISIONS]:
         raise ConfigError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
-    if unknown := [name for name in against if name not in OTHERS]:
-        raise ConfigError(f"unknown learner {unknown[0]!r}: choose from {', '.join(OTHERS)}")
+    if unknown := [name for name in against if name not in (EAGER, *OTHERS)]:
+        raise ConfigError(f"unknown learner {unknown[0]!r}: choose from {', '.join((EAGER, *OTHERS))}")
     where, threads = choose_device(configs[0].learner.device), _threads(configs[0])
     if where.type == "cpu":
         keep_freed_memory()
     with torch_threads(threads):
         cells: list[LearnerCell | _OtherCell] = [*_cells(configs, spec, precisions, where, notify)]
-        cells += [_OtherCell(name, config, spec, where) for name in against for config in configs]
+        if EAGER in against and where.type == "cpu":
+            cells += [
+                _EagerCell(config.replace(mixed_precision="none", compressor="fp32"), spec, where) for config in configs
+            ]
+        cells += [_OtherCell(name, config, spec, where) for name in against if name in OTHERS for config in configs]
         samples, cpu_share = interleave({place: cell.take for place, cell in enumerate(cells)}, seconds, repeats)
     rows = [cell.row(samples[place]) | {"cpu_share": cpu_share} for place, cell in enumerate(cells)]
     shared: Row = {"torch_threads": threads} | provenance()
@@ -198,6 +205,19 @@ class LearnerCell:
         row |= spread("us_per_env_step", [scale * sum(times) for times in samples])
         row |= {f"{phase}_us": scale * float(np.median([getattr(t, phase) for t in samples])) for phase in PHASES}
         return row | {"env_steps_per_s": 1e6 / number(row, "us_per_env_step"), "samples": len(samples)}
+
+
+class _EagerCell(LearnerCell):
+    """The same learner with nothing of its own in layers and gradients."""
+
+    def take(self) -> Times:
+        """One update."""
+        with torch_alone():
+            return super().take()
+
+    def row(self, samples: Sequence[Times]) -> Row:
+        """Microseconds per environment step."""
+        return super().row(samples) | {"learner": EAGER}
 
 
 class _OtherCell:

@@ -252,10 +252,11 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
     against: Annotated[
         str,
         tyro.conf.arg(
-            help="other learners' updates of the same size, for ppo with an mlp: any of cleanrl (its ppo.py, written "
-            "here in plain torch) and sb3 (Stable-Baselines3, where installed)"
+            help="updates of the same size: any of eager (this one with layers and gradients left to torch, on a CPU), "
+            "and for ppo with an mlp cleanrl (its ppo.py, written here in plain torch) and sb3 (Stable-Baselines3, "
+            "where installed); '' for none"
         ),
-    ] = ""
+    ] = "eager"
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")
     ] = None

@@ -6,7 +6,8 @@ library for the slow one of two orientations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -35,9 +36,24 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     return output
 
 
+_torch_alone = False
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Within, torch computes every layer and its gradient: what a benchmark compares with. For one thread."""
+    global _torch_alone
+    _torch_alone = True
+    try:
+        yield
+    finally:
+        _torch_alone = False
+
+
 def suits(x: Tensor) -> bool:
     """Whether ``dense`` can take these inputs: float32 on the CPU, and no autocast that expects another dtype."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return plain and not _torch_alone
 
 
 def run(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> list[Tensor]:

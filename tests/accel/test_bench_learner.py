@@ -20,6 +20,7 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError, MissingExtraError
 from accel.experience.unroll import UnrollLayout
 from accel.learning.device import choose_precision
+from accel.networks import dense
 
 CATEGORICAL = ActionSpec("categorical", (3,))
 GAUSSIAN = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
@@ -148,6 +149,20 @@ def test_other_learners_have_rows_of_the_same_training(spec: EnvSpec) -> None:
     assert theirs["speedup_none"] == pytest.approx(
         float(ours["us_per_env_step"]) / float(theirs["us_per_env_step"])  # type: ignore[arg-type]
     )
+
+
+def test_the_eager_row_is_the_same_update_without_layers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig.create(network="mlp:8x2", algorithm="ppo", passes=2, minibatches=2, device="cpu")
+    calls, run = [], dense.run
+    monkeypatch.setattr(dense, "run", lambda *args: (calls.append(1), run(*args))[1])
+    (ours, eager) = bench_learner([config], VECTOR, precisions=["none"], against=["eager"], seconds=0.05, repeats=3)
+    assert (ours["learner"], eager["learner"], eager["precision"]) == ("accel", "eager", "none")
+    assert all(ours[name] == eager[name] for name in bench.TRAINING) and float(eager["backward_us"]) > 0  # type: ignore[arg-type]
+    assert calls
+    calls.clear()
+    with dense.torch_alone():
+        bench_learner([config], VECTOR, precisions=["none"], seconds=0.05, repeats=3)
+    assert not calls and dense.suits(torch.zeros(1))
 
 
 @pytest.mark.parametrize("spec", [VECTOR, CONTINUOUS], ids=["discrete", "continuous"])
