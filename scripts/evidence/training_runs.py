@@ -27,6 +27,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +64,7 @@ from monitor.report.wording import (  # noqa: E402
 )
 
 LEAST_BUDGET_S = 30.0
-NOT_RUN, NOT_FINISHED = "not run yet", "not finished yet"
+NOT_RUN, NOT_FINISHED, FAILED = "not run yet", "not finished yet", "failed with status"
 STOP_TIMEOUT_S = 90.0
 SAMPLES = "runs.json"
 MAX_POINTS = 200
@@ -115,7 +116,8 @@ class Case:
 
 
 def main() -> int:
-    """Parse, run what is missing, collect; status 0 when nothing is left to run here, 3 when the budget is used."""
+    """Parse, run what is missing, collect; status 0 when all is measured that can be here, 3 when the budget is used, 1
+    when nothing is left but a run failed."""
     options = parse()
     cases = read_cases(options.table)
     if unknown := set(options.cases) - set(cases):
@@ -125,33 +127,38 @@ def main() -> int:
         for case in chosen:
             print_state(case, options.runs_dir, options.results_dir)
         return 0
-    deadline = time.monotonic() + options.budget_s
-    left = 0
-    for case in chosen:
-        left += work(
-            case, options.runs_dir / case.name, options.results_dir / case.name, deadline, options.collect_only
-        )
+    budget_s = 0.0 if options.collect_only else options.budget_s
+    gaps = work(chosen, options.runs_dir, options.results_dir, time.monotonic() + budget_s)
+    left = sum(gap in {NOT_RUN, NOT_FINISHED} for gap in gaps)
+    failed = sum(gap.startswith(FAILED) for gap in gaps)
     if left:
         print(f"{left} runs are left: give the same command again")
-    return 3 if left else 0
+    if failed:
+        print(f"{failed} runs failed: their logs are in {options.runs_dir}")
+    return 3 if left else int(failed > 0)
 
 
-def work(case: Case, runs: Path, results: Path, deadline: float, collect_only: bool) -> int:
-    """Run what a case lacks until the deadline; returns how many runs that could be made here are left."""
-    gaps: dict[str, str] = {}
-    left = 0
+def work(cases: Sequence[Case], runs: Path, results: Path, deadline: float) -> list[str]:
+    """Run what cases lack until the deadline, the first seed of all of them before the second of any; returns why runs
+    have no result."""
+    order = [(seed, case, variant) for case in cases for variant, seed in case.order()]
+    gaps: dict[str, dict[str, str]] = {case.name: {} for case in cases}
+    for case in cases:
+        keep_samples(case, runs / case.name, results / case.name)
     try:
-        for variant, seed in case.order():
+        for seed, case, variant in sorted(order, key=lambda run: run[0]):
             name = run_name(variant, seed)
-            keep_samples(case, runs, results)
-            if name in read_samples(results):
+            if name in read_samples(results / case.name):
                 continue
-            gaps[name] = _make(case, variant, seed, runs, 0.0 if collect_only else deadline - time.monotonic()) or ""
-            left += gaps[name] in {NOT_RUN, NOT_FINISHED}
+            if gap := _make(case, variant, seed, runs / case.name, deadline - time.monotonic()):
+                gaps[case.name][name] = gap
+            else:
+                keep_samples(case, runs / case.name, results / case.name)
     finally:
-        keep_samples(case, runs, results)
-        write_summary(case, results, {name: gap for name, gap in gaps.items() if gap})
-    return left
+        for case in cases:
+            keep_samples(case, runs / case.name, results / case.name)
+            write_summary(case, results / case.name, gaps[case.name])
+    return [gap for found in gaps.values() for gap in found.values()]
 
 
 def _make(case: Case, variant: Variant, seed: int, runs: Path, remaining_s: float) -> str | None:
@@ -194,8 +201,9 @@ def run(case: Case, variant: Variant, seed: int, runs: Path, timeout_s: float) -
     if (path / "checkpoints").is_dir() and (path / "summary.json").is_file():
         return NOT_FINISHED
     tail = (runs / f"{name}.log").read_text(errors="replace").strip().splitlines()[-1:]
-    print(f"  failed with status {status}: {' '.join(tail)}", flush=True)
-    return f"failed with status {status}: {' '.join(tail)}"
+    failure = f"{FAILED} {status}: {' '.join(tail)}"
+    print(f"  {failure}", flush=True)
+    return failure
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
@@ -208,6 +216,7 @@ def stop(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
+@cache
 def has(need: str) -> bool:
     """Whether this machine has a CUDA device, or a Python module."""
     kind, _, name = need.partition(":")
