@@ -40,7 +40,7 @@ from monitor.timers import PhaseTimes
 from monitor.tuner import ActorTiming, DoublingDelay, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
 
 LOOK_S = 0.25
-FIRST_TIMING_S, LONGEST_TIMING_S = 10.0, 1800.0
+FIRST_TIMING_S, LONGEST_TIMING_S = 30.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
 HEADROOM = 1.5
