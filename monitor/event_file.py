@@ -25,7 +25,7 @@ _FOLDERS = (
     (re.compile(r"loss"), r"losses/total"),
     (re.compile(r"(entropy|explained_variance|gradient_norm|td_error|q_mean)"), r"losses/\1"),
     (re.compile(r"((?:learner|actor)_\w+_share|env_steps_per_s|elapsed_s|dropped_unrolls|actors_alive)"), r"speed/\1"),
-    (re.compile(r"(actor_steps_per_s_\w+|slowest_actor)"), r"speed/\1"),
+    (re.compile(r"(actor_steps_per_s[_/]\w+|slowest_actor)"), r"speed/\1"),
     (re.compile(r"((?:staleness|compression|total|lag|rho|mismatch)_.+|behaviour_kl|kl_from_batch)"), r"mismatch/\1"),
     (re.compile(r"(policy_bytes|[^/]+/.+)"), r"compression/\1"),
 )

@@ -41,6 +41,7 @@ def training_panel(title: str, status: TrainingStatus, returns: Sequence[float],
         _lag_line(status),
         _shares_line("learner", status.learner_shares, width),
         _shares_line("actors", status.actor_shares, width),
+        *([_rates_line(status, width)] if status.actor_rates else []),
     ]
     return _cut(lines, plain)
 
@@ -141,6 +142,17 @@ def _shares_line(label: str, shares: Mapping[str, float], width: int) -> Text:
     for i, name in enumerate(shown):
         share = f"{shares[name]:.0%}"
         line.append("  " if i else "").append(f"{name} ", "dim").append(share, "bold" if shares[name] >= 0.2 else "")
+    return line
+
+
+def _rates_line(status: TrainingStatus, width: int) -> Text:
+    """Steps per second by actor, the slowest first, as many as fit."""
+    line = _label("slowest")
+    for place, (actor, rate) in enumerate(status.actor_rates.items()):
+        shown = f"{actor}: {count(rate)}/s"
+        if place and line.cell_len + 2 + len(shown) > width:
+            break
+        line.append("  " if place else "").append(shown, "yellow" if status.straggler and not place else "")
     return line
 
 

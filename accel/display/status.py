@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from accel.display.text import count, duration, format_return, lag_number
+
+_RATE = "actor_steps_per_s/"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class TrainingStatus:
         actor_shares: the same over all actors.
         scheme: compression scheme of the actors' policy. policy_version: the newest.
         slowest_actor: the one with the fewest steps per second. slowest_share: its rate by the median actor's.
+        actor_rates: steps per second by actor, slowest first, where there are several.
         actors_alive: of ``actors``. dropped_unrolls: too old to learn from, so far.
         evaluation: the newest result of greedy episodes beside training, None before the first.
     """
@@ -71,6 +74,7 @@ class TrainingStatus:
     evaluation: EvaluationStatus | None = None
     slowest_actor: int | None = None
     slowest_share: float = 1.0
+    actor_rates: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def from_record(
@@ -112,6 +116,9 @@ class TrainingStatus:
             evaluation=EvaluationStatus.from_record(record) or evaluation,
             slowest_actor=None if slowest is None else int(_number(slowest)),
             slowest_share=1.0 if not median else _number(least) / _number(median),
+            actor_rates={
+                int(name.removeprefix(_RATE)): _number(rate) for name, rate in record.items() if name.startswith(_RATE)
+            },
         )
 
     @property

@@ -47,6 +47,8 @@ class ActorRates:
     """
 
     WINDOW_S = 5.0
+    SHOWN = 64
+    """Rates of so many actors, the slowest, are in records; others are within the least and the greatest."""
 
     def __init__(self, actors: int, now_s: float) -> None:
         self._steps = np.zeros(actors, np.int64)
@@ -58,7 +60,10 @@ class ActorRates:
         self._steps[actor] += steps
 
     def read(self, now_s: float) -> Mapping[str, float | int]:
-        """The newest whole window: least, median and greatest rate, and the slowest actor. Empty for a single actor."""
+        """The newest whole window: least, median and greatest rate, the slowest actor, and rates by actor, it first.
+
+        Empty for a single actor.
+        """
         elapsed_s = now_s - self._since_s
         if len(self._steps) > 1 and elapsed_s >= self.WINDOW_S:
             rates = self._steps / elapsed_s
@@ -68,6 +73,8 @@ class ActorRates:
                 "actor_steps_per_s_max": float(rates.max()),
                 "slowest_actor": int(rates.argmin()),
             }
+            slowest = np.argsort(rates, kind="stable")[: self.SHOWN]
+            self._found |= {f"actor_steps_per_s/{actor}": float(rates[actor]) for actor in slowest.tolist()}
             self._steps[:] = 0
             self._since_s = now_s
         return self._found

@@ -31,10 +31,17 @@ def test_rates_of_actors_are_those_of_whole_windows() -> None:
         rates.add(actor, steps)
     assert rates.read(101.0) == {}
     found = {"actor_steps_per_s_min": 2.0, "actor_steps_per_s_median": 100.0, "actor_steps_per_s_max": 100.0}
+    found |= {f"actor_steps_per_s/{actor}": rate for actor, rate in ((2, 2.0), (0, 100.0), (1, 100.0))}
     assert rates.read(105.0) == {**found, "slowest_actor": 2}
+    assert list(rates.read(105.0))[-3] == "actor_steps_per_s/2", "the slowest is first"
     rates.add(2, 10**6)
     assert rates.read(107.0) == {**found, "slowest_actor": 2}, "the next window is not over"
     assert rates.read(110.0)["slowest_actor"] == 0
+    many = ActorRates(1000, 0.0)
+    for actor in range(1000):
+        many.add(actor, 1000 - actor)
+    shown = [name for name in many.read(10.0) if "/" in name]
+    assert len(shown) == ActorRates.SHOWN and shown[0] == "actor_steps_per_s/999"
     alone = ActorRates(1, 0.0)
     alone.add(0, 5)
     assert alone.read(50.0) == {}

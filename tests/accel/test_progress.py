@@ -243,6 +243,7 @@ def test_plain_lines_say_everything() -> None:
 def test_an_actor_that_lags_behind_is_named(least: float, told: str) -> None:
     record = dict.fromkeys(("elapsed_s", "env_steps", "env_steps_per_s", "episodes", "updates"), 1.0)
     rates = {"actor_steps_per_s_min": least, "actor_steps_per_s_median": 100.0, "slowest_actor": 1}
+    rates |= {"actor_steps_per_s/1": least, "actor_steps_per_s/0": 1234.0}
     status = TrainingStatus.from_record(
         record | rates | {"scheme": "fp32", "actors_alive": 2}, total_env_steps=9, return_target=None, actors=2
     )
@@ -252,6 +253,7 @@ def test_an_actor_that_lags_behind_is_named(least: float, told: str) -> None:
     console.print(training_panel("CartPole-v1", status, [1.0, 2.0], console))
     assert isinstance(console.file, io.StringIO)
     assert ("median actor" in console.file.getvalue()) == bool(told)
+    assert f"slowest  1: {least:.0f}/s  0: 1.23k/s" in console.file.getvalue()
 
 
 def test_an_evaluation_beside_training_is_shown() -> None:
