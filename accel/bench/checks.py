@@ -9,7 +9,7 @@ from accel.networks import parse_network
 from compressors.pipeline import make_compressor
 from compressors.scheme import parse_scheme
 
-SCHEMES = ("fp32", "int8", "prune(0.5)", "prune(0.5)+int8")
+SCHEMES = ("fp32", "int8")
 
 
 def check_source(networks: Sequence[str], run: object | None, *others: object) -> tuple[str, ...]:

@@ -192,10 +192,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
     ] = None
     schemes: Annotated[
         str | None,
-        tyro.conf.arg(
-            help="compression schemes, separated by commas; default: fp32, int8, prune(0.5) and "
-            "prune(0.5)+int8; central: fp32 and int8"
-        ),
+        tyro.conf.arg(help="compression schemes, separated by commas; default: fp32 and int8"),
     ] = None
     runtimes: Annotated[
         str | None, tyro.conf.arg(help="any of torch (eager) and onnxruntime; default: both; not with central")

@@ -106,12 +106,11 @@ def learner_panels(rows: Sequence[Row]) -> list[Panel]:
     """One panel per network."""
     panels = []
     for title, cells in _cells(rows, ("network", "T", "B"), "{}, T = {}, B = {}"):
+        cells = [row for row in cells if row["forward_us"] is not None]  # other learners' updates have no parts
         parts = {name: _values(cells, f"{name}_us") for name in ("batch", "forward", "correct", "backward")}
-        cells = [row for row in cells if row["learner"] == "accel"]  # the others' have no parts
-        labels = [{"none": "single precision"}.get(str(row["precision"]), str(row["precision"])) for row in cells]
-        labels = [
-            f"{label}, graphs" if row["graphs"] == "on" else label for label, row in zip(labels, cells, strict=True)
-        ]
+        labels = [str(row["precision"]).replace("none", "single precision") for row in cells]
+        labels = [f"{x}, graphs" if row["graphs"] == "on" else x for x, row in zip(labels, cells, strict=True)]
+        labels = [x if row["learner"] == "accel" else str(row["learner"]) for x, row in zip(labels, cells, strict=True)]
         panels.append(Panel(title, labels, parts, _spread(cells, "us_per_env_step")))
     return panels
 
