@@ -63,7 +63,7 @@ def test_a_killed_learner_ends_the_job_which_goes_on_from_its_checkpoint(victim:
         job.wait_for(job.checkpoints, "a checkpoint")
         ranks = job.wait_for_records(2)
         os.kill(ranks[victim], signal.SIGKILL)
-        assert job.finish() != 0, job.output
+        assert job.finish(limit_s=45.0) != 0, job.output
         assert f"accel train --resume {job.path}" in job.output and not (job.path / "summary.json").exists()
         assert "Traceback" not in job.output, job.output
         assert job.leaves_no_rank(list(ranks.values()))
