@@ -99,16 +99,20 @@ def advise_learner(rows: Sequence[Row]) -> list[str]:
                 verdict = yes if is_faster(other, single, "us_per_env_step") else no
                 line += f"; {verdict} ({number(other, 'speedup_none'):.2f}x)"
         lines.append(line)
-        others = [row for row in cells if row["learner"] != "accel"]
-        if others and own:
+        others = [row for row in cells if row["learner"] not in ("accel", "eager")]
+        eager = [row for row in cells if row["learner"] == "eager"]
+        if own:
             best = min(own.values(), key=lambda row: number(row, "us_per_env_step"))
-            times = [
-                f"{row['learner']} {number(row, 'us_per_env_step') / number(best, 'us_per_env_step'):.2f}x"
-                for row in others
-            ]
-            lines.append(
-                f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in {_computed_in(best)}"
-            )
+            for theirs, ours in ((others, best), (eager, single)):
+                if theirs and ours is not None:
+                    times = [
+                        f"{row['learner']} {number(row, 'us_per_env_step') / number(ours, 'us_per_env_step'):.2f}x"
+                        for row in theirs
+                    ]
+                    lines.append(
+                        f"{cells[0]['network']}: an update takes {', '.join(times)} as long as accel's in "
+                        f"{_computed_in(ours)}"
+                    )
     return lines
 
 

@@ -31,7 +31,7 @@ class CompressOptions(PolicySource):
     accel compress --module ppo:Agent --weights agent.safetensors --env CartPole-v1 --out policy.accel
 
     The artifact runs with numpy and onnxruntime (compressors.PolicySession); accel export writes a bundle for another
-    machine, and accel bench policy times every scheme.
+    machine, and accel bench policy times schemes.
     """
 
     out: Annotated[Path, tyro.conf.arg(help="artifact to write, such as policy.accel")]

@@ -47,7 +47,7 @@ class ActorRates:
     """
 
     WINDOW_S = 5.0
-    SHOWN = 64
+    SHOWN = 32
     """Rates of so many actors, the slowest, are in records; others are within the least and the greatest."""
 
     def __init__(self, actors: int, now_s: float) -> None:
@@ -74,7 +74,7 @@ class ActorRates:
                 "slowest_actor": int(rates.argmin()),
             }
             slowest = np.argsort(rates, kind="stable")[: self.SHOWN]
-            self._found |= {f"actor_steps_per_s/{actor}": float(rates[actor]) for actor in slowest.tolist()}
+            self._found |= {f"actor_steps_per_s/{actor}": round(float(rates[actor]), 1) for actor in slowest.tolist()}
             self._steps[:] = 0
             self._since_s = now_s
         return self._found

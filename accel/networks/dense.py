@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import numpy as np
@@ -36,24 +37,23 @@ def dense(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], ac
     return output
 
 
-_torch_alone = False
+_torch_alone: ContextVar[bool] = ContextVar("torch_alone", default=False)
 
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """Within, torch computes every layer and its gradient: what a benchmark compares with. For one thread."""
-    global _torch_alone
-    _torch_alone = True
+    """Within, torch computes every layer and its gradient: what a benchmark compares with."""
+    token = _torch_alone.set(True)
     try:
         yield
     finally:
-        _torch_alone = False
+        _torch_alone.reset(token)
 
 
 def suits(x: Tensor) -> bool:
     """Whether ``dense`` can take these inputs: float32 on the CPU, and no autocast that expects another dtype."""
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return plain and not _torch_alone
+    return plain and not _torch_alone.get()
 
 
 def run(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> list[Tensor]:

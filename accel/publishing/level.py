@@ -68,8 +68,10 @@ logger = logging.getLogger("accel")
 
 
 def interval_updates(config: TrainConfig, steps: int) -> int:
-    """Updates in which the optimiser takes ``steps`` steps, at least one: the policy, what it sees and so its
-    activations move with those, however many of them an update has."""
+    """Updates that make ``steps`` steps of the optimiser, rounded down, at least one.
+
+    The policy, what it sees and so its activations move with the optimiser's steps, not with updates.
+    """
     return max(1, steps // config.algorithm.optimiser_steps)
 
 
@@ -142,6 +144,7 @@ class Level:
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
         self._prunes = "prune" in names and not self._quantisation_aware
         self._check_interval = interval_updates(config, intervals.check_interval_steps)
+        self._longest_pause = intervals.check_interval_steps  # in updates: what is tried in vain is to cost little
         self._checks = UpdateInterval(self._check_interval, first=_FIRST_CHECK_UPDATES if self._selects else None)
         self._selections = UpdateInterval(
             interval_updates(config, intervals.reselect_interval_steps), first=_FIRST_RESELECT_UPDATES
@@ -375,13 +378,14 @@ class Level:
         self._validator.full_check_due = False
         if not self._withheld:
             self._withheld = True
-            self._checks = UpdateInterval(self._check_interval, first=1)
+            self._checks = UpdateInterval(self._longest_pause, first=1)
         instead = "fp32 stands in for it" if self.policy_is_finite() else "actors go on with the last good policy"
         self._warn_once(f"{self.scheme} is withheld, {instead}", error)
 
     def _release(self) -> None:
         if self._withheld:
             logger.info("%s is published again", self.scheme)
+            self._checks = UpdateInterval(self._check_interval)
         self._withheld = False
 
     def _warn_once(self, consequence: str, error: CompressorError) -> None:

@@ -237,7 +237,8 @@ class Publisher:
             level.abandon()
 
     def _renewal_updates(self) -> int:
-        """Updates in which kept inputs are replaced: short for a student and for compensation, long for ranges."""
+        """Updates in which kept inputs are replaced: short for a student and for compensation, long for ranges, which
+        are better of the unrolls of several updates."""
         config = self._config
         if any("prune" in level for level in self.levels):
             return IMAGE_RENEWAL_UPDATES if self._network.spec.has_images else 1
@@ -245,7 +246,7 @@ class Publisher:
         return (
             REFILLS * distillation_schedule(config)[0]
             if has_student
-            else interval_updates(config, config.compression.calibration_interval_steps)
+            else max(REFILLS, interval_updates(config, config.compression.calibration_interval_steps))
         )
 
     def _levels_in_use(self) -> list[tuple[str, Level]]:

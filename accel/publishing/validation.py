@@ -1,12 +1,12 @@
 """Validation of a policy before publication: it loads, has the right shapes, is finite, and is close to the learner's.
 
 A full check loads the artifact as an actor does and runs it on 256 recent rows (32 images). It is made of the first
-artifact of a level, of the first with new ranges or a new selection of channels and bases, and at an interval. Every
-other publication gets a quick check, as loading takes most of the time of a full one: 16 rows (4 images), the newest
-first and older ones in turns, in a session that stays open and takes the weights as inputs (``ArtifactProbe``). A quick
-check passes if the mean divergence of its rows plus two standard errors is within the bound. Otherwise it adds three
-times as many rows; if all of them together do not pass either, it is inconclusive, and a full check decides at once, so
-that no policy is withheld by chance.
+artifact of a level, of the first with new ranges or a new selection of channels and bases, and at an interval, which is
+every publication where an update takes hundreds of optimiser steps. Every other publication gets a quick check, as
+loading takes most of the time of a full one: 16 rows (4 images), the newest first and older ones in turns, in a session
+that stays open and takes the weights as inputs (``ArtifactProbe``). A quick check passes if the mean divergence of its
+rows plus two standard errors is within the bound. Otherwise it adds three times as many rows; if all of them together
+do not pass either, it is inconclusive, and a full check decides at once, so that no policy is withheld by chance.
 
 Outputs must be finite and of the right shapes whatever the bound. A bound of 0.5 nats is where the effective sample
 size of two Gaussians of one deviation, e^(−2 KL), is a third; HalfCheetah with pruned actors learned up to 0.8 and

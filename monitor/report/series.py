@@ -161,6 +161,8 @@ def _with_clock(columns: dict[str, Floats]) -> dict[str, Floats]:
 
 def _numbers(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
+        if name.startswith("actor_steps_per_s/"):
+            continue  # of single actors, for who watches: no figure shows them, and they are many
         if isinstance(value, float):
             yield name, value
         elif isinstance(value, int):

@@ -142,23 +142,30 @@ def work(cases: Sequence[Case], runs: Path, results: Path, deadline: float) -> l
     """Run what cases lack until the deadline, the first seed of all of them before the second of any; returns why runs
     have no result."""
     order = [(seed, case, variant) for case in cases for variant, seed in case.order()]
-    gaps: dict[str, dict[str, str]] = {case.name: {} for case in cases}
     for case in cases:
         keep_samples(case, runs / case.name, results / case.name)
+    gaps = {case.name: _missing(case, results / case.name) for case in cases}
     try:
         for seed, case, variant in sorted(order, key=lambda run: run[0]):
             name = run_name(variant, seed)
-            if name in read_samples(results / case.name):
+            if name not in gaps[case.name]:
                 continue
             if gap := _make(case, variant, seed, runs / case.name, deadline - time.monotonic()):
                 gaps[case.name][name] = gap
             else:
                 keep_samples(case, runs / case.name, results / case.name)
+                del gaps[case.name][name]
     finally:
         for case in cases:
             keep_samples(case, runs / case.name, results / case.name)
             write_summary(case, results / case.name, gaps[case.name])
     return [gap for found in gaps.values() for gap in found.values()]
+
+
+def _missing(case: Case, results: Path) -> dict[str, str]:
+    """Runs without samples, all of them not run yet."""
+    kept = read_samples(results)
+    return {name: NOT_RUN for variant, seed in case.order() if (name := run_name(variant, seed)) not in kept}
 
 
 def _make(case: Case, variant: Variant, seed: int, runs: Path, remaining_s: float) -> str | None:

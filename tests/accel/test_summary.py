@@ -72,9 +72,11 @@ LEARNER_BOUND = {"learner_s": {"forward": 9.0, "wait": 1.0}, "actor_s": {"env": 
 def test_the_bottleneck_is_named_with_what_would_help() -> None:
     learner = replace(SUMMARY, **LEARNER_BOUND).text()
     assert "The learner is the bottleneck (actors wait for it 75% of their time)" in learner
-    assert "a GPU (--device cuda), more cores, --mixed-precision bf16 or a smaller network would help" in learner
+    assert "a GPU (--device cuda), more cores or a smaller network would help" in learner
     equipped = replace(SUMMARY, device="cuda", mixed_precision="bf16", learner_graphs="on", **LEARNER_BOUND).text()
     assert "a faster GPU or a smaller network would help" in equipped
+    plain = replace(SUMMARY, device="cuda", **LEARNER_BOUND).text()
+    assert "a faster GPU, --mixed-precision bf16, --learner-graphs auto or a smaller network would help" in plain
     environment = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 3.0, "policy": 1.0}).text()
     assert "The environment is the bottleneck (75% of the actors' busy time)" in environment
     policy = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 1.0, "policy": 3.0}).text()
