@@ -111,13 +111,8 @@ class LevelTimer:
                 elapsed_s, _ = self._replay(policies[level], observations, first, rows[level])
                 call_us[level].append(1e6 * elapsed_s / rows[level])
         mismatches = self._mismatch(policies, unroll, observations, first)
-        return cast(
-            Json,
-            {
-                level: {"call_us": call_us[level], "load_us": load_us[level], **mismatches[level]}
-                for level in mismatches
-            },
-        )
+        times = {level: {"call_us": call_us[level], "load_us": load_us[level]} for level in mismatches}
+        return cast(Json, {level: times[level] | mismatch for level, mismatch in mismatches.items()})
 
     def _mismatch(
         self, policies: Mapping[str, SessionPolicy], unroll: Unroll, observations: Array, first: Bools | None
