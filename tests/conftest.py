@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ TESTS = Path(__file__).parent
 os.environ.pop("COLUMNS", None)
 # Read by libraries when they load, so before any test module imports them; ranks started by tests inherit them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", MPLBACKEND="Agg")
+
+# Where the session files of each mpirun go: what killed ones leave would stop a later one of the same process number.
+_sessions = tempfile.TemporaryDirectory(prefix="accel-tests-mpirun-", ignore_cleanup_errors=True)
+os.environ["PRTE_MCA_prte_tmpdir_base"] = _sessions.name
 
 _NO_STOPWATCH = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("local", _NO_STOPWATCH)

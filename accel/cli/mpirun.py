@@ -12,10 +12,11 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ SAVE_S = 30.0
 _LEAVE_S = 10.0
 _KILL_S = 5.0
 _POLL_S = 0.5
+_SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
 USER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, FORWARDED)
 
 
@@ -72,28 +74,53 @@ def run(arguments: Sequence[str], *, ranks: int, can_stop: Callable[[], bool], p
     job = _Job(ranks, can_stop, patience_s)
     before = handle(USER_SIGNALS, job.on_signal) if is_main else {}
     try:
-        return job.watch(job.start(arguments))
+        with session_directory() as environment:
+            return job.watch(job.start(arguments, environment))
     finally:
         restore(before)
+
+
+@contextmanager
+def session_directory() -> Iterator[dict[str, str]]:
+    """This process's environment, in which Open MPI keeps its session files in a directory that is removed here.
+
+    It names them after mpirun's process, and does not start where one that was killed left a directory of that name;
+    process numbers come again. Where the user has it put them elsewhere, they go there.
+    """
+    environment = dict(os.environ)
+    place = environment.get(_SESSIONS) or environment.get("PRTE_MCA_prte_tmpdir_base")
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="accel-mpirun-", dir=place, ignore_cleanup_errors=True)
+    except OSError:  # Open MPI has its own ways to find or make a place, and its own words where it cannot.
+        yield environment
+        return
+    with directory as path:
+        yield environment | {_SESSIONS: path}
 
 
 def answering(hosts: Sequence[str], timeout_s: float) -> tuple[str, ...]:
     """Of hosts (``name`` or ``name:slots``), those on which mpirun starts a process within ``timeout_s``, in order."""
     quiet = subprocess.DEVNULL
-    tries = [
-        subprocess.Popen(
-            [*mpirun_command(1, hosts=(host,)), "true"], start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet
-        )
-        for host in hosts
-    ]
     until_s = time.monotonic() + timeout_s
-    for process in tries:
-        try:
-            process.wait(max(until_s - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        _end_session(process.pid, patience_s=0.0)
+    with session_directory() as environment:
+        tries = [
+            subprocess.Popen(
+                [*mpirun_command(1, hosts=(host,)), "true"],
+                env=environment,
+                start_new_session=True,
+                stdin=quiet,
+                stdout=quiet,
+                stderr=quiet,
+            )
+            for host in hosts
+        ]
+        for process in tries:
+            try:
+                process.wait(max(until_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _end_session(process.pid, patience_s=0.0)
     return tuple(host for host, process in zip(hosts, tries, strict=True) if process.returncode == 0)
 
 
@@ -128,11 +155,15 @@ class _Job:
         else:
             self._end()
 
-    def start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start mpirun."""
-        tie = parent_death(signal.SIGTERM)
         process = self._process = subprocess.Popen(
-            arguments, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=tie
+            arguments,
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            preexec_fn=parent_death(signal.SIGTERM),
         )
         if self._requests:
             self._end()

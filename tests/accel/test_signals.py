@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,8 @@ from hypothesis import strategies as st
 from accel.cli import mpirun
 from accel.cli.signs import Sign, SignReader, encode
 from accel.system.signals import FORWARDED, STOP_SIGNALS, StopRequest, ignore_stop_signals
+from accel.transport.launcher import mpirun_command
+from tests.contracts.ranks import need_mpirun
 from tests.mpi.training_runs import descendants, is_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +193,24 @@ def test_a_killed_starter_takes_its_command_with_it() -> None:
     starter.stdout.close()
     while is_running(child):
         time.sleep(0.01)
+
+
+@pytest.mark.mpi
+def test_the_files_of_a_killed_mpirun_do_not_matter_to_a_later_one_of_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_mpirun()
+    for name in [name for name in os.environ if name.startswith("PRTE_MCA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    left = f'mkdir "{tmp_path}/ompi.$$" && touch "{tmp_path}/ompi.$$/pmix.{socket.gethostname().split(".")[0]}.tool"'
+    command = ["sh", "-c", f'{left} && exec "$@"', "sh", *mpirun_command(1), "true"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0  # So Open MPI does by itself.
+    assert mpirun.run(command, ranks=1, can_stop=lambda: True, patience_s=100.0).status == 0
+    killed = ["sh", "-c", 'touch "$PRTE_MCA_prte_local_tmpdir_base/ompi.$$"; kill -9 $$']
+    assert mpirun.run(killed, ranks=1, can_stop=lambda: True, patience_s=100.0).status == 128 + signal.SIGKILL
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"ompi"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's prctl")
