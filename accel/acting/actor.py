@@ -68,6 +68,7 @@ class Actor:
         self._newest = -1
         self._timed = ""
         self._untimed: Mapping[str, bytes] = {}
+        self._collected: Unroll | None = None
         self.is_over: Callable[[], object] = _goes_on
 
     def start(self) -> None:
@@ -122,6 +123,8 @@ class Actor:
         update = self._transport.pull() if newer is None else newer
         pulled = perf_counter()
         deserialise_s = 0.0 if update is None else self._load(update)
+        if self._untimed and self._collected is not None:
+            self._time_levels(self._collected)
         loaded = perf_counter()
         unroll = self._views.get(id(buffer))
         if unroll is None:
@@ -132,10 +135,10 @@ class Actor:
         finally:
             if self._environment.failures:
                 self._report_failures()
-        timing_s = self._time_levels(unroll) if self._untimed else 0.0
+        self._collected = unroll
         timings = unroll["timings_s"]
         timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
-        timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s + timing_s
+        timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s
         timings[SEND] = self._send_s
         before = perf_counter()
         self._transport.push(buffer)
@@ -229,9 +232,8 @@ class Actor:
             )
             return 0.0
 
-    def _time_levels(self, unroll: Unroll) -> float:
-        """Time the levels that came with the last assignment, once, on an unroll just collected; seconds it took."""
-        before = perf_counter()
+    def _time_levels(self, unroll: Unroll) -> None:
+        """Time the levels that came with the last assignment, once, on the last unroll; its buffer may be on its way."""
         payloads, self._untimed = self._untimed, {}
         try:
             self._transport.report({"timed": self._timer.time(payloads, unroll)})
@@ -239,7 +241,6 @@ class Actor:
             self._transport.report(
                 {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
             )
-        return perf_counter() - before
 
 
 def _goes_on() -> bool:

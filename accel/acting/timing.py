@@ -5,9 +5,9 @@ What an actor is assigned is one text, which the transport carries as the scheme
     int8                    it acts with int8; the payload is the artifact
     int8;fp32;prune(0.5)    the same, and it times all three once; their artifacts follow one another behind lengths
 
-Each level's session answers the rows of the unroll just collected, on all of the actor's environments and from the
-recurrent state at its start, in rounds that take the levels in turns; noise of the machine then meets all alike. The
-same answers tell how far a level is from full precision where this actor really is:
+Before its next unroll each level's session answers the rows of the last one, on all of the actor's environments and
+from the recurrent state at its start, in rounds that take the levels in turns; noise of the machine then meets all
+alike. The same answers tell how far a level is from full precision where this actor really is:
 
     ess      mean over rows of 1/(1 + χ²(π‖μ)), π full precision and μ the level, both of the same version
     overlap  mean over rows of min(1, μ/π) on the actions taken; to the power of the trace's horizon it is the trace's

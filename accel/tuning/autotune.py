@@ -185,12 +185,12 @@ class TunedSteering:
         self._next_look_s = now + LOOK_S
         self._looks.append((now, env_steps, learner_times.as_dict()["wait"]))
         self._last = m = self._measure(now)
+        if self._timing:
+            self._end_timing(now)
         decision = self._leave(m) or (None if self._timing else self.tuner.look(m))
         if decision is not None:
             self._note(decision, m, env_steps)
-        elif self._timing:
-            self._end_timing(now)
-        else:
+        elif not self._timing:
             if not self._told and m.actors:
                 self._told, level = True, self.tuner.incumbent
                 self._write(env_steps, "hold", level, level, self.tuner.stays(m), self.tuner.figures(m))

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,13 +27,10 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
 from pipeline import Costs, Prediction, Setting, simulate  # noqa: E402
 
-from accel.config import TrainConfig  # noqa: E402
-from accel.config.files import load_preset  # noqa: E402
-
 OUT = PROJECT / "results" / "simulate"
 CASES = (
     "cartpole", "lunarlander", "halfcheetah", "halfcheetah-speed", "halfcheetah-512x3-one-env",
-    "halfcheetah-512x3-four-envs", "halfcheetah-2048x3-one-env", "revisions-avx2",
+    "halfcheetah-512x3-four-envs", "halfcheetah-2048x3-one-env",
 )  # fmt: skip
 TOLERANCE = 0.15
 """A prediction of environment steps per second that misses by more is not believed."""
@@ -78,61 +76,86 @@ def kept_runs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Runs of one learner and one actor that were not interrupted, with their case."""
     for case in CASES:
         document = json.loads((PROJECT / "results" / case / "runs.json").read_text())
-        for name, run in document["runs"].items():
-            if name.startswith("cartpole-before"):  # with other phases
-                continue
-            if "summary" not in run:  # by its preset, on another machine than the others
-                options = TrainConfig.create(**load_preset("quickstart")).options()
-                yield case, {"name": name, "summary": run, "config": options}
-            elif run["starts"] == 1:
-                yield case, run
+        yield from ((case, run) for run in document["runs"].values() if run["starts"] == 1)
 
 
-def costs_of(run: Mapping[str, Any]) -> Costs:
+def stretches(run: Mapping[str, Any]) -> list[dict[str, float]]:
+    """A run's seconds by phase from record to record, with the unrolls learned from and the time gone by.
+
+    Without the first, in which ranks join and caches and threads are cold.
+    """
+    columns, summary = run["columns"], run["summary"]
+    steps_per_unroll = summary["env_steps"] / (summary["updates"] * run["config"]["batch_unrolls"])
+    shares = [name for name in columns if name.startswith(("learner_", "actor_")) and name.endswith("_share")]
+    found, seconds, last_s, last_steps = [], Counter[str](), 0.0, 0
+    for row in range(len(columns["env_steps"])):
+        elapsed_s, steps = columns["elapsed_s"][row], columns["env_steps"][row]
+        seconds["elapsed"] += elapsed_s - last_s
+        for name in shares:
+            seconds[name.removesuffix("_share")] += (columns[name][row] or 0.0) * (elapsed_s - last_s)
+        last_s = elapsed_s
+        if steps > last_steps:
+            found.append({**seconds, "unrolls": (steps - last_steps) / steps_per_unroll})
+            seconds.clear()
+            last_steps = steps
+    return found[1:]
+
+
+def costs_of(run: Mapping[str, Any], during: Sequence[Mapping[str, float]]) -> Costs:
     """A run's costs by its own phases; taking unrolls in is free, as waiting is not told from it."""
     summary, config = run["summary"], run["config"]
-    acting, learning = summary["actor_s"], summary["learner_s"]
-    unrolls = summary["updates"] * config["batch_unrolls"]
-    publications = max(summary["updates"] // config["publish_interval_updates"], 1)
+    total = {name: sum(stretch[name] for stretch in during) for name in during[0]}
+    unrolls = total["unrolls"]
+    publications = unrolls / (config["batch_unrolls"] * config["publish_interval_updates"])
     return Costs(
-        unroll_s=sum(acting[phase] for phase in _ACTING) / unrolls,
-        load_s=sum(acting[phase] for phase in _LOADING) / publications,
+        unroll_s=sum(total[f"actor_{phase}"] for phase in _ACTING) / unrolls,
+        load_s=sum(total[f"actor_{phase}"] for phase in _LOADING) / publications,
         take_s=0.0,
-        update_s=sum(learning[phase] for phase in _UPDATING) / unrolls,
-        refresh_s=learning["compress"] / publications,
-        post_s=learning["publish"] / publications,
+        update_s=sum(total[f"learner_{phase}"] for phase in _UPDATING) / unrolls,
+        refresh_s=total["learner_compress"] / publications,
+        post_s=total["learner_publish"] / publications,
         unroll_bytes=0.0,
         policy_bytes=0.0,
-        unroll_env_steps=summary["env_steps"] / unrolls,
+        unroll_env_steps=summary["env_steps"] / (summary["updates"] * config["batch_unrolls"]),
     )
 
 
 def middle(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Medians of the costs of runs."""
-    rows = [asdict(costs_of(run)) for run in runs]
+    rows = [asdict(costs_of(run, stretches(run))) for run in runs]
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
 def checked(case: str, run: Mapping[str, Any], runs: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, object]:
-    """A kept run beside what is predicted from its own costs, and from those of the same variant's other seeds."""
-    summary, config = run["summary"], run["config"]
-    setting = Setting(1, config["batch_unrolls"], config["publish_interval_updates"])
-    predicted = simulate(costs_of(run), setting, 600)
+    """A kept run beside what is predicted from its own costs, from record to record, and from those of the same
+    variant's other seeds."""
+    config, during = run["config"], stretches(run)
+    setting = Setting(1, config["batch_unrolls"], config["publish_interval_updates"], config["unrolls_in_flight"])
+    elapsed_s = sum(stretch["elapsed"] for stretch in during)
+    steps = [stretch["unrolls"] * costs_of(run, during).unroll_env_steps for stretch in during]
+    parts = [simulate(costs_of(run, [stretch]), setting, 200) for stretch in during]
+    took_s = [count / part.env_steps_per_s for count, part in zip(steps, parts, strict=True)]
     variant = run["name"].rpartition("-")[0]
     others = [o for c, o in runs if c == case and o is not run and o["name"].rpartition("-")[0] == variant]
     elsewhere = simulate(Costs(**middle(others)), setting, 600)
-    acting, learning = summary["actor_s"], summary["learner_s"]
+
+    def waiting(which: str) -> float:
+        return sum(stretch[f"{which}_wait"] for stretch in during) / elapsed_s
+
     measured = Prediction(
-        summary["env_steps_per_s"], learning["wait"] / sum(learning.values()), acting["wait"] / sum(acting.values()),
-        0.0, 0.0, summary["lag"]["lag_mean"],
-    )  # fmt: skip
+        sum(steps) / elapsed_s, waiting("learner"), waiting("actor"), 0.0, 0.0, run["summary"]["lag"]["lag_mean"]
+    )
+    predicted = {
+        name: sum(asdict(part)[name] * seconds for part, seconds in zip(parts, took_s, strict=True)) / sum(took_s)
+        for name in asdict(measured)
+    }
     return {
         "case": case,
         "run": run["name"],
-        "own_costs": predicted.env_steps_per_s / measured.env_steps_per_s,
+        "own_costs": predicted["env_steps_per_s"] / measured.env_steps_per_s,
         "other_seeds": elsewhere.env_steps_per_s / measured.env_steps_per_s,
         "measured": asdict(measured),
-        "predicted": asdict(predicted),
+        "predicted": predicted,
     }
 
 
