@@ -233,7 +233,7 @@ class Actor:
             return 0.0
 
     def _time_levels(self, unroll: Unroll) -> None:
-        """Time the levels that came with the last assignment, once, on the last unroll; its buffer may be on its way."""
+        """Time the levels that came with the last assignment, once, on the last unroll, which may be on its way."""
         payloads, self._untimed = self._untimed, {}
         try:
             self._transport.report({"timed": self._timer.time(payloads, unroll)})

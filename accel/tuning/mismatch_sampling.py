@@ -1,7 +1,8 @@
 """Mismatch over time: samples unrolls whose policy version was kept, and factors π_θ/μ into staleness × compression.
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
-measured once for each scheme in it, on at most ``MAX_ROWS`` rows. The sampler measures the time that both take, without
+measured once for each scheme in it, on as many of its environments as take ``SAMPLE_S``, at most ``MAX_ROWS`` rows, the
+first time on one. The sampler measures the time that both take, without
 pauses of a stopped process, and keeps it below ``TIME_SHARE`` of the learner's; and a copy is overwritten only after
 unrolls of its version have had time to arrive. These two conditions determine k.
 
@@ -49,6 +50,7 @@ from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, fact
 
 COPIES = 4
 MAX_ROWS = 512
+SAMPLE_S = 0.1
 TIME_SHARE = 0.015
 RECENT_SAMPLES = 16
 FACTORS = ("staleness", "compression", "total")
@@ -95,6 +97,7 @@ class MismatchSampler:
         self._seen_s = self._started
         # the minimum of the last costs predicts the next: the first includes imports, others a stopped process
         self._sample_costs_s: deque[float] = deque(maxlen=4)
+        self._column_costs_s: deque[float] = deque(maxlen=4)
         self._copy_costs_s: deque[float] = deque(maxlen=4)
         self._version = self._lag = 0
         self._measured: list[tuple[str, FactoredMismatch]] = []
@@ -167,13 +170,14 @@ class MismatchSampler:
         ):
             return
         started = self._clock()
-        wanted = max(MAX_ROWS // len(unroll["rewards"]), 1)
-        if len(columns) > wanted:
-            columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
+        affordable = int(SAMPLE_S / max(min(self._column_costs_s, default=SAMPLE_S), 1e-9))
+        wanted = min(max(affordable, 1), max(MAX_ROWS // len(unroll["rewards"]), 1), len(columns))
+        columns = columns[np.linspace(0, len(columns) - 1, wanted).astype(np.int64)]
         taken.add(scheme_id)
         batch = self._batcher.build([unroll])
         sample = self._measure(version, torch.from_numpy(columns), batch)
         self._pay(started, self._sample_costs_s)
+        self._column_costs_s.append(self._sample_costs_s[-1] / wanted)
         if sample is None:
             return
         scheme = self._schemes[scheme_id]
