@@ -12,6 +12,7 @@ import tyro
 from accel.bench.checks import SCHEMES
 from accel.config import TrainConfig
 from accel.config.files import load_preset
+from accel.display.arguments import argument
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.imports.options import SB3, Module, Normaliser, PolicySource, Rule, SB3Activation, Weights
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 _SCHEMES = ",".join(SCHEMES)
 _COMMA = re.compile(r",(?![^()]*\))")
 
-Networks = Annotated[str, tyro.conf.arg(help="network texts, separated by commas")]
+Networks = Annotated[
+    str | None,
+    argument(
+        "network texts, separated by commas; default: mlp:64x2, of refresh three sizes, of learner the training's"
+    ),
+]
 Schemes = Annotated[str, tyro.conf.arg(help="compression schemes, separated by commas; qat is measured as int8")]
 Activation = Annotated[Literal["tanh", "relu"], tyro.conf.arg(help="activation of mlp torsos")]
 RunPath = Annotated[Path | None, tyro.conf.arg(help="run directory: its network and trained weights")]
@@ -70,7 +76,7 @@ class EnvironmentOptions(OutputOptions):
     backend: Backend = "gymnasium"
     squash_actions: Annotated[bool, tyro.conf.arg(help="tanh-squash Box actions into their bounds")] = False
     normalise_observations: Annotated[bool, tyro.conf.arg(help="normalise observations in the exported graph")] = False
-    network: Networks | None = None
+    network: Networks = None
     activation: Activation = "tanh"
 
     def environment(self, default: str | None = None, **options: object) -> TrainConfig | None:
@@ -186,20 +192,18 @@ class ActorOptions(SubjectOptions, BudgetOptions):
         Literal["local", "central"],
         tyro.conf.arg(help="central: compare actors that run the policy with ones that ask one rank; starts mpirun"),
     ] = "local"
-    actors: Annotated[int | None, tyro.conf.arg(help="actors of a job with --inference central; default: 2")] = None
+    actors: Annotated[int | None, argument("actors of a job with --inference central; default: 2")] = None
     envs_per_actor: Annotated[
-        str | None, tyro.conf.arg(help="environments stepped together, separated by commas; default: 1,8, central: 8")
+        str | None, argument("environments stepped together, separated by commas; default: 1,8, central: 8")
     ] = None
     schemes: Annotated[
         str | None,
-        tyro.conf.arg(help="compression schemes, separated by commas; default: fp32 and int8"),
+        argument("compression schemes, separated by commas; default: fp32 and int8"),
     ] = None
     runtimes: Annotated[
-        str | None, tyro.conf.arg(help="any of torch (eager) and onnxruntime; default: both; not with central")
+        str | None, argument("any of torch (eager) and onnxruntime; default: both; not with central")
     ] = None
-    unroll_length: Annotated[
-        int | None, tyro.conf.arg(help="T, vector steps per unroll; default: 20, or the run's")
-    ] = None
+    unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +223,9 @@ class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
 class BitsOptions(SubjectOptions, LayoutOptions):
     """Mismatch, bytes and, on request, return of a policy quantised to 2 to 8 bits, simulated in floating point.
 
-    Each width is measured twice: with weights quantised, and with weights and activations quantised. Only 8 bits run as
-    int8, and 4-bit weights as int4, with a scale for each block. Speed is not measured. Your own policy: --module or
-    --sb3, with --env.
+    Each width is measured twice: with weights quantised, and with weights and activations quantised. There are schemes
+    for 8 bits (int8), for weights of 2 to 4 bits with activations of 8 (int8(w2) to int8(w4)), and for weights of 4
+    bits with a scale for each block (int4). Speed is not measured. Your own policy: --module or --sb3, with --env.
     """
 
     bits: Annotated[str, tyro.conf.arg(help="widths from 2 to 16, separated by commas")] = "2,3,4,5,6,7,8"
@@ -255,11 +259,11 @@ class LearnerOptions(LayoutOptions, BudgetOptions):
         ),
     ] = "eager"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, tyro.conf.arg(help="learner device; default: the training's, or auto")
+        Literal["auto", "cpu", "cuda"] | None, argument("learner device; default: the training's, or auto")
     ] = None
     threads: Annotated[
         int | None,
-        tyro.conf.arg(help="torch threads on the CPU; default: the training's, or the cores that actors leave free"),
+        argument("torch threads on the CPU; default: the training's, or the cores that actors leave free"),
     ] = None
 
     def training(self) -> TrainConfig | None:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import tyro
 
+from accel.display.arguments import argument
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
@@ -26,7 +27,7 @@ class EvaluateOptions(PolicySource):
     The policy is that of a run, or your own: accel evaluate --sb3 ppo.zip --env CartPole-v1 --scheme int8 --baseline
     """
 
-    scheme: Annotated[str | None, tyro.conf.arg(help="compression scheme, such as int8; default: fp32")] = None
+    scheme: Annotated[str | None, argument("compression scheme, such as int8; default: fp32")] = None
     artifact: Annotated[
         Path | None, tyro.conf.arg(help="play this artifact instead, such as RUN/policy/final.accel")
     ] = None

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from accel.display.arguments import argument
 from accel.display.progress import open_progress
 from accel.exporting.build import export
 from accel.imports.options import CLI, PolicySource
@@ -30,7 +31,7 @@ class ExportOptions(PolicySource):
     out: Annotated[Path, tyro.conf.arg(help="directory to write, which must not exist")]
     scheme: Annotated[
         str | None,
-        tyro.conf.arg(help="compression scheme, qat for its int8 graph; default: what the actors had, or int8"),
+        argument("compression scheme, qat for its int8 graph; default: what the actors had, or int8"),
     ] = None
     format: Annotated[str, tyro.conf.arg(help="onnx, ort, openvino or c")] = "onnx"
     episodes: Annotated[int, tyro.conf.arg(help="episodes of the full and of the compressed policy; 0: none")] = 20

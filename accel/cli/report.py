@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from accel.display.arguments import argument
 from accel.errors import ReportError
 from accel.runs.reporting import compare, report
 from monitor.errors import MonitorError
@@ -23,20 +24,20 @@ class ReportChoices:
 
     threshold: Annotated[
         float | None,
-        tyro.conf.arg(help="return for time to threshold; default: the runs' stop-at-return, or 90 % of the gain"),
+        argument("return for time to threshold; default: the runs' stop-at-return, or 90 % of the gain"),
     ] = None
     group: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(help="options, such as compressor, by which to put runs together; default: all but the seed"),
+        argument("options, such as compressor, by which to put runs together; default: all but the seed"),
     ] = ()
     label: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(
-            help="names of the configurations, one for each, in their order, a baseline first; default: what differs "
+        argument(
+            "names of the configurations, one for each, in their order, a baseline first; default: what differs "
             "where that is short, else the runs' names"
         ),
     ] = ()
-    confidence: Annotated[float, tyro.conf.arg(help="of the intervals, in (0, 1)")] = 0.95
+    confidence: Annotated[float, tyro.conf.arg(help="confidence level of the intervals, in (0, 1)")] = 0.95
     overwrite: Annotated[bool, tyro.conf.arg(help="replace a report that is there")] = False
 
     def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
@@ -65,7 +66,7 @@ class ReportOptions(ReportChoices):
         tyro.conf.Positional,
         tyro.conf.arg(metavar="RUN…", help="runs, directories of runs, or of their runs.json"),
     ] = ()
-    out: Annotated[Path | None, tyro.conf.arg(help="directory to make; default: RUN/report, or report")] = None
+    out: Annotated[Path | None, argument("directory to make; default: RUN/report, or report")] = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,7 +84,7 @@ class CompareOptions(ReportChoices):
     Seeds of one configuration are put together, on both sides. Runs of another environment, machine, torch,
     onnxruntime or budget are refused unless forced.
 
-    accel compare runs/fp32-s0 runs/fp32-s1 runs/int8-s0 runs/int8-s1
+    accel compare results/fp32-s0 results/fp32-s1 results/int8-s0 results/int8-s1
     """
 
     baseline: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from accel.display.arguments import argument
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
 from monitor.plain_text import without_controls
@@ -38,17 +39,17 @@ class SweepOptions(PolicySource):
     population: Annotated[
         int | None,
         tyro.conf.arg(
-            help="with --config: train so many members side by side; after each generation the last quarter takes over "
-            "weights and options from the first, and changes the options"
+            help="with --config: number of members that train side by side; after each generation the last quarter "
+            "takes over weights and options from the first, and changes the options"
         ),
     ] = None
     generations: Annotated[
-        int | None, tyro.conf.arg(help="of a population: equal parts of total_env_steps; default: 10")
+        int | None, argument("generations of a population, equal parts of total_env_steps; default: 10")
     ] = None
     trials: Annotated[
         int | None,
-        tyro.conf.arg(
-            help="candidates in total, without repeated ones and those that cannot be built; default: 100 after, 20 in "
+        argument(
+            "candidates in total, without repeated ones and those that cannot be built; default: 100 after, 20 in "
             "training"
         ),
     ] = None
@@ -62,38 +63,34 @@ class SweepOptions(PolicySource):
     constraint: Annotated[
         tuple[str, ...], tyro.conf.arg(help="such as return>=0.95*fp32 or latency<=50; may be repeated")
     ] = ()
-    sampler: Annotated[str | None, tyro.conf.arg(help="tpe, nsga2, nsga3 or random; default: tpe")] = None
+    sampler: Annotated[str | None, argument("tpe, nsga2, nsga3 or random; default: tpe")] = None
     pruner: Annotated[
         str | None,
-        tyro.conf.arg(help="none, median, hyperband or halving; in training, with one objective; default: none"),
+        argument("none, median, hyperband or halving; in training, with one objective; default: none"),
     ] = None
-    seed: Annotated[int | None, tyro.conf.arg(help="seed of sampler and episodes; default: 0")] = None
+    seed: Annotated[int | None, argument("seed of sampler and episodes; default: 0")] = None
     storage: Annotated[
-        str | None, tyro.conf.arg(help="Optuna storage URL; default: sqlite:///OUT/study.db, for workers on one host")
+        str | None, argument("Optuna storage URL; default: sqlite:///OUT/study.db, for workers on one host")
     ] = None
-    study: Annotated[str | None, tyro.conf.arg(help="the study's name in the storage; default: OUT's name")] = None
-    out: Annotated[Path | None, tyro.conf.arg(help="output directory; default: results/sweeps/NAME")] = None
+    study: Annotated[str | None, argument("the study's name in the storage; default: OUT's name")] = None
+    out: Annotated[Path | None, argument("output directory; default: results/sweeps/NAME")] = None
     max_seconds: Annotated[float | None, tyro.conf.arg(help="start no trial after this time")] = None
-    bits: Annotated[
-        str | None, tyro.conf.arg(help="number formats of a layer; default: fp32,int8,int8-per-channel,int4")
-    ] = None
-    prune: Annotated[str | None, tyro.conf.arg(help="shares of units to remove; default: 0,0.25,0.5,0.75")] = None
-    rank: Annotated[str | None, tyro.conf.arg(help="ranks as shares of the full one; default: 1,0.5,0.25")] = None
-    rows: Annotated[int | None, tyro.conf.arg(help="real observations for calibration and mismatch; default: 1024")] = (
-        None
-    )
+    bits: Annotated[str | None, argument("number formats of a layer; default: fp32,int8,int8-per-channel,int4")] = None
+    prune: Annotated[str | None, argument("shares of units to remove; default: 0,0.25,0.5,0.75")] = None
+    rank: Annotated[str | None, argument("ranks as shares of the full one; default: 1,0.5,0.25")] = None
+    rows: Annotated[int | None, argument("real observations for calibration and mismatch; default: 1024")] = None
     batch: Annotated[
         int | None,
-        tyro.conf.arg(help="observations per timed policy call, 1 for most devices; default: envs-per-actor"),
+        argument("observations per timed policy call, 1 for most devices; default: envs-per-actor"),
     ] = None
     episodes: Annotated[
-        int | None, tyro.conf.arg(help="seeded episodes per candidate that passes the screening; default: 16")
+        int | None, argument("seeded episodes per candidate that passes the screening; default: 16")
     ] = None
     sample: Annotated[bool, tyro.conf.arg(help="sample actions in episodes instead of taking the most likely ones")] = (
         False
     )
     max_kl: Annotated[
-        float | None, tyro.conf.arg(help="nats; candidates with a higher KL from fp32 are not played; default: 1")
+        float | None, argument("nats; candidates with a higher KL from fp32 are not played; default: 1")
     ] = None
     no_sensitivity: Annotated[bool, tyro.conf.arg(help="do not measure each layer alone first")] = False
 

@@ -19,6 +19,7 @@ from accel.config import TrainConfig
 from accel.config.files import load_preset, load_toml, preset_names
 from accel.config.options import takes_none
 from accel.config.train import CHOICES, all_options, describe_choice, options_read, system_of
+from accel.display.arguments import argument
 from accel.display.text import show
 from accel.errors import AccelError, ConfigError
 from accel.runs.job import Job, check_config, process_started_at
@@ -29,9 +30,11 @@ DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides t
 Started alone, this starts mpirun with one learner and --actors actors; inside mpirun -n N or srun -n N the first rank
 learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint, and --resume goes on from there.
 
+Shown are the options and defaults of the algorithm chosen: accel train --algorithm dqn --help has those of another.
+
 Examples:
   accel train --preset quickstart
-  accel train --env HalfCheetah-v5 --network mlp:256x2 --normalise-observations --total-env-steps 5000000
+  accel train --env HalfCheetah-v5 --network mlp:256x2 --total-env-steps 5000000
   mpirun -n 3 accel train --config run.toml --seed 1      (a core for each rank)
 """
 _SOURCES = {
@@ -149,7 +152,7 @@ def _parse_flags(argv: Sequence[str], defaults: TrainConfig) -> dict[str, object
 
 def _flag(name: str, field: FieldInfo, before: object) -> tuple[str, object, object]:
     """One option of the command line, with what a preset or a file has as its default."""
-    option = tyro.conf.arg(help=describe_choice(name) or field.description or "", name=name.rstrip("_"))
+    option = argument(describe_choice(name) or field.description or "", value=before, name=name.rstrip("_"))
     kind = str if name in CHOICES else field.annotation
     default: object = () if isinstance(before, tuple) else before
     return name, Annotated[kind, option], dataclasses.field(default=default)
