@@ -32,7 +32,8 @@ def main() -> None:
         "seed; a dash is a run that did not get there. Ratios are of geometric means: 1.10 is a tenth slower. With",
         "so few seeds a ratio is what was seen, not a bound: the steps that a run takes to a return differ from",
         "seed to seed by more than levels do in speed. So the next column is of environment steps per second of",
-        "training, medians: 0.90 is a tenth slower. The last column is what acted at the end with `auto`.",
+        "training, medians: 0.90 is a tenth slower. The last column is what acted at the end with `auto`, and",
+        "after how many seconds of training it was taken.",
         "",
         "| case | fp32 | int8 | auto | auto ÷ best fixed | auto ÷ fp32 | steps/s, auto ÷ best fixed | at the end |",
         "|---|---|---|---|---:|---:|---:|---|",
@@ -46,7 +47,7 @@ def main() -> None:
         means = {name: _geometric_mean(values) for name, values in times.items()}
         fixed = [value for name in FIXED if (value := means[name]) is not None]
         cells = [", ".join("–" if s is None else f"{s:.3g}" for s in times[name]) for name in (*FIXED, "auto")]
-        levels = ", ".join(run["summary"]["scheme"] for run in by_variant["auto"])
+        levels = ", ".join(_level(run) for run in by_variant["auto"])
         title = f"[{content['title']}](../{directory.parent.name}/README.md)"
         rates = {name: median(_rate(run) for run in found) for name, found in by_variant.items()}
         ratios = [_ratio(means["auto"], min(fixed, default=None)), _ratio(means["auto"], means["fp32"])]
@@ -68,6 +69,17 @@ def _seconds(run: Mapping[str, Any]) -> float | None:
 def _rate(run: Mapping[str, Any]) -> float:
     """Environment steps per second of training."""
     return float(run["summary"]["env_steps"] / run["summary"]["training_s"])
+
+
+def _level(run: Mapping[str, Any]) -> str:
+    """What acted at the end, and the time of the record after the decision for it."""
+    level = str(run["summary"]["scheme"])
+    taken = [d["env_steps"] for d in run["decisions"] if d["to"] == level != d["from"]]
+    if not taken:
+        return level
+    columns = run["columns"]
+    elapsed = zip(columns["elapsed_s"], columns["env_steps"], strict=True)
+    return f"{level} ({next((s for s, steps in elapsed if steps >= taken[-1]), run['summary']['training_s']):.2g} s)"
 
 
 def _geometric_mean(values: list[float | None]) -> float | None:

@@ -391,11 +391,11 @@ def pong_lacks(cases: Iterable[KeptCase]) -> str:
 
 
 def _acting(run: Run) -> str:
-    """Torch, or the scheme's name; pruned ones alike, whatever their shares."""
+    """Torch, or the scheme's name; pruned ones alike, whatever their shares, and ``auto``, whatever its levels."""
     if run.config.get("actor_runtime") == "torch":
         return "torch"
     scheme = str(run.config.get("compressor"))
-    return "prune" if scheme.startswith("prune") else scheme
+    return next((kind for kind in ("prune", "auto") if scheme.startswith(kind)), scheme)
 
 
 def step_and_pull_us(runs: Iterable[Run]) -> tuple[float, float]:
