@@ -27,6 +27,8 @@ class RecentInputs:
         capacity: rows kept.
         renewal_updates: learner updates over which a full store is renewed once.
         seed: of the choice of rows.
+    Attributes:
+        rows: kept now. updates: of the learner, counted by ``tick``.
     """
 
     def __init__(self, capacity: int, renewal_updates: int, seed: int) -> None:
@@ -37,9 +39,8 @@ class RecentInputs:
         self._arrays: dict[str, Array] = {}
         self._next = 0
         self._end = 0
-        self._updates = 0
         self._due = 0
-        self.rows = 0
+        self.rows = self.updates = 0
 
     @property
     def full(self) -> bool:
@@ -53,8 +54,8 @@ class RecentInputs:
 
     def tick(self) -> None:
         """Count one learner update, before its inputs are observed."""
-        self._updates += 1
-        self._due = 0 if self._updates % self._interval else self._portion
+        self.updates += 1
+        self._due = 0 if self.updates % self._interval else self._portion
 
     def choose(self, rows: int) -> npt.NDArray[np.int64]:
         """Which of ``rows`` rows to observe: at random, as many as are wanted, at most all."""

@@ -138,7 +138,9 @@ class Level:
         self._withheld = False
         intervals = config.compression
         self._calibrations = UpdateInterval(interval_updates(config, intervals.calibration_interval_steps))
-        self._drift = UpdateInterval(interval_updates(config, intervals.drift_interval_steps), first=1)
+        self._fresh_updates = interval_updates(config, intervals.drift_interval_steps)
+        self._drift = UpdateInterval(self._fresh_updates, first=1)
+        self._renewed_at = 0  # the learner's updates then
         names = {method.name for method in parse_scheme(scheme).methods}
         self._quantisation_aware = is_quantisation_aware(scheme)
         self._selects = not names.isdisjoint({"prune", "lowrank"}) and not self._quantisation_aware
@@ -199,12 +201,15 @@ class Level:
         )
 
     def enter_use(self) -> None:
-        """Before first use, and when it returns to use: schedule ranges and a selection for the current policy."""
+        """Before first use, and when it returns to use: schedule a full check, and ranges and a selection for the
+        current policy unless they are as new as those of a level in use."""
         if self.scheme == FULL_PRECISION or not self._inputs.full:
+            return
+        self._validator.full_check_due = True
+        if self.ready and self._inputs.updates - self._renewed_at <= self._fresh_updates:
             return
         self._renew()
         self.renewing = self.ready
-        self._validator.full_check_due = True
 
     def leave_use(self) -> None:
         """Out of use: drop the validator's session and verdict; ``enter_use`` schedules a full check."""
@@ -253,6 +258,8 @@ class Level:
             calibration=self._inputs.every() if calibrates else None,
             drift_inputs=self._inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
         )
+        if calibrates:
+            self._renewed_at = self._inputs.updates
         module = self._module if worker.inline else copy.update()
         self._pending = worker.submit(partial(perform_upkeep, task, self._plan, module, worker.cancelled))
 

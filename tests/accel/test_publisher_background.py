@@ -167,11 +167,12 @@ def test_channels_are_selected_for_the_policy_of_one_moment(monkeypatch: pytest.
 
 
 def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _publisher(RANKED) as (publisher, net):
+    with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
         _update(publisher, net, 2)
         _finish_work(publisher)
         assert _published(publisher) == [RANKED]
         publisher.set_levels(["fp32"])
+        _update(publisher, net, 3)
         gate = Gate(monkeypatch, PipelineUpdate, "calibrate")  # which selects on the way
         publisher.set_levels([RANKED])
         assert gate.reached.wait(LIMIT_S)
@@ -179,6 +180,20 @@ def test_a_level_that_comes_back_waits_for_a_new_selection(monkeypatch: pytest.M
         gate.open.set()
         _finish_work(publisher)
         assert _published(publisher) == [RANKED]
+
+
+def test_a_level_that_comes_back_at_once_keeps_its_selection_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that was timed beside another and is then taken: to renew it may hold the learner up for long."""
+    with _publisher(RANKED, drift_interval_steps=2) as (publisher, net):
+        _update(publisher, net, 2)
+        _finish_work(publisher)
+        assert _published(publisher) == [RANKED]
+        gate = Gate(monkeypatch, PipelineUpdate, "calibrate")
+        for _ in range(2):
+            publisher.set_levels(["fp32"])
+            publisher.set_levels([RANKED])
+            assert _published(publisher) == [RANKED] and not publisher.busy
+        assert gate.calls == 0
 
 
 def test_levels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
