@@ -14,12 +14,15 @@ class GradientExchange(Protocol):
 
     Attributes:
         learner: this learner's number, of ``learners``; number 0 publishes and records.
+        broken: whether the device may have stepped on part of a sum, when another learner was lost: then nothing that
+            is there is worth a checkpoint.
 
     Every method raises TransportError when another learner is gone or silent.
     """
 
     learner: int
     learners: int
+    broken: bool
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over learners, in place; the same bits on every learner."""
@@ -47,6 +50,7 @@ class LocalGradients:
 
     learner = 0
     learners = 1
+    broken = False
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Leave them."""

@@ -99,6 +99,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, call: Callable[[], Result]) -> Result:
         """See ``StepRecorder``."""
@@ -123,6 +124,7 @@ class CudaRecorder:
                 result = call()
         except RuntimeError:
             self._leave(pool)
+            self._failed.append(graph)  # torch's allocator of pinned memory goes on asking it
             raise
         return result, graph.replay
 

@@ -2,12 +2,13 @@
 
 Learners find each other through MPI: number 0 opens a port and says where; the others try its addresses, and take part
 with the one of their own from which they reached it. ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` choose an
-interface instead. A learner that dies closes its connections, which ends whatever the others wait for; one that is
-silent does so after ``timeout_s``.
+interface instead. A learner that dies closes its connections, which ends whatever the others wait for on the host; one
+that is silent does so after ``timeout_s``. The others' sums on the device are given up then.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ from accel.transport.learners import LearnerLink
 from accel.transport.network import addresses, reach
 
 Result = TypeVar("Result")
+logger = logging.getLogger("accel")
 _TOKEN, _REACHED = "token", "reached"
 _UUID_PARTS = 5
 
@@ -38,6 +40,8 @@ class _Group(Protocol):
     def allgather(self, found: list[list[Tensor]], own: list[Tensor], /) -> dist.Work: ...
 
     def broadcast(self, tensors: list[Tensor], options: dist.BroadcastOptions, /) -> dist.Work: ...
+
+    def abort(self) -> None: ...
 
 
 def own_gpus(identities: Sequence[Sequence[float]]) -> bool:
@@ -66,12 +70,19 @@ class ProcessGroup:
         device: torch.device | None = None,
     ) -> None:
         self.learner, self.learners = learner, learners
+        self.broken = False
         self._timeout_s = timeout_s
         self._store = store  # the others' group needs it as long as it lives
-        self._cpu = _guarded(lambda: _make_gloo(store, learner, learners, address, timeout_s), timeout_s)
         self._cuda: _Group | None = None
-        if own_gpus(self.gather(_gpu(device))):
-            self._cuda = _guarded(lambda: _make_nccl(store, learner, learners, timeout_s), timeout_s)
+        self._cpu = self._guarded(lambda: _make_gloo(store, learner, learners, address, timeout_s))
+        identities = self.gather(_gpu(device))
+        if own_gpus(identities):
+            self._cuda = self._guarded(lambda: _make_nccl(store, learner, learners, timeout_s))
+            # NCCL connects at its first sum and waits for all without a limit: now, as all are here
+            self.sum([torch.zeros(1, device=device)])
+            torch.cuda.synchronize(device)
+        elif learner == 0 and all(map(any, identities)):
+            logger.warning("learners share a GPU: their gradients go by way of the host; one learner a GPU is faster")
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over learners, in one message."""
@@ -79,7 +90,7 @@ class ProcessGroup:
         if self._cuda is None:
             joined = joined.cpu()
         group = self._cuda if joined.is_cuda and self._cuda is not None else self._cpu
-        _guarded(lambda: group.allreduce([joined]).wait(), self._timeout_s)
+        self._guarded(lambda: group.allreduce([joined]).wait())
         parts = torch.split(joined, [tensor.numel() for tensor in tensors])
         with torch.no_grad():
             for tensor, part in zip(tensors, parts, strict=True):
@@ -93,7 +104,7 @@ class ProcessGroup:
         """Every learner's numbers, by learner."""
         own = torch.tensor(numbers, dtype=torch.float64)
         found = [torch.empty_like(own) for _ in range(self.learners)]
-        _guarded(lambda: self._cpu.allgather([found], [own]).wait(), self._timeout_s)
+        self._guarded(lambda: self._cpu.allgather([found], [own]).wait())
         return [theirs.tolist() for theirs in found]
 
     def share(self, content: bytes | None, learner: int = 0) -> bytes:
@@ -105,12 +116,22 @@ class ProcessGroup:
         buffer = torch.frombuffer(bytearray(given), dtype=torch.uint8)
         options = dist.BroadcastOptions()
         options.rootRank = learner
-        _guarded(lambda: self._cpu.broadcast([buffer], options).wait(), self._timeout_s)
+        self._guarded(lambda: self._cpu.broadcast([buffer], options).wait())
         return buffer.numpy().tobytes()
 
     def step(self, optimizer: Optimizer) -> None:
         """On every learner the same, as the gradients are."""
         optimizer.step()
+
+    def _guarded(self, action: Callable[[], Result]) -> Result:
+        """Sums that are under way on the device when another learner is lost never end unless they are given up."""
+        try:
+            return _guarded(action, self._timeout_s)
+        except TransportError:
+            if self._cuda is not None:
+                self.broken = True
+                self._cuda.abort()
+            raise
 
 
 def join_learners(link: LearnerLink, device: torch.device, *, timeout_s: float) -> ProcessGroup:
@@ -172,9 +193,11 @@ def _make_nccl(store: Store, learner: int, learners: int, timeout_s: float) -> _
 
 
 def _guarded(action: Callable[[], Result], timeout_s: float) -> Result:
-    """What torch raises as RuntimeError is another learner's end."""
+    """What torch raises as RuntimeError is another learner's end, unless it is the device's."""
     try:
         return action()
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
     except (RuntimeError, socket.gaierror) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TransportError(

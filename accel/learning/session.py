@@ -273,6 +273,8 @@ class Session:
                 self.actor.set_generator_state(counters["actor_generator"])  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint in {self.run.path} lacks what training needs: {error!r}") from error
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except RuntimeError as error:
             raise CheckpointError(
                 f"the checkpoint in {self.run.path} is of another network ({str(error).splitlines()[-1].strip()}): "
@@ -363,7 +365,9 @@ class Session:
 
     def _is_sound(self) -> bool:
         """Whether there is something to save that training can go on from."""
-        return self.loop.counters.updates > 0 and self.algorithm.is_finite() and self.loop.rewards.is_finite()
+        if self.learning.exchange.broken or self.loop.counters.updates == 0:
+            return False
+        return self.algorithm.is_finite() and self.loop.rewards.is_finite()
 
     def _checkpoint(self) -> None:
         """``save``; that checkpoints do not fit is logged once. Raises RunDirectoryError where the run is gone."""

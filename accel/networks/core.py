@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 import numpy as np
@@ -68,6 +69,8 @@ class LSTMCore(nn.Module):
         self.size = size
         self.state_shapes: tuple[tuple[int, ...], ...] = ((size,), (size,))
         self.lstm = nn.LSTM(features, size)
+        # The learner keeps all parameters in one vector; cuDNN copies an LSTM's at each call, which costs little.
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         orthogonal_gates(self.lstm, 4)
 
     def forward(self, features: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
