@@ -1,8 +1,8 @@
 """Steers compression by the monitor's tuner: gathers what it measures, and turns what it decides into assignments.
 
-Full precision and the next level are prepared at once, each other one when those before it have been timed, and only
-while a policy that took no time would bring ``HEADROOM`` times as much experience: to prune or distil takes seconds
-of the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all
+Full precision acts at once. The next level is prepared after the first second, as a run may be over by then, each other
+one when those before it have been timed, and only while a policy that took no time would bring ``HEADROOM`` times as
+much experience: to prune or distil takes seconds of the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all
 levels that can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as
 rarely each time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that
 it takes is every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off
@@ -40,6 +40,7 @@ from monitor.timers import PhaseTimes
 from monitor.tuner import ActorTiming, DoublingDelay, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
 
 LOOK_S = 0.25
+PREPARE_S = 1.0
 FIRST_TIMING_S, LONGEST_TIMING_S = 30.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
 TIMING_PATIENCE_S = 10.0
@@ -140,7 +141,8 @@ class TunedSteering:
         self._guard: ReturnGuard | None = None
         self._verdict: Verdict | None = None
         self._last: Measurements | None = None
-        self._prepared = 2
+        self._prepared = 1
+        self._began_s: float | None = None
         self._ranges_checked = False
         publisher.set_levels(choice.levels)
         self._use_levels()
@@ -183,6 +185,7 @@ class TunedSteering:
         """One look of the tuner's."""
         now = self._clock()
         self._next_look_s = now + LOOK_S
+        self._began_s = self._began_s or now
         self._looks.append((now, env_steps, learner_times.as_dict()["wait"]))
         self._last = m = self._measure(now)
         if self._timing:
@@ -283,9 +286,11 @@ class TunedSteering:
     def _prepare_next(self, m: Measurements) -> None:
         """Prepare the next coarser level where a faster policy could still pay."""
         levels, level = self.tuner.levels, self.tuner.incumbent
-        if self._prepared == len(levels) or not self._timed.issuperset(levels[: self._prepared]):
+        if self._prepared == len(levels):
             return
-        if m.actors and level in m.levels and m.headroom(level) >= HEADROOM:
+        first = self._prepared == 1 and m.time_s >= (self._began_s or 0.0) + PREPARE_S
+        timed = self._timed.issuperset(levels[: self._prepared]) and bool(m.actors) and level in m.levels
+        if first or (timed and m.headroom(level) >= HEADROOM):
             self._prepared += 1
             self._use_levels()
 

@@ -27,7 +27,7 @@ from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
-from accel.tuning.autotune import LEARNER_S, make_steering
+from accel.tuning.autotune import LEARNER_S, PREPARE_S, make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
@@ -211,6 +211,16 @@ def test_actors_time_the_levels_before_one_acts_and_then_all_do(
     assert rig.steering.metrics()["level"] == "int8"
     rig.turn_until(lambda: _claim(rig, int8=1e6, fp32=1.0) or _decided(tmp_path, "relax"), "fp32 comes back")
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "every actor acts with fp32")
+
+
+def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("auto(fp32;int8)", calibration_size=16)
+    prepared_s: float | None = None
+    for _ in range(int(3.0 / TURN_S)):
+        rig.turn()
+        if prepared_s is None and rig.publisher.offers("int8"):
+            prepared_s = rig.now_s
+    assert prepared_s is not None and prepared_s > PREPARE_S
 
 
 def test_a_level_is_prepared_only_where_a_faster_policy_could_pay(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
