@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""One table of ``--compressor auto`` beside the fixed choices, of the kept runs of the cases ``auto-*``.
+"""``--compressor auto`` beside the fixed choices, of the kept runs of ``auto-*`` and ``halfcheetah-2048x3``.
 
     python scripts/evidence/training_runs.py auto-cartpole auto-lunarlander …     (makes the runs)
     python scripts/evidence/auto_speed.py                                         (writes results/auto-speed/README.md)
@@ -38,7 +38,7 @@ def main() -> None:
         "| case | fp32 | int8 | auto | auto ÷ best fixed | auto ÷ fp32 | steps/s, auto ÷ best fixed | at the end |",
         "|---|---|---|---|---:|---:|---:|---|",
     ]  # fmt: skip
-    for directory in sorted(RESULTS.glob("auto-*/runs.json")):
+    for directory in sorted([*RESULTS.glob("auto-*/runs.json"), RESULTS / "halfcheetah-2048x3" / "runs.json"]):
         content = json.loads(directory.read_text())
         by_variant = {
             name: [run for run in content["runs"].values() if run["variant"] == name] for name in (*FIXED, "auto")
@@ -61,7 +61,7 @@ def main() -> None:
 def _seconds(run: Mapping[str, Any]) -> float | None:
     """Of training to the end of the case; None where it stopped short of the return it was to reach."""
     summary = run["summary"]
-    if run["config"]["stop_at_return"] is not None and not summary["reason"].startswith("mean return"):
+    if run["config"].get("stop_at_return") is not None and not summary["reason"].startswith("mean return"):
         return None
     return float(summary["training_s"])
 
