@@ -123,17 +123,16 @@ class Loop:
             turn = self._agree(reason)
             if turn.reason is not None:
                 break
-            if turn.publishes:
-                self.publish()
-            if turn.learns and (sample := self._sample()) is not None:
+            sample = self._sample() if turn.learns else None
+            if sample is not None:
                 self._update = self._learn(sample)
                 self.store.feedback(sample, self._update.priorities)
                 self.counters.updates += 1
-                if self.schedule.publishes(self._counts()):
-                    self.publish()
                 self.publisher.after_update()
                 self._timer.mark("compress")
             self._steer()
+            if turn.publishes or (sample is not None and self.schedule.publishes(self._counts())):
+                self.publish()
             self._keep_records()
         self._end()
         return turn.reason
@@ -332,6 +331,7 @@ class Loop:
         if self.steering.due():
             self._check_actors()
             self.steering.step(self.counters.env_steps, self._timer.snapshot())
+            self._timer.mark("compress")
 
     def _check_actors(self) -> None:
         """Report what actors said and which died; raises TransportError when none is left."""

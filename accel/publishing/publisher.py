@@ -124,8 +124,9 @@ class Publisher:
             raise ConfigError(f"levels '{', '.join(unknown)}' are none of {', '.join(self.schemes)}")
         for level in (*wanted, *prepared):
             self._level(level)
-        for level in wanted:
-            if level not in self._in_use:
+        before = (*self._in_use, *self._prepared)
+        for level in (*wanted, *prepared):
+            if level not in (self._in_use if level in wanted else before):
                 self._bound[level].enter_use()
         for level in self._in_use:
             if level not in wanted:

@@ -2,11 +2,11 @@
 
 Full precision acts at once. The next level is prepared after the first second, as a run may be over by then, each other
 one when those before it have been timed, and only while a policy that took no time would bring ``HEADROOM`` times as
-much experience: to prune or distil takes seconds of the learner's cores. As soon as a level can be published, and has not been timed since, every actor times all
-levels that can be, on its own observations, while it acts as before (``accel.acting.timing``); later again, twice as
-rarely each time. Four times a second the tuner compares them with what learner and actors did meanwhile. A level that
-it takes is every actor's with the next publication. Every decision is logged with its figures; a resumed run cuts off
-those after its checkpoint and decides anew.
+much experience: to prune or distil takes seconds of the learner's cores. As soon as a level can be published, and has
+not been timed since, every actor times all levels that can be, on its own observations, while it acts as before
+(``accel.acting.timing``); later again, twice as rarely each time. Four times a second the tuner compares them with what
+learner and actors did meanwhile. A level that it takes is every actor's with the next publication. Every decision is
+logged with its figures; a resumed run cuts off those after its checkpoint and decides anew.
 
 Metrics: ``level`` (in use), ``learner_rate`` (valid steps/s that the learner takes while it does not wait or, in one
 process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were they all on it and never waiting).
@@ -142,7 +142,7 @@ class TunedSteering:
         self._verdict: Verdict | None = None
         self._last: Measurements | None = None
         self._prepared = 1
-        self._began_s: float | None = None
+        self._trained_s = 0.0
         self._ranges_checked = False
         publisher.set_levels(choice.levels)
         self._use_levels()
@@ -185,8 +185,9 @@ class TunedSteering:
         """One look of the tuner's."""
         now = self._clock()
         self._next_look_s = now + LOOK_S
-        self._began_s = self._began_s or now
-        self._looks.append((now, env_steps, learner_times.as_dict()["wait"]))
+        phases_s = learner_times.as_dict()
+        self._trained_s = sum(phases_s.values())
+        self._looks.append((now, env_steps, phases_s["wait"]))
         self._last = m = self._measure(now)
         if self._timing:
             self._end_timing(now)
@@ -288,7 +289,7 @@ class TunedSteering:
         levels, level = self.tuner.levels, self.tuner.incumbent
         if self._prepared == len(levels):
             return
-        first = self._prepared == 1 and m.time_s >= (self._began_s or 0.0) + PREPARE_S
+        first = self._prepared == 1 and self._trained_s >= PREPARE_S
         timed = self._timed.issuperset(levels[: self._prepared]) and bool(m.actors) and level in m.levels
         if first or (timed and m.headroom(level) >= HEADROOM):
             self._prepared += 1
@@ -298,8 +299,7 @@ class TunedSteering:
         """Have the actors time every level that can be published, once one is new or the interval is over."""
         tuner = self.tuner
         ready = [level for level in tuner.levels if self._publisher.offers(level) and tuner.allows(level, now)]
-        known = [self._actors.get(actor) for actor in self._transport.alive()]
-        if len(ready) < 2 or not all(actor is not None and actor.settled for actor in known):
+        if len(ready) < 2 or not self._actors.keys() >= set(self._transport.alive()):
             return
         if self._timed.issuperset(ready) and not self._timings.ready(now):
             return
