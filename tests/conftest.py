@@ -22,7 +22,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dum
 
 # Where the session files of each mpirun go: what killed ones leave would stop a later one of the same process number.
 _sessions = tempfile.TemporaryDirectory(prefix="accel-tests-mpirun-", ignore_cleanup_errors=True)
-os.environ["PRTE_MCA_prte_tmpdir_base"] = _sessions.name
+os.environ["PRTE_MCA_prte_local_tmpdir_base"] = _sessions.name
 
 _NO_STOPWATCH = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("local", _NO_STOPWATCH)

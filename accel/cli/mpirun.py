@@ -85,10 +85,13 @@ def session_directory() -> Iterator[dict[str, str]]:
     """This process's environment, in which Open MPI keeps its session files in a directory that is removed here.
 
     It names them after mpirun's process, and does not start where one that was killed left a directory of that name;
-    process numbers come again. Where the user has it put them elsewhere, they go there.
+    process numbers come again. A user's ``prte_local_tmpdir_base`` gets that directory, ``prte_tmpdir_base`` is kept.
     """
     environment = dict(os.environ)
-    place = environment.get(_SESSIONS) or environment.get("PRTE_MCA_prte_tmpdir_base")
+    if "PRTE_MCA_prte_tmpdir_base" in environment:  # which Open MPI does not take beside the other
+        yield environment
+        return
+    place = environment.get(_SESSIONS)
     try:
         directory = tempfile.TemporaryDirectory(prefix="accel-mpirun-", dir=place, ignore_cleanup_errors=True)
     except OSError:  # Open MPI has its own ways to find or make a place, and its own words where it cannot.
