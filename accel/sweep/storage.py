@@ -67,7 +67,7 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
             database = sqlite_path(url)
             if database is not None:
                 database.parent.mkdir(parents=True, exist_ok=True)
-            return optuna.storages.RDBStorage(
+            return _Database(
                 url,
                 engine_kwargs={} if database is None else {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}},
                 heartbeat_interval=HEARTBEAT_S,
@@ -83,6 +83,15 @@ def open_storage(url: str, attempts: int = 3) -> BaseStorage:
             time.sleep(_RETRY_S)
             return open_storage(url, attempts - 1)
         raise SweepError(f"cannot open storage {public_url(url)}: {_first_line(error)}") from error
+
+
+class _Database(optuna.storages.RDBStorage):
+    """One whose heartbeats miss a beat where it is lost, not end their thread with a traceback: the trial says so."""
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Tell others that this trial's worker lives."""
+        with suppress(StorageInternalError, *storage_errors()):
+            super().record_heartbeat(trial_id)
 
 
 class _RepairingLock(JournalFileSymlinkLock):

@@ -247,6 +247,19 @@ def test_a_directory_that_is_lost_or_full_ends_with_one_message(
         assert run_sweep(Plain(), options, out, ()).trials == 3 and (out / "pareto.json").stat().st_size
 
 
+def test_a_heartbeat_of_a_lost_storage_is_missed_in_silence(tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+    with connected(options.url) as storage:
+        assert isinstance(storage, optuna.storages.RDBStorage)
+        trial = storage.create_new_trial(open_study(options, storage, {})._study_id)
+        beat = "SELECT COUNT(*) FROM trial_heartbeats"
+        storage.record_heartbeat(trial)
+        with closing(sqlite3.connect(tmp_path / "study.db")) as database:
+            assert database.execute(beat).fetchone() == (1,)
+            database.execute("DROP TABLE trial_heartbeats")
+        storage.record_heartbeat(trial)
+
+
 class Plain:
     """An experiment whose trials take no time, and during which something happens."""
 
