@@ -95,7 +95,8 @@ def stretches(run: Mapping[str, Any]) -> list[dict[str, float]]:
             seconds[name.removesuffix("_share")] += (columns[name][row] or 0.0) * (elapsed_s - last_s)
         last_s = elapsed_s
         if steps > last_steps:
-            found.append({**seconds, "unrolls": (steps - last_steps) / steps_per_unroll})
+            learned = steps - last_steps
+            found.append({**seconds, "env_steps": learned, "unrolls": learned / steps_per_unroll})
             seconds.clear()
             last_steps = steps
     return found[1:]
@@ -103,7 +104,7 @@ def stretches(run: Mapping[str, Any]) -> list[dict[str, float]]:
 
 def costs_of(run: Mapping[str, Any], during: Sequence[Mapping[str, float]]) -> Costs:
     """A run's costs by its own phases; taking unrolls in is free, as waiting is not told from it."""
-    summary, config = run["summary"], run["config"]
+    config = run["config"]
     total = {name: sum(stretch[name] for stretch in during) for name in during[0]}
     unrolls = total["unrolls"]
     publications = unrolls / (config["batch_unrolls"] * config["publish_interval_updates"])
@@ -116,7 +117,7 @@ def costs_of(run: Mapping[str, Any], during: Sequence[Mapping[str, float]]) -> C
         post_s=total["learner_publish"] / publications,
         unroll_bytes=0.0,
         policy_bytes=0.0,
-        unroll_env_steps=summary["env_steps"] / (summary["updates"] * config["batch_unrolls"]),
+        unroll_env_steps=total["env_steps"] / unrolls,
     )
 
 
@@ -132,7 +133,7 @@ def checked(case: str, run: Mapping[str, Any], runs: Sequence[tuple[str, Mapping
     config, during = run["config"], stretches(run)
     setting = Setting(1, config["batch_unrolls"], config["publish_interval_updates"], config["unrolls_in_flight"])
     elapsed_s = sum(stretch["elapsed"] for stretch in during)
-    steps = [stretch["unrolls"] * costs_of(run, during).unroll_env_steps for stretch in during]
+    steps = [stretch["env_steps"] for stretch in during]
     parts = [simulate(costs_of(run, [stretch]), setting, 200) for stretch in during]
     took_s = [count / part.env_steps_per_s for count, part in zip(steps, parts, strict=True)]
     variant = run["name"].rpartition("-")[0]
