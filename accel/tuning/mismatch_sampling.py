@@ -2,9 +2,9 @@
 
 Every k-th version's acting parameters are copied into a ring of ``COPIES``; an unroll that such a version acted on is
 measured once for each scheme in it, on as many of its environments as take ``SAMPLE_S``, at most ``MAX_ROWS`` rows, the
-first time on one. The sampler measures the time that both take, without
-pauses of a stopped process, and keeps it below ``TIME_SHARE`` of the learner's; and a copy is overwritten only after
-unrolls of its version have had time to arrive. These two conditions determine k.
+first time on one. The sampler measures the time that both take, without pauses of a stopped process, and keeps it below
+``TIME_SHARE`` of the learner's; and a copy is overwritten only after unrolls of its version have had time to arrive.
+These two conditions determine k.
 
 Metrics, each the mean over the samples since the last record, weighted by valid rows, and absent without one:
 
