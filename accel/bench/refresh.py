@@ -29,6 +29,7 @@ from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.level import (
     DISTILL_IMAGES,
     DISTILL_ROWS,
+    DRIFT_IMAGES,
     DRIFT_ROWS,
     REFIT_STEPS,
     distillation_schedule,
@@ -297,7 +298,8 @@ def measure_upkeep(subject: Subject, scheme: str, plan: Plan) -> dict[str, Upkee
         tasks["calibration"] = interval, UpkeepTask(calibration=every)
         if plan.statistics.calibrations:
             interval = interval_updates(config, intervals.drift_interval_steps)
-            tasks["drift"] = interval, UpkeepTask(drift_inputs=_first(every, DRIFT_ROWS))
+            few = _first(every, DRIFT_IMAGES if run.spec.has_images else DRIFT_ROWS)
+            tasks["drift"] = interval, UpkeepTask(drift_inputs=few)
         if reduces:
             interval = interval_updates(config, intervals.reselect_interval_steps)
             tasks["selection"] = interval, UpkeepTask(reselects=True, calibration=every)

@@ -140,7 +140,7 @@ class CompressionConfig(Clips):
         "least an update long",
     )
     calibration_size: Annotated[Count, at_most(1_000_000, "the observations are held in memory")] = Field(
-        512, description="recent observations used to calibrate activation ranges"
+        512, description="recent observations used to calibrate activation ranges; of images, 64 among them"
     )
     drift_interval_steps: Count = Field(
         50, description="optimiser steps between drift checks; an activation outside its range widens it"

@@ -73,6 +73,11 @@ class RecentInputs:
             inputs = {name: values[chosen] for name, values in inputs.items()}
         self._store(inputs)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether an input is an image, [N, C, H, W]."""
+        return any(array.ndim == 4 for array in self._arrays.values())
+
     def every(self) -> dict[str, Array]:
         """All rows kept, [rows, *shape] by name, as copies."""
         return {name: array[: self.rows].copy() for name, array in self._arrays.items()}
@@ -92,9 +97,8 @@ class RecentInputs:
         return {name: array[start : min(start + rows, self.rows)] for name, array in self._arrays.items()}
 
     def draw(self, rows: int, images: int) -> dict[str, Array]:
-        """Random rows with replacement: ``rows`` of vectors, or ``images`` of images [N, C, H, W]."""
-        is_image = any(array.ndim == 4 for array in self._arrays.values())
-        places = self._generator.integers(self.rows, size=images if is_image else rows)
+        """Random rows with replacement: ``rows`` of vectors, or ``images`` of images."""
+        places = self._generator.integers(self.rows, size=images if self.has_images else rows)
         return {name: array[places] for name, array in self._arrays.items()}
 
     def _store(self, rows: Mapping[str, Array]) -> None:

@@ -53,6 +53,7 @@ from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
 DRIFT_ROWS = 64
+DRIFT_IMAGES = 16
 WIDEN_ROWS = 256
 DISTILL_ROWS = 256
 DISTILL_IMAGES = 16
@@ -250,13 +251,14 @@ class Level:
         """Start the due work in a worker, on copies of the policy and of inputs."""
         due, self._due = self._due, set()
         calibrates = not due.isdisjoint({"selection", "calibration"})
+        few = DRIFT_IMAGES if self._inputs.has_images else DRIFT_ROWS
         steps = 0 if "distillation" not in due else self._distill_steps if self.ready else FIRST_DISTILL_STEPS
         self._task = task = UpkeepTask(
             distill_batches=[_tensors(self._inputs) for _ in range(steps)],
             # channels pruned from the learner's own network cannot be selected again
             reselects="selection" in due and not (self._quantisation_aware and self.ready),
             calibration=self._inputs.every() if calibrates else None,
-            drift_inputs=self._inputs.newest(DRIFT_ROWS) if "drift" in due and not calibrates else None,
+            drift_inputs=self._inputs.newest(few) if "drift" in due and not calibrates else None,
         )
         if calibrates:
             self._renewed_at = self._inputs.updates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,8 @@ KEEP = 0.93
 # Drift: a value this far outside a range, as a share of the range's width.
 DRIFT_TOLERANCE = 0.05
 _LOWS, _HIGHS = ":lows", ":highs"
-IMAGES_AT_ONCE = 64
+# Images whose activations are measured, spread over those given: each has thousands of positions.
+IMAGES = 64
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,14 @@ class RangeObserver:
         Raises:
             CalibrationError: an input is missing, empty or misshapen, or an activation is not finite.
         """
-        feeds = check_inputs(self._graph.inputs, inputs)
+        feeds = _few_images(check_inputs(self._graph.inputs, inputs))
         if not self._values:
             return {}
         if self._subgraph is None:
             self._subgraph = _range_subgraph(self._graph, self._values)
-        parts = [self._subgraph({**feed, **parameters}) for feed in _portions(feeds)]
-        lows = np.min([part[_LOWS] for part in parts], axis=0)
-        highs = np.max([part[_HIGHS] for part in parts], axis=0)
+        found = self._subgraph({**feeds, **parameters})
         ranges = {}
-        for name, low, high in zip(self._values, lows, highs, strict=True):
+        for name, low, high in zip(self._values, found[_LOWS], found[_HIGHS], strict=True):
             if not (np.isfinite(low) and np.isfinite(high)):
                 raise CalibrationError(
                     f"activation {name!r} is not finite on the calibration inputs; check inputs and weights"
@@ -104,12 +103,13 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> di
     return feeds
 
 
-def _portions(feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Images in portions, as their activations would take hundreds of megabytes; other inputs whole."""
+def _few_images(feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    """``IMAGES`` rows at even distances where an input has images; other inputs whole."""
     rows = len(next(iter(feeds.values())))
-    step = IMAGES_AT_ONCE if any(array.ndim == 4 for array in feeds.values()) else rows
-    for start in range(0, rows, step):
-        yield {name: array[start : start + step] for name, array in feeds.items()}
+    if rows <= IMAGES or all(array.ndim < 4 for array in feeds.values()):
+        return feeds
+    places = np.linspace(0, rows - 1, IMAGES).astype(np.int64)
+    return {name: array[places] for name, array in feeds.items()}
 
 
 def _range_subgraph(graph: PolicyGraph, values: Sequence[str]) -> Subgraph:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressors.errors import CalibrationError
 from compressors.graph.policy_graph import export_policy
 from compressors.module_state import read_state
-from compressors.quantisation.ranges import IMAGES_AT_ONCE, Range, RangeObserver
+from compressors.quantisation.ranges import IMAGES, Range, RangeObserver
 from tests.compressors.policies import CASES, randomise
 
 _BOUNDS = st.floats(-1e3, 1e3, width=32)
@@ -95,14 +95,18 @@ def test_rows_must_agree() -> None:
         plan.calibrate({**inputs, "state_0": inputs["state_0"][:8]})
 
 
-def test_images_are_measured_in_portions() -> None:
+def test_of_many_images_some_at_even_distances_are_measured_the_first_and_the_last_among_them() -> None:
     case = CASES["nature-cnn"]
     module = randomise(case.make(), seed=0)
     graph = export_policy(module, case.examples(), case.outputs)
     observer = RangeObserver(graph, [node.output[0] for node in graph.nodes])
     parameters = graph.read(read_state(module))
-    images = case.inputs(IMAGES_AT_ONCE + 3, seed=5)["observations"]
+    images = case.inputs(IMAGES, seed=5)["observations"]
+    few = observer.measure(parameters, {"observations": images})
     alone = [observer.measure(parameters, {"observations": image[None]}) for image in images]
-    for name, whole in observer.measure(parameters, {"observations": images}).items():
+    between = np.zeros((2 * IMAGES - 1, *images.shape[1:]), images.dtype)
+    between[::2] = images
+    for name, whole in observer.measure(parameters, {"observations": between}).items():
+        assert whole == few[name]
         assert whole.low == pytest.approx(min(seen[name].low for seen in alone), rel=1e-4, abs=1e-5)
         assert whole.high == pytest.approx(max(seen[name].high for seen in alone), rel=1e-4, abs=1e-5)
