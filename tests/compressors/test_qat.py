@@ -216,7 +216,7 @@ def test_gradients_are_close_to_those_of_the_whole_policy(name: str) -> None:
         result = call(module, *inputs)
         (direction * (result[0] if isinstance(result, tuple) else result)).sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
-    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.97
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.95
     assert gradients[0].norm() == pytest.approx(gradients[1].norm().item(), rel=0.1)
 
 
