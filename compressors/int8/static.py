@@ -135,8 +135,7 @@ class Int8Encoder(Encoder):
         # onnxruntime converts float convolutions to its blocked layout on loading
         float_convolutions = any(node.op_type == "Conv" for node in integer.nodes)
         self.optimisation: Optimisation = "all" if float_convolutions else "none"
-        sizes = [graph.parameters[layer.weight].size for layer in self.layers]
-        self._writer = CodeWriter(self.weight_codes, sizes)
+        self._writer = CodeWriter(self.weight_codes)
         self._int4_writer = layer_writer(self.int4_layers, graph)
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)

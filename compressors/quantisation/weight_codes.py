@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,16 @@ from compressors.arrays import Array, FloatArray
 from compressors.errors import WeightsError
 from compressors.quantisation.affine import IntegerType, quantise_into, scales_for_bias, weight_scales
 
+# Weights quantised at a time, in whole rows: their quotients stay in a processor's second cache
+BLOCK = 65536
+
 
 class CodeWriter:
     """Quantises weights into a model's bytes; reuses its working memory."""
 
-    def __init__(self, codes: IntegerType, sizes: Sequence[int]) -> None:
-        """Allocate working memory for weights of these numbers of elements."""
+    def __init__(self, codes: IntegerType) -> None:
         self._codes = codes
-        self._scratch = np.empty(max(sizes, default=0), dtype=np.float32)
+        self._scratch = np.empty(BLOCK, dtype=np.float32)
 
     def write(
         self,
@@ -52,8 +54,19 @@ class CodeWriter:
             )
         if bias is not None and input_scale is not None:
             scales = scales_for_bias(scales, input_scale, bias)
-        quantise_into(target, values, scales, axis, self._scratch[: values.size].reshape(values.shape))
+        self._write_blocks(target, values, scales, axis)
         return scales
+
+    def _write_blocks(self, target: Array, values: FloatArray, scales: NDArray[np.float32], axis: int | None) -> None:
+        width = values[0].size
+        rows = max(1, BLOCK // width)
+        if self._scratch.size < width:
+            self._scratch = np.empty(width, dtype=np.float32)
+        for start in range(0, len(values), rows):
+            block = slice(start, start + rows)
+            part = values[block]
+            own = scales[block] if axis == 0 else scales
+            quantise_into(target[block], part, own, axis, self._scratch[: part.size].reshape(part.shape))
 
 
 def as_float(name: str, parameters: Mapping[str, Array]) -> FloatArray:

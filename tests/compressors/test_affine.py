@@ -21,7 +21,7 @@ from compressors.quantisation.affine import (
     scales_for_bias,
     weight_scales,
 )
-from compressors.quantisation.weight_codes import CodeWriter
+from compressors.quantisation.weight_codes import BLOCK, CodeWriter
 
 # the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
 HALF = 0.5 + 2e-5
@@ -42,7 +42,7 @@ def _written(
 ) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
     """Codes as a refresh writes them, and a scale for each."""
     target = np.zeros(weight.shape, dtype=np.int8)
-    scales = CodeWriter(codes, [weight.size]).write("layer", weight, axis, target)
+    scales = CodeWriter(codes).write("layer", weight, axis, target)
     assert scales.dtype == np.float32 and scales.shape == (() if axis is None else (weight.shape[axis],))
     if axis is not None:
         scales = scales.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
@@ -70,6 +70,14 @@ def test_the_greatest_weight_has_the_greatest_code(codes: IntegerType, weight: N
     magnitude = np.abs(weight).max(axis=others, keepdims=True)
     wide = np.broadcast_to((magnitude > 2.0**-100) & (np.abs(weight) == magnitude), weight.shape)
     assert (np.abs(found[wide].astype(int)) == codes.maximum).all()
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("shape", [(3, 2 * BLOCK + 5), (5 * BLOCK // 8, 2), (2 * BLOCK + 1, 1)])
+def test_codes_do_not_depend_on_the_blocks_in_which_they_are_written(shape: tuple[int, int], axis: int | None) -> None:
+    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    found, scale = _written(weight, WEIGHT_INT8, axis)
+    np.testing.assert_array_equal(found, np.rint(weight / scale.astype(np.float32)))
 
 
 @ACTIVATION_CODES
