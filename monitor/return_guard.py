@@ -5,17 +5,19 @@
 Of each spell every environment of that actor gives the first episode that began in it and has ended: so neither long
 episodes nor the faster level count more. With L₁, C and L₂ an environment's three returns,
 
-    d = (L₁ + L₂) / 2 − C,      d̄ ± t · s_d / √n over all d until now
+    d = (L₁ + L₂) / 2 − C,      d̄ ± t · s_d / √n over all d of a series
 
 in which a linear trend of returns cancels. Looks are at 4, 8, 16, … ``MOST`` differences:
 
-    passed   d̄ − t·s/√n > −margin: a loss beyond the margin is excluded
-    loss     d̄ + t·s/√n < 0: the level loses return
+    passed   d̄ − t·s/√n > −margin: a loss beyond the margin is excluded; the next series begins
+    loss     d̄ + t′·s/√n < 0: the level loses return
     unshown  neither with ``MOST`` differences
 
 margin is ``MARGIN`` of the control's mean return, or ``MARGIN_DEVIATIONS`` standard deviations of an episode where that
-is more. t has ``CONFIDENCE`` at each look, eight of them at most. What is detectable, at 80 %, is stated with each
-look. Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after
+is more. t has ``CONFIDENCE`` at each of a series' ``LOOKS``, so that a level that loses the margin passes 8 % of the
+series at most. t′ has 1 − (1 − ``CONFIDENCE``) / (LOOKS · k²) in series k: with Bonferroni's bound over looks and
+series, a level that loses nothing is thrown out in 1.6 % of the runs at most, however long they are. What is
+detectable, at 80 %, is stated with each look. Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after
 twenty times as long as it lasts: a run of a minute whose full precision is slow ends before.
 
 Source: Student's paired test, one-sided; non-inferiority by a confidence bound, Blackwelder 1982.
@@ -34,6 +36,7 @@ from monitor.decisions import Figure
 from monitor.statistics import student_t_quantile
 
 FIRST, MOST = 4, 512
+LOOKS = (MOST // FIRST).bit_length()
 CONFIDENCE = 0.99
 MARGIN = 0.05
 MARGIN_DEVIATIONS = 0.25
@@ -72,18 +75,19 @@ class Verdict:
         return {f"return_{name}": getattr(self, name) for name in names}
 
 
-def judge(differences: Sequence[float], control: Sequence[float]) -> Verdict:
-    """The verdict on n ≥ 2 differences, whose controls returned ``control``."""
+def judge(differences: Sequence[float], control: Sequence[float], series: int = 1) -> Verdict:
+    """The verdict on n ≥ 2 differences of a run's ``series``-th, whose controls returned ``control``."""
     d, n = np.asarray(differences, np.float64), len(differences)
     error = float(d.std(ddof=1)) / math.sqrt(n)
     half = student_t_quantile(CONFIDENCE, n - 1) * error
+    surely = student_t_quantile(1.0 - (1.0 - CONFIDENCE) / (LOOKS * series**2), n - 1) * error
     mean = float(d.mean())
     deviation = float(d.std(ddof=1)) / math.sqrt(1.5)
     margin = max(MARGIN * abs(float(np.mean(control))), MARGIN_DEVIATIONS * deviation)
-    kind = "passed" if mean - half >= -margin else "loss" if mean + half < 0.0 else "open"
+    kind = "passed" if mean - half >= -margin else "loss" if mean + surely < 0.0 else "open"
     kind = "unshown" if kind == "open" and n >= MOST else kind
-    detectable = half + student_t_quantile(_POWER, n - 1) * error
-    return Verdict(kind, n, mean, mean - half, mean + half, margin, detectable)
+    detectable = surely + student_t_quantile(_POWER, n - 1) * error
+    return Verdict(kind, n, mean, mean - half, mean + surely, margin, detectable)
 
 
 class ReturnGuard:
@@ -103,7 +107,7 @@ class ReturnGuard:
         self._slowdown = max(slowdown, 1.0)
         self._began_s = self._spell_s = time_s
         self._control_s, self._expected_s = 0.0, 0.0
-        self._next = FIRST
+        self._next, self._series = FIRST, 1
         self._differences: list[float] = []
         self._controls: list[float] = []
         self._found: list[dict[int, float]] = [{}, {}, {}]
@@ -136,7 +140,7 @@ class ReturnGuard:
             self._seen.clear()  # the change is on its way, or full precision stands in: the spell begins after it
             return None
         for env, value in ends:
-            if env in self._seen:
+            if env in self._seen and math.isfinite(value):
                 self._found[self.spell].setdefault(env, value)
             self._seen.add(env)
         return self._next_spell(time_s) if len(self._found[self.spell]) == self._envs else None
@@ -160,9 +164,10 @@ class ReturnGuard:
             return None
         while self._next <= len(self._differences):
             self._next *= 2
-        verdict = judge(self._differences, self._controls)
+        verdict = judge(self._differences, self._controls, self._series)
         if verdict.kind == "passed":
             self._differences, self._controls, self._next = [], [], FIRST
+            self._series += 1
         return verdict
 
     def _add(self, before: Mapping[int, float], control: Mapping[int, float], after: Mapping[int, float]) -> None:

@@ -31,8 +31,8 @@ from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdat
 from compressors.cpu import cpu_features
 from compressors.errors import CompressorError
 
-SEND, WAIT, PULL, DESERIALISE, LOAD = (
-    ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load")
+SEND, WAIT, PULL, DESERIALISE, LOAD, TIMING = (
+    ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load", "timing")
 )
 PREPARATION_S = 600.0
 """Time limit of the learner from the last actor's answer to its first policy: imports, a GPU, binding every level."""
@@ -123,9 +123,10 @@ class Actor:
         update = self._transport.pull() if newer is None else newer
         pulled = perf_counter()
         deserialise_s = 0.0 if update is None else self._load(update)
+        loaded = perf_counter()
         if self._untimed and self._collected is not None:
             self._time_levels(self._collected)
-        loaded = perf_counter()
+        timed = perf_counter()
         unroll = self._views.get(id(buffer))
         if unroll is None:
             unroll = self._views[id(buffer)] = self.layout.view(buffer)
@@ -139,6 +140,7 @@ class Actor:
         timings = unroll["timings_s"]
         timings[WAIT], timings[PULL] = acquired - before, pulled - acquired
         timings[DESERIALISE], timings[LOAD] = deserialise_s, loaded - pulled - deserialise_s
+        timings[TIMING] = timed - loaded
         timings[SEND] = self._send_s
         before = perf_counter()
         self._transport.push(buffer)

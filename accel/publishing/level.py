@@ -176,6 +176,7 @@ class Level:
             except VerificationError:
                 if not self._widen():
                     raise
+                self._validator.full_check_due = True  # new ranges, and perhaps what a full check refused
                 payload = self._checked_payload()
         except (VerificationError, WeightsError) as error:
             self._withhold(error)

@@ -41,6 +41,7 @@ PHASE_TITLES = {
     "pull": "pull",
     "deserialise": "deserialise",
     "load": "load policy",
+    "timing": "time levels",
     "send": "send",
     "wait": "wait",
 }

@@ -32,6 +32,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "pull": "#5fa871",
         "deserialise": "#a77bc4",
         "load": "#cf4d5f",
+        "timing": "#c9a228",
         "send": "#3f9d97",
         "wait": "#d0d7df",
         "batch": "#97a2b1",
