@@ -2,8 +2,9 @@
 
 What an actor is assigned is one text, which the transport carries as the scheme:
 
-    int8                    it acts with int8; the payload is the artifact
-    int8;fp32;prune(0.5)    the same, and it times all three once; their artifacts follow one another behind lengths
+    int8                       it acts with int8; the payload is the artifact
+    int8;fp32;prune(0.5);#2    the same, and for the run's second request it times all three once; their artifacts
+                               follow one another behind lengths
 
 Before its next unroll each level's session answers the rows of the last one, on all of the actor's environments and
 from the recurrent state at its start, in rounds that take the levels in turns; noise of the machine then meets all
@@ -46,6 +47,11 @@ FAR = 1e9
 _LENGTH = struct.Struct("<Q")
 
 
+def assignment(levels: Sequence[str], request: int) -> str:
+    """The text for an actor that acts with the first level and, where there are more, times all for this request."""
+    return ";".join(levels) if len(levels) == 1 else ";".join((*levels, f"#{request}"))
+
+
 def join_levels(levels: Sequence[str], payloads: Mapping[str, bytes]) -> bytes:
     """What travels for an assignment: one level's payload as it is, several behind their lengths."""
     if len(levels) == 1:
@@ -58,7 +64,7 @@ def split_update(update: PolicyUpdate) -> tuple[PolicyUpdate, dict[str, bytes]]:
 
     Raises: ArtifactError: the lengths are not those of the assignment.
     """
-    levels = update.scheme.split(";")
+    levels = [part for part in update.scheme.split(";") if not part.startswith("#")]
     if len(levels) == 1 or update.payload is None:
         return replace(update, scheme=levels[0]), {}
     rest, parts = update.payload, []

@@ -15,16 +15,18 @@ process, act), ``unblocked_rate/<level>`` (valid steps/s of all actors, were the
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from accel.acting.timing import join_levels
+from accel.acting.timing import assignment, join_levels
 from accel.config import TrainConfig
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.json_object import Json
@@ -43,17 +45,20 @@ LOOK_S = 0.25
 PREPARE_S = 1.0
 FIRST_TIMING_S, LONGEST_TIMING_S = 30.0, 1800.0
 """From one timing of the levels to the next, at first and at most; a level that becomes ready is timed at once."""
-TIMING_PATIENCE_S = 10.0
+TIMING_PATIENCE_S, TIMING_ROUNDS = 10.0, 3.0
+"""How long actors are waited for: at least, and in rounds of a publication and the longest unroll, between which they
+take what is published."""
 HEADROOM = 1.5
 LEARNER_S = 5.0
 """The learner's rate is that of so long, or of the last updates where they are rarer; at first, of what there is."""
 _LOOKS = 400
 _RECENT_UNROLLS = 32
 _SETTLED_UNROLLS = 2
+_RECENT_ROUNDS = 8
 _ALARM_SAMPLES = 4
 """An alarm has activation ranges checked, as new kinds of states leave them; one more is final, until so many samples
 have raised none."""
-_WAIT, _ENV = ACTOR_PHASES.index("wait"), ACTOR_PHASES.index("env")
+_WAIT, _ENV, _TIMING = (ACTOR_PHASES.index(name) for name in ("wait", "env", "timing"))
 
 logger = logging.getLogger("accel")
 
@@ -65,8 +70,20 @@ class _ActorTimes:
         self.level = ""
         self.version = -1
         self.timings: Mapping[str, LevelTiming] = {}
+        self._rounds_s: deque[float] = deque(maxlen=_RECENT_ROUNDS)
+        self._arrived_s = math.inf
         self._unrolls: deque[tuple[float, float, float, bool]] = deque(maxlen=_RECENT_UNROLLS)
         self._length = 1
+
+    def arrive(self, unroll: Unroll, now: float) -> None:
+        """An unroll on any level."""
+        self._rounds_s.append(max(now - self._arrived_s, float(unroll["timings_s"].sum())))
+        self._arrived_s = now
+
+    @property
+    def round_s(self) -> float:
+        """The longest that one of its last unrolls took, until it was here."""
+        return max(self._rounds_s, default=0.0)
 
     def add(self, unroll: Unroll, level: str) -> None:
         """An unroll; the first ones on a level have cold sessions."""
@@ -74,7 +91,7 @@ class _ActorTimes:
             self.level = level
             self._unrolls.clear()
         times, self._length = unroll["timings_s"], len(unroll["rewards"])
-        busy_s = float(times.sum() - times[_WAIT])
+        busy_s = float(times.sum() - times[_WAIT] - times[_TIMING])
         loaded = unroll.oldest_version != self.version
         self.version = unroll.oldest_version
         self._unrolls.append((busy_s, float(times[_ENV]), float(unroll.valid_steps), loaded))
@@ -134,7 +151,8 @@ class TunedSteering:
         self._learner_rates: dict[str, float] = {}
         self._next_look_s = clock()
         self._timing: tuple[str, ...] = ()
-        self._timing_ends_s = 0.0
+        self._timing_began_s, self._requests = 0.0, 0
+        self._publications_s: deque[float] = deque(maxlen=_RECENT_ROUNDS)
         self._timed: frozenset[str] = frozenset()
         self._timings = DoublingDelay(FIRST_TIMING_S, LONGEST_TIMING_S)
         self._told = True
@@ -151,6 +169,7 @@ class TunedSteering:
         """Its times, and its episodes for the guard."""
         level = self._schemes[int(unroll["scheme_id"][0, 0])]
         known = self._actors.setdefault(actor, _ActorTimes())
+        known.arrive(unroll, self._clock())
         if self._guard is None or not self._guard.control(actor):
             known.add(unroll, level)
         if self._guard is not None:
@@ -205,12 +224,13 @@ class TunedSteering:
         """Payloads by assignment; every living actor is assigned one of them. Empty when one is missing."""
         tuner, guard, late = self.tuner, self._guard, self._publisher.replaced
         published: dict[str, bytes] = {}
+        self._publications_s.append(self._clock())
         for actor in sorted(self._transport.alive()):
             level = tuner.full if guard is not None and guard.control(actor) else tuner.incumbent
             levels = tuple(dict.fromkeys((level, *(name for name in self._timing if name not in late))))
             if any(name not in payloads for name in levels):
                 return {}
-            text = ";".join(levels)
+            text = assignment(levels, self._requests)
             if text not in published:
                 published[text] = join_levels(levels, payloads)
             self._transport.assign(actor, text)
@@ -304,7 +324,8 @@ class TunedSteering:
         if self._timed.issuperset(ready) and not self._timings.ready(now):
             return
         self._timings.attempt(now)
-        self._timing, self._timing_ends_s = tuple(ready), now + TIMING_PATIENCE_S
+        self._requests += 1
+        self._timing, self._timing_began_s = tuple(ready), now
         for actor in self._actors.values():
             actor.timings = {}
         self._use_levels()
@@ -312,10 +333,24 @@ class TunedSteering:
     def _end_timing(self, now: float) -> None:
         """Once every actor has timed every level, or with what there is after a while: fp32 may stand in for one."""
         actors = [self._actors[actor] for actor in self._transport.alive() if actor in self._actors]
-        if now < self._timing_ends_s and not all(actor.timings.keys() >= set(self._timing) for actor in actors):
+        patience_s = self._timing_patience_s(actors)
+        patient = now < self._timing_began_s + patience_s
+        if patient and not all(actor.timings.keys() >= set(self._timing) for actor in actors):
             return
         self._timed, self._timing, self._told = frozenset(self._timing), (), False
         self._use_levels()
+        if silent := sum(not actor.timings for actor in actors):
+            level = self.tuner.incumbent
+            reason = f"{silent} of {len(actors)} actors have not timed the levels within {patience_s:.0f} s"
+            self._told = True
+            self._write(self._looks[-1][1], "hold", level, level, f"{reason}; they are asked again later", {})
+
+    def _timing_patience_s(self, actors: Sequence[_ActorTimes]) -> float:
+        """For an update, whose publication asks, and an unroll, after which an actor answers; several times as long."""
+        times_s = list(self._publications_s)
+        update_s = max((after - before for before, after in pairwise(times_s)), default=0.0)
+        unroll_s = max((actor.round_s for actor in actors), default=0.0)
+        return max(TIMING_PATIENCE_S, TIMING_ROUNDS * (update_s + unroll_s))
 
     def _use_levels(self) -> None:
         """Publish what acts or is timed, the incumbent first, and nothing else; prepare the others."""

@@ -27,7 +27,7 @@ from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
-from accel.tuning.autotune import LEARNER_S, PREPARE_S, make_steering
+from accel.tuning.autotune import FIRST_TIMING_S, LEARNER_S, LOOK_S, PREPARE_S, TIMING_PATIENCE_S, make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
@@ -211,6 +211,35 @@ def test_actors_time_the_levels_before_one_acts_and_then_all_do(
     assert rig.steering.metrics()["level"] == "int8"
     rig.turn_until(lambda: _claim(rig, int8=1e6, fp32=1.0) or _decided(tmp_path, "relax"), "fp32 comes back")
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "every actor acts with fp32")
+
+
+def _look_on(rig: Rig, seconds: float) -> None:
+    """The tuner's looks while actors are in the middle of their unrolls."""
+    for _ in range(round(seconds / LOOK_S)):
+        rig.now_s += LOOK_S
+        times = PhaseTimes.from_seconds(("wait", "work"), np.array([rig.now_s - WORK_S, WORK_S]))
+        rig.steering.step(rig.version * 1000, times)
+
+
+def test_actors_whose_unrolls_take_long_are_waited_for(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    """They are asked by the next publication and answer after an unroll, here five times as late as ``TIMING_PATIENCE_S``."""
+    rig = make_rig("auto(fp32;int8)", actors=2, envs=4, calibration_size=256)
+    for _ in range(7):
+        rig.turn(looks=False)
+        _look_on(rig, 2.5 * TIMING_PATIENCE_S)
+    decisions = read_decisions(tmp_path)[0]
+    assert decisions and all(isinstance(decision.figures["rate/int8"], float) for decision in decisions)
+
+
+def test_an_actor_that_does_not_time_the_levels_is_said(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    rig = make_rig("auto(fp32;int8)", actors=2, envs=4)
+    rig.turn_until(lambda: rig.publisher.offers("int8"), "int8 is prepared")
+    _look_on(rig, 2 * TIMING_PATIENCE_S)
+    (held,) = read_decisions(tmp_path)[0]
+    assert held.kind == "hold" and held.reason.startswith("2 of 2 actors have not timed the levels within")
+    rig.now_s += FIRST_TIMING_S
+    rig.turn_until(lambda: len(read_decisions(tmp_path)[0]) > 1, "they are asked again")
+    assert isinstance(read_decisions(tmp_path)[0][1].figures["rate/int8"], float)
 
 
 def test_a_run_that_takes_a_second_is_left_alone(make_rig: Callable[..., Rig]) -> None:
@@ -405,7 +434,7 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
 
 
 LIMIT_S = 500.0  # Far beyond what anything takes: only what never happens gets there.
-LOOK_S = 0.5
+POLL_S = 0.5
 ACTOR_BOUND = (
     "--env", "tests.environments.learnable:Targets-v0", "--wrapper", "tests.environments.troubled:Leisurely",
     "--actors", "2", "--envs-per-actor", "1", "--unroll-length", "32", "--batch-unrolls", "8",
@@ -427,7 +456,7 @@ def _wait_for(run: TrainingRun, find: Callable[[], T | None], what: str) -> T:
         if run.process.poll() is not None or time.monotonic() > deadline:
             decisions, records = read_decisions(run.path)[0], run.records()
             pytest.fail(f"{what}: never; it decided\n{decisions}\nrecorded last\n{records[-1:]}\nprinted\n{run.output}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return found
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel.acting.rules import RuleSpec, Seat, make_rule
-from accel.acting.timing import ROUNDS, LevelTimer, join_levels, split_update
+from accel.acting.timing import ROUNDS, LevelTimer, assignment, join_levels, split_update
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import build_network
@@ -97,7 +97,7 @@ def test_what_stands_in_for_a_level_is_not_timed_in_its_stead() -> None:
 @given(st.dictionaries(st.sampled_from(["fp32", "int8", "prune(0.5,a=0.25)+int8"]), st.binary(max_size=40), min_size=1))
 def test_levels_travel_as_they_are(payloads: dict[str, bytes]) -> None:
     levels = tuple(payloads)
-    acting, timed = split_update(PolicyUpdate(3, ";".join(levels), join_levels(levels, payloads)))
+    acting, timed = split_update(PolicyUpdate(3, assignment(levels, 1), join_levels(levels, payloads)))
     assert (acting.version, acting.scheme, acting.payload) == (3, levels[0], payloads[levels[0]])
     assert timed == (payloads if len(levels) > 1 else {})
 
