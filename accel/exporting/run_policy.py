@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     Contract = dict[str, Any]
 
 FORMAT, FORMAT_VERSION = "accel-bundle", 3
+_ROUNDING = float(np.finfo(np.float32).eps)
 _ALLOWED_ABOVE = -5e8  # what tells values of allowed actions from those of others
 CONTRACT, SUMS = "contract.json", "SHA256SUMS"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
@@ -623,16 +624,25 @@ def run_rows(session: PolicySession, inputs: Mapping[str, Array]) -> dict[str, A
 
 
 def mismatch(found: Array, wanted: Array) -> tuple[float, float]:
-    """(root mean square difference over the wanted output's deviation from its mean row, greatest difference).
+    """(root mean square difference over the wanted output's spread, greatest difference).
+
+    The spread is the root mean square deviation from the mean row; where all rows are the same but for rounding, the
+    root mean square itself, or 1 where that is zero.
 
     Actions that a mask forbids have -1e9 in both, or the difference is enormous; they are no part of the deviation.
     """
     theirs = wanted.astype(np.float64)
     difference = found.astype(np.float64) - theirs
-    theirs = np.where(theirs > _ALLOWED_ABOVE, theirs, 0.0)
-    scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(axis=0)))))
     error = float(np.sqrt(np.mean(np.square(difference))))
-    return error / max(scale, 1e-12), float(np.abs(difference).max())
+    return error / spread(wanted), float(np.abs(difference).max())
+
+
+def spread(wanted: Array) -> float:
+    """What a difference from an output [N, ...] is measured by; see ``mismatch``."""
+    values = wanted.astype(np.float64)
+    values = np.where(values > _ALLOWED_ABOVE, values, 0.0)
+    deviation, size = (float(np.sqrt(np.mean(np.square(part)))) for part in (values - values.mean(axis=0), values))
+    return (deviation if deviation > _ROUNDING * size else size) or 1.0
 
 
 def check_vectors(session: PolicySession, bundle: Path, contract: Contract) -> dict[str, Any]:

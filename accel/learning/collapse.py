@@ -21,9 +21,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
 
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec
+from monitor.recorder import STEP_KEY, parse_metrics_line
 
 NEAR_ZERO = 0.01
 FALLEN = 0.5
@@ -51,6 +54,16 @@ class CollapseDetector:
         self._unexplained: deque[tuple[int, bool]] = deque()
         self.findings: tuple[str, ...] = ()
         self._said: set[str] = set()
+
+    def read(self, path: Path) -> None:
+        """Take in what a resumed run has recorded, so that its first returns are those of the whole run.
+
+        Args:
+            path: a ``metrics.jsonl``; damaged lines are skipped.
+        """
+        with path.open("rb") as lines:
+            for record in filter(None, map(parse_metrics_line, lines)):
+                self.observe(int(cast("float", record[STEP_KEY])), record)
 
     def observe(self, env_steps: int, record: Mapping[str, object]) -> str | None:
         """Take in a record; a sentence with what to try, where it shows a collapse for the first time.

@@ -56,7 +56,7 @@ from accel.tuning.mismatch_sampling import MismatchSampler
 from accel.tuning.steering import FixedSteering, Steering
 from compressors.artifact import CompressedPolicy
 from monitor.decisions import DecisionLog
-from monitor.recorder import Recorder
+from monitor.recorder import METRICS_FILE, Recorder
 
 if TYPE_CHECKING:
     from accel.acting.actor import Actor
@@ -210,6 +210,7 @@ class Session:
         logger.propagate, propagate = False, logger.propagate
         try:
             if resumed:
+                self._collapse.read(self.run.path / METRICS_FILE)
                 level = str(self.loop.steering.metrics().get("level", self._choice.levels[0]))
                 DecisionLog(self.run.path).go_on(self.loop.counters.env_steps, level)
             self._announce()

@@ -222,7 +222,7 @@ def _look_on(rig: Rig, seconds: float) -> None:
 
 
 def test_actors_whose_unrolls_take_long_are_waited_for(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
-    """They are asked by the next publication and answer after an unroll, here five times as late as ``TIMING_PATIENCE_S``."""
+    """They are asked by the next publication and answer after an unroll, here five ``TIMING_PATIENCE_S`` later."""
     rig = make_rig("auto(fp32;int8)", actors=2, envs=4, calibration_size=256)
     for _ in range(7):
         rig.turn(looks=False)

@@ -98,6 +98,24 @@ def test_a_critic_explains_nothing_where_returns_do_not_rise(
     assert not accused or said[0].startswith("the critic explains nothing")
 
 
+def test_a_resumed_run_remembers_what_its_returns_rose_from(tmp_path: Path) -> None:
+    """A critic explains nothing where every state is worth the same: a policy that has learned all is not accused."""
+    columns = sequence(return_mean=[20.0 + 20.0 * min(i, 24) for i in range(80)], explained_variance=[-0.1] * 80)[
+        "columns"
+    ]
+    records = [{name: values[i] for name, values in columns.items()} for i in range(80)]
+    config = TrainConfig.create(algorithm="ppo", total_env_steps=100_000)
+    continued, fresh = (CollapseDetector(config, ActionSpec("categorical", (4,))) for _ in range(2))
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join([*map(json.dumps, records[:40]), '{"env_steps": 40000, "cut', ""])
+    )
+    continued.read(tmp_path / "metrics.jsonl")
+    for detector in (continued, fresh):
+        for record in records[40:]:
+            detector.observe(int(record["env_steps"]), record)
+    assert continued.findings == () and fresh.findings != ()
+
+
 def test_without_any_episode_the_critic_alone_decides() -> None:
     run = sequence(return_mean=[None] * 40, explained_variance=[-1.0] * 40, episodes=[0] * 40)
     (said,) = replay(run, 100_000)

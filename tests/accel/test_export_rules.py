@@ -10,6 +10,7 @@ import pytest
 import accel
 from accel.config import TrainConfig
 from accel.exporting import run_policy
+from compressors.checks.verify import relative_error
 
 CASES: dict[str, dict[str, object]] = {
     "dqn": {"algorithm": "dqn", "env": "CartPole-v1"},
@@ -62,3 +63,17 @@ def test_a_bundle_acts_as_the_trained_policy(name: str, tmp_path: Path) -> None:
     for wrong in (noise | {"noise": 5.0} if name == "d4pg" else noise, {"rule": "none"}):
         with pytest.raises(ValueError, match=r"output|rule|noise"):
             run_policy.check_contract({**bundle.contract, "action": {**action, "sampling": wrong}})
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (16, 1), (16, 5)])
+def test_a_mismatch_is_relative_to_the_spread_and_of_constant_outputs_to_their_size(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(2.0, 3.0, shape).astype(np.float32)
+    constant = np.broadcast_to(values[:1], shape).copy()
+    for wanted in (values, constant, np.zeros(shape, np.float32)):
+        found = np.nextafter(wanted, np.float32(np.inf))
+        relative, greatest = run_policy.mismatch(found, wanted)
+        assert relative == pytest.approx(relative_error(found, wanted)) and relative < 1e-6
+        assert greatest == np.abs(found.astype(np.float64) - wanted).max()
+    masked = np.concatenate([values, np.full(shape, -1e9, np.float32)], axis=1)
+    assert run_policy.spread(masked) < 10.0

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.exporting.formats.base import Vectors
+from accel.exporting.run_policy import spread
 from accel.runs.playing import Array
 from compressors.artifact import CompressedPolicy
 
@@ -109,7 +110,7 @@ def vectors_header(vectors: Vectors) -> str:
     for name, array in vectors.inputs.items():
         lines += ["", *_constants(f"vectors_{name}", array[rows])]
     for name, array in vectors.outputs.items():
-        lines += ["", f"#define SPREAD_{name} {_spread(array)!r}", *_constants(f"vectors_{name}", array[rows])]
+        lines += ["", f"#define SPREAD_{name} {spread(array)!r}", *_constants(f"vectors_{name}", array[rows])]
     return "\n".join([*lines, "", "#endif", ""])
 
 
@@ -154,9 +155,3 @@ def _braced(array: Array) -> str:
 def _number(value: np.generic) -> str:
     """The shortest text that reads back as the same value."""
     return str(value) if value.dtype == np.uint8 else f"{value!s}f"
-
-
-def _spread(array: Array) -> float:
-    """Root mean square deviation from the mean row; as in ``run_policy.mismatch``."""
-    wanted = array.astype(np.float64)
-    return max(float(np.sqrt(np.mean(np.square(wanted - wanted.mean(axis=0))))), 1e-12)
