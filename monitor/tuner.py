@@ -312,9 +312,10 @@ class Tuner:
             return reason
         best = max(gains, key=lambda level: gains[level].median)
         alarm = "" if best == self.full else m.alarm(best)
+        agreed = f"; so {self._agreed} of {self.options.agreeing} looks say" if self._agreed else ""
         return (
             f"{reason}; {best} would give {gains[best].median - 1:+.0%} effective experience, "
-            f"{gains[best].low - 1:+.0%} at least{', but ' if alarm else ''}{alarm}"
+            f"{gains[best].low - 1:+.0%} at least{', but ' if alarm else ''}{alarm}{agreed}"
         )
 
     def figures(self, m: Measurements) -> dict[str, Figure]:

@@ -153,8 +153,11 @@ def _chosen(calls_us: Mapping[str, float]) -> str:
 def test_a_finer_level_that_is_as_good_comes_back_after_several_looks() -> None:
     tuner, options = Tuner(("fp32", "int8")), TunerOptions()
     assert tuner.look(_look(0.0, FASTER)) is not None
-    slow = [tuner.look(_look(10.0 + i, FASTER, acting="int8", learner_rate=100.0)) for i in range(options.agreeing)]
-    assert slow[:-1] == [None] * (options.agreeing - 1)
+    looks = [_look(10.0 + i, FASTER, acting="int8", learner_rate=100.0) for i in range(options.agreeing)]
+    slow = [tuner.look(look) for look in looks[:-1]]
+    assert slow == [None] * (options.agreeing - 1)
+    assert tuner.stays(looks[-1]).endswith(f"; so {options.agreeing - 1} of {options.agreeing} looks say")
+    slow.append(tuner.look(looks[-1]))
     assert slow[-1] is not None and (slow[-1].kind, slow[-1].after) == ("relax", "fp32")
 
 
