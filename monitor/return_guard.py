@@ -17,8 +17,10 @@ margin is ``MARGIN`` of the control's mean return, or ``MARGIN_DEVIATIONS`` stan
 is more. t has ``CONFIDENCE`` at each of a series' ``LOOKS``, so that a level that loses the margin passes 8 % of the
 series at most. t′ has 1 − (1 − ``CONFIDENCE``) / (LOOKS · k²) in series k: with Bonferroni's bound over looks and
 series, a level that loses nothing is thrown out in 1.6 % of the runs at most, however long they are. What is
-detectable, at 80 %, is stated with each look. Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after
-twenty times as long as it lasts: a run of a minute whose full precision is slow ends before.
+detectable, at 80 %, is stated with each look.
+
+Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after twenty
+times as long as it lasts: a run of a minute whose full precision is slow ends before.
 
 Source: Student's paired test, one-sided; non-inferiority by a confidence bound, Blackwelder 1982.
 Deviations: d of one environment's successive spells are taken as independent.
