@@ -172,7 +172,12 @@ class EnvLoop(VectorEnvironment):
     def _replace_later(self, i: int, error: Exception) -> None:
         """Note that environment i raised; its next row is a reset. Raises the error if it did so again too soon."""
         if i in self._unproven:
-            raise error
+            if isinstance(error, EnvError):
+                raise error
+            raise EnvError(
+                f"environment {i} raised {type(error).__name__} again before an episode of it ended: {error}; mend the "
+                "environment"
+            ) from error
         self._unproven.add(i)
         self._broken.add(i)
         self.pulse.words[0] -= 1  # Progress: the next one may hang as well, for as long.

@@ -1,7 +1,8 @@
 """Notices while a run trains that it collapses: a policy without entropy whose returns fell, or a critic that explains
 nothing.
 
-    policy   H ≤ H_low and R < R_first + (R_best − R_first) / 2,   without a break over 1 % of the run's steps
+    policy   H ≤ H_low, R < R_first + (R_best − R_first) / 2 and R_best − R > max(|R_best|, |R|) / 4,
+             without a break over 1 % of the run's steps
     critic   explained variance ≤ 0 in 90 % of the records of the last 20 % of the run's steps, and
              R − R_first ≤ max(|R_first|, |R|) / 4
 
@@ -33,7 +34,7 @@ FALLEN = 0.5
 POLICY_SPAN, CRITIC_SPAN = 0.01, 0.2
 CRITIC_SHARE = 0.9
 LEAST_RECORDS, LEAST_STEPS, LEAST_EPISODES = 10, 20_000, 10
-RISEN = 0.25
+MOVED = 0.25
 
 
 class CollapseDetector:
@@ -87,6 +88,7 @@ class CollapseDetector:
 
     def _policy(self, env_steps: int, mean: float, entropy: float) -> str | None:
         fallen = mean < self._first + FALLEN * (self._best - self._first)
+        fallen = fallen and self._best - mean > MOVED * max(abs(self._best), abs(mean))
         if not (fallen and entropy <= self._low_entropy):
             self._low_since, self._low_records = None, 0
             return None
@@ -111,7 +113,7 @@ class CollapseDetector:
             records.popleft()
         if math.isnan(mean) and self._episodes > 0:
             return None  # too few episodes to know whether returns rise
-        risen = mean - self._first > RISEN * max(abs(self._first), abs(mean))
+        risen = mean - self._first > MOVED * max(abs(self._first), abs(mean))
         share = sum(low for _, low in records) / len(records)
         if risen or len(records) < LEAST_RECORDS or env_steps - records[0][0] < span or share < CRITIC_SHARE:
             return None
@@ -151,6 +153,7 @@ def low_entropy(action: ActionSpec) -> float:
     half = [
         (high - low) / 2 if math.isfinite(high - low) and not action.squash else 1.0
         for low, high in zip(action.low, action.high, strict=True)
+        if high > low
     ]
     return sum(math.log(NEAR_ZERO * width * math.sqrt(2 * math.pi * math.e)) for width in half)
 

@@ -78,9 +78,11 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
     first = answers[0]
     for actor, answer in answers.items():
         if answer["spec"] != first["spec"]:
+            theirs, ours = (EnvSpec.from_json(found["spec"]) for found in (answer, first))  # type: ignore[arg-type]
             raise TransportError(
-                f"actor {actor} on {answer['host']} has another environment or version than actor 0 on "
-                f"{first['host']}: install the same packages on every node"
+                f"actor {actor} on {answer['host']} has another environment than actor 0 on {first['host']}: {theirs} "
+                f"and {ours}. One policy acts in all of them: give --task environments of the same spaces, and install "
+                "the same packages on every node"
             )
     features = [frozenset(str(f) for f in answer["cpu_features"]) for answer in answers.values()]  # type: ignore[attr-defined]
     return Crew(

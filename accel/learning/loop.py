@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
+from accel.acting.timing import split_update
 from accel.algorithms.base import Algorithm, Update
 from accel.config import TrainConfig
 from accel.errors import DivergenceError, EnvError, TransportError
@@ -24,7 +25,7 @@ from accel.learning.counters import ActorRates, Counters, LagStatistics, TaskRet
 from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
-from accel.transport.base import LearnerTransport, Stopped
+from accel.transport.base import LearnerTransport, PolicyUpdate, Stopped
 from accel.tuning.steering import Steering
 from monitor.timers import DevicePhases, Event, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 
@@ -32,7 +33,8 @@ LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress",
 LOOK_S = 0.25
 """How often the learner looks after its actors."""
 MAX_FAULTS = 100
-"""Parts of unrolls that may be left out for numbers that are not finite, before the run ends."""
+"""Parts of unrolls that may be left out for numbers that are not finite, or unrolls one after another for environments
+that raise, before the run ends."""
 
 Metrics = dict[str, float | int | str | None]
 
@@ -166,14 +168,14 @@ class Loop:
             self._published_version = version
             self._policies = policies
             self.transport.publish(version, policies)
-            payload = next(iter(policies.values()))
-            self._published_bytes = len(payload)
+            acting = split_update(PolicyUpdate(version, *next(iter(policies.items()))))[0].payload or b""
+            self._published_bytes = len(acting)
         elif self.schedule.waits_for_policy:
             self.transport.publish(version, self._policies)  # Withheld: the last one acts on, as of this version.
         self._timer.mark("publish")
         if policies:
             self.sampler.published(version)
-            self.published(version, payload)
+            self.published(version, acting)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -197,6 +199,7 @@ class Loop:
         self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
         self._recorded_updates = self.counters.updates
+        self._empty_unrolls = 0
         self._faults_before = self.counters.faulty_environments  # A resumed run has all its patience again.
         self._rates = ActorRates(self.transport.actors, self._started)
         self._timer.reset()  # without what was published before
@@ -285,6 +288,12 @@ class Loop:
                     f"{fault.text(actor)}; after {MAX_FAULTS} others: mend the environment, or wrap it so that its "
                     "numbers are finite"
                 )
+        self._empty_unrolls = 0 if unroll.valid_steps else self._empty_unrolls + 1
+        if self._empty_unrolls > MAX_FAULTS:
+            raise EnvError(
+                f"the last {self._empty_unrolls} unrolls have no step to learn from, as environments raised in all: "
+                "see the messages above, and mend the environment"
+            )
         return unroll.valid_steps > 0 or self.schedule.waits_for_policy  # Its actor waits for the round's policy.
 
     def _observe(self, experience: Experience) -> None:

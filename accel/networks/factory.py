@@ -117,7 +117,7 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
     if separate_value_torso and text.core is not None:
         raise ConfigError(
             f"network '{text}': a separate value torso would need a recurrent state that actors do not carry: "
-            "leave separate_value_torso off with +{text.core}"
+            f"leave separate_value_torso off with +{text.core}"
         )
 
 

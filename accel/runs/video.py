@@ -80,6 +80,8 @@ def record_episode(
             raise
         finally:
             writer.close()
+        if suffix == ".mp4" and b"moov" not in partial.read_bytes():  # ffmpeg's failure is not told
+            raise ConfigError(f"cannot write video {path}: what was written is incomplete; is the disk full?")
         os.replace(partial, path)
     except OSError as error:
         raise ConfigError(f"cannot write video {path}: {error.strerror or error}") from error

@@ -19,9 +19,12 @@ _OF_FILE_SYSTEMS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO
 
 
 def check_directory(directory: Path, about: Mapping[str, object]) -> None:
-    """Raises SweepError: the directory holds another study's runs and tables."""
+    """Raises SweepError: the directory holds another study's runs and tables, or something else."""
     file = directory / _ABOUT
     if not file.exists():
+        foreign = sorted(path.name for path in directory.iterdir() if not path.name.startswith((".", "study.")))
+        if foreign:
+            raise SweepError(f"{directory} holds {foreign[0]!r} and is no sweep's directory: give another --out")
         return
     try:
         found = parse_json(read_file(file, MAX_JSON_BYTES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,9 +80,10 @@ def write_outputs(findings: Findings, study: Study, directory: Path) -> tuple[Pa
 def _write_configurations(findings: Findings, directory: Path) -> dict[int, Path]:
     """TOML files by trial number."""
     best = directory / "best"
-    shutil.rmtree(best, ignore_errors=True)
+    for outdated in best.glob("*-trial-*.toml"):
+        outdated.unlink()
     if findings.configurations:
-        best.mkdir()
+        best.mkdir(exist_ok=True)
     files: dict[int, Path] = {}
     for place, row in enumerate(findings.front, 1):
         if row.number not in findings.configurations:

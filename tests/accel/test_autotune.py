@@ -429,6 +429,8 @@ def test_one_process_learns_with_whatever_level_the_tuner_takes(tmp_path: Path) 
     # What the last update's look decides is published no more.
     published = _level_after(decisions, summary.env_steps - 1)
     assert summary.scheme == load_run(tmp_path / "run").scheme == records[-1]["scheme"] == published
+    # What is told of a publication is of the policy that acts, beside which levels may travel to be timed.
+    assert len({record["policy_bytes"] for record in records if record["level"] == "fp32"}) == 1
     # Its time adds to the actor's, so that it counts here as well.
     assert isinstance(records[-1]["learner_rate"], float)
 

@@ -122,6 +122,16 @@ def test_without_any_episode_the_critic_alone_decides() -> None:
     assert "has not risen" not in said
 
 
+def test_an_action_that_cannot_vary_has_no_part_in_the_entropy() -> None:
+    free, fixed = ActionSpec("gaussian", (1,), (-1.0,), (1.0,)), ActionSpec("gaussian", (2,), (-1.0, 0.0), (1.0, 0.0))
+    assert low_entropy(fixed) == low_entropy(free)
+
+
+def test_a_return_that_hardly_fell_is_no_collapse() -> None:
+    run = sequence(return_mean=[500.0] * 5 + [499.0] * 55, entropy=[0.001] * 60)
+    assert replay(run, 60_000) == ()
+
+
 def test_little_entropy_is_relative_to_the_action_space() -> None:
     assert low_entropy(ActionSpec("categorical", (2,))) == pytest.approx(0.01 * math.log(2))
     assert low_entropy(ActionSpec("multi_categorical", (2, 3))) == pytest.approx(0.01 * math.log(6))

@@ -381,7 +381,7 @@ def test_an_error_inside_an_environment_stays_as_it_is(error: Exception) -> None
     loop = EnvLoop(lambda: Odd(error), 2, seed=1)
     loop.reset()
     actions = np.zeros(2, np.int64)
-    with pytest.raises(type(error)) as found:
+    with pytest.raises(EnvError, match=f"environment [01] raised {type(error).__name__} again before") as found:
         for _ in range(3):  # raises, is made anew, raises again
             loop.step(actions)
-    assert found.value is error
+    assert found.value.__cause__ is error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,8 +13,11 @@ from gymnasium import spaces
 
 from accel.acting.actor import join
 from accel.algorithms.catalogue import agree, make_algorithm
+from accel.cli.launch import train
+from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.envs.loop import EnvLoop
+from accel.errors import EnvError
 from accel.experience.unroll import UnrollLayout
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
@@ -79,7 +83,7 @@ def test_one_that_raises_is_made_anew_and_the_others_go_on_as_they_would() -> No
 
 def test_one_that_raises_again_before_it_has_ended_an_episode_raises_for_all() -> None:
     loop = loop_of({1: 5, 3: 4})
-    with pytest.raises(ValueError, match="broke"):
+    with pytest.raises(EnvError, match="environment 1 raised ValueError again before an episode of it ended: the sim"):
         rows(loop, 20)
     again = loop_of({1: 5, 3: EPISODE + 4})
     rows(again, 40)
@@ -93,7 +97,7 @@ def test_one_that_cannot_be_made_again_raises_for_all() -> None:
         raise OSError("no licence left")
 
     loop.make_env = refuse
-    with pytest.raises(OSError, match="licence"):
+    with pytest.raises(EnvError, match=r"environment 1 raised OSError again before .*: no licence left"):
         rows(loop, 20)
 
 
@@ -127,3 +131,13 @@ def test_its_part_of_the_unroll_is_left_out_and_reported(monkeypatch: pytest.Mon
     assert seen[1][1][1] == 0 and seen[1][1][0] == EPISODE, "an episode that was cut off is not counted"
     ((actor_number, told),) = learner.messages()
     assert actor_number == 0 and told["environment"] == 1 and "the simulator broke" in str(told["raised"])
+
+
+def test_a_run_whose_environments_leave_no_step_to_learn_from_ends(tmp_path: Path) -> None:
+    config = TrainConfig.create(
+        env="CartPole-v1", wrapper=("tests.environments.troubled:RaisesInNinthReset",), actors=0, envs_per_actor=1,
+        algorithm="ppo", unroll_length=512, network="mlp:8x1", total_env_steps=100_000, compressor="fp32",
+        results_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(EnvError, match="the last 101 unrolls have no step to learn from"):
+        train(config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +232,21 @@ def test_a_video_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         evaluate(run, video=tmp_path / "episode.avi")
     with pytest.raises(ConfigError, match="cannot write video"):
         evaluate(run, video=tmp_path / "nowhere" / "episode.gif")
+
+
+def test_a_video_that_its_writer_could_not_finish_is_no_success(tmp_path: Path) -> None:
+    """ffmpeg's own process meets the full disk, and says so in its log alone."""
+    run = cartpole(tmp_path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot write video"):
+            record_episode(run.compress("fp32"), run, tmp_path / "episode.mp4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list(tmp_path.glob("*.mp4"))
 
 
 def test_the_command_prints_figures_and_one_line_for_an_error(

@@ -7,6 +7,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from accel.errors import SweepError
+from accel.sweep.directory import check_directory, write_about
 from accel.sweep.storage import connected
 from accel.sweep.study import UNBUILT, Measurement, counts, open_study, tally, work
 from tests.accel.sweeping import options_for
@@ -48,3 +50,14 @@ def test_repeats_hand_over_to_a_random_sampler_which_is_said(tmp_path: Path, cap
     assert [r.message for r in caplog.records if "sampling at random" in r.message] == [
         "the last 2 proposals repeated others: sampling at random until there is a new one"
     ]
+
+
+def test_a_directory_with_something_else_in_it_is_refused_and_kept(tmp_path: Path) -> None:
+    check_directory(tmp_path, {"study": "a"})
+    (tmp_path / "study.db").touch()  # another worker's, which has not yet said what it is
+    check_directory(tmp_path, {"study": "a"})
+    (tmp_path / "best").mkdir()
+    with pytest.raises(SweepError, match="holds 'best' and is no sweep's directory: give another --out"):
+        check_directory(tmp_path, {"study": "a"})
+    write_about(tmp_path, {"study": "a"})
+    check_directory(tmp_path, {"study": "a"})

@@ -101,6 +101,7 @@ def test_choices_by_layer_are_the_oracles(scheme: str, name: str, variant: str) 
     assert_choices_are_the_oracles(_refreshed(scheme, name, variant, module), module)
 
 
+@pytest.mark.usefixtures("onnxruntimes_margin")
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.parametrize("scheme", SCHEMES[:6])

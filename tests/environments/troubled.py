@@ -86,6 +86,18 @@ class _Failing(_Counting):
         """What goes wrong."""
 
 
+class RaisesInNinthReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises in every ninth reset, and begins anew."""
+
+    resets = 0
+
+    def reset(self, **options: Any) -> Any:
+        type(self).resets += 1
+        if type(self).resets % 9 == 0:
+            raise ValueError("the simulator broke")
+        return super().reset(**options)
+
+
 class NanReward(_Counting):
     """Pays NaN from some step on."""
 
