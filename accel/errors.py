@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class AccelError(Exception):
-    """Base of every error that a user can cause; the CLI prints it in one message and exits with ``exit_code``."""
+    """Base of the errors that a user can cause; the CLI prints it in one message and exits with ``exit_code``.
+
+    What a compression scheme cannot do is a ``compressors.CompressorError``.
+    """
 
     exit_code = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CompressorError(Exception):
-    """Base of every error raised by this package."""
+    """Base of every error of compression: of a scheme, a policy that it does not suit, or an artifact."""
 
 
 class SchemeError(CompressorError):

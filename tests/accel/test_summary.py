@@ -69,6 +69,11 @@ def test_the_text_has_every_figure() -> None:
 LEARNER_BOUND = {"learner_s": {"forward": 9.0, "wait": 1.0}, "actor_s": {"env": 1.0, "wait": 3.0}}
 
 
+def test_a_run_without_an_update_says_why() -> None:
+    assert "Raise --total-env-steps" in replace(SUMMARY, updates=0, finished=True).text()
+    assert "Raise --total-env-steps" not in SUMMARY.text() + replace(SUMMARY, updates=0, finished=False).text()
+
+
 def test_the_bottleneck_is_named_with_what_would_help() -> None:
     learner = replace(SUMMARY, **LEARNER_BOUND).text()
     assert "The learner is the bottleneck (actors wait for it 75% of their time)" in learner
