@@ -300,7 +300,9 @@ class Summary:
             f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
         ]
         if self.finished and not self.updates:
-            lines.append("Nothing was learned: the run has fewer environment steps than a batch. Raise --total-env-steps.")
+            lines.append(
+                "Nothing was learned: the run has fewer environment steps than a batch. Raise --total-env-steps."
+            )
         if self.evaluation is not None:
             lines.append(self.evaluation.text())
         lines += [f"Warning: {warning}" for warning in self.warnings]
