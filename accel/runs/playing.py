@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +36,9 @@ MAX_EPISODES, MAX_ENVS = 1_000_000, 4096
 _NOISE_ROWS = 64
 # seed streams of evaluation and collection, different from the actors', which use their ranks
 _EVALUATION, _COLLECTION = 1_000_000, 1_000_001
+
+
+logger = logging.getLogger("accel")
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ def play(
     player = make_player(policy, run, environment.num_envs)
     progress = SilentProgress() if progress is None else progress
     games: set[object] = set()
+    finite = True
     env_steps, start = 0, time.perf_counter()
     try:
         for number, begin in enumerate(range(0, episodes, width)):
@@ -128,9 +134,15 @@ def play(
             returns[begin : begin + count] = game.returns[:count]
             lengths[begin : begin + count] = game.lengths[:count]
             games |= game.endings
+            finite &= game.finite
     finally:
         environment.close()
         environment.pulse.enter(WAITING)
+    if not finite:
+        logger.warning(
+            "%s gave observations that are not finite: what the policy did then, and what it earned, means nothing",
+            run.config.environment.env,
+        )
     return Episodes(returns, lengths, time.perf_counter() - start, env_steps, len(games))
 
 
@@ -152,6 +164,7 @@ class _Round:
         self.returns = np.zeros(environment.num_envs)
         self.lengths = np.zeros(environment.num_envs, np.int64)
         self.endings: set[object] = set()
+        self.finite = True  # all observations until now
         self._running = np.arange(environment.num_envs) < count
 
     def play(self, max_episode_steps: int, name: str) -> Iterator[tuple[int, int]]:
@@ -181,6 +194,7 @@ class _Round:
             env_actions = cast(Actions, sampler.to_env(actions))
             pulse.words[0] = step
             observations, rewards, terminated, truncated = environment.step(env_actions)
+            self._check(observations, rewards, step, name)
             self.returns[running] += rewards[running]
             self.lengths[running] += 1
             ended = running & (terminated | truncated)
@@ -195,6 +209,17 @@ class _Round:
             f"an episode of {name!r} has not ended after {max_episode_steps} steps: limit it with max_episode_steps "
             "among the environment's arguments"
         )
+
+    def _check(self, observations: Array, rewards: npt.NDArray[np.floating], step: int, name: str) -> None:
+        """A return with such a reward is no number; an action on such an observation is one all the same."""
+        if not math.isfinite(rewards[self._running].sum()):
+            env = int(np.flatnonzero(self._running & ~np.isfinite(rewards))[0])
+            raise EnvError(
+                f"environment {env} of {name!r} gave the reward {rewards[env]} in step {step + 1} of its episode: mend "
+                "the environment, or wrap it so that its rewards are finite"
+            )
+        if observations.dtype.kind == "f":
+            self.finite &= bool(np.isfinite(observations[self._running]).all())
 
     def _note_endings(self, ended: npt.NDArray[np.intp], observations: Array) -> None:
         environment = self._environment

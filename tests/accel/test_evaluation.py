@@ -211,6 +211,19 @@ def test_an_episode_without_an_end_is_an_error(tmp_path: Path) -> None:
         play(run.compress("fp32"), run, episodes=1, max_episode_steps=50)
 
 
+@pytest.mark.parametrize("trouble", ["NanReward", "NanObservation"])
+def test_numbers_that_are_not_finite_are_said(trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wrapper = (f"tests.environments.troubled:{trouble}",)
+    run = load_run(make_run(tmp_path, env="CartPole-v1", network="mlp:8x1", wrapper=wrapper))
+    if trouble == "NanReward":
+        with pytest.raises(EnvError, match=r"environment 0 of 'CartPole-v1' gave the reward nan in step .*: mend the"):
+            play(run.compress("fp32"), run, episodes=60, envs=1)
+        return
+    play(run.compress("fp32"), run, episodes=60, envs=1)
+    (said,) = [record.message for record in caplog.records if "not finite" in record.message]
+    assert said.startswith("CartPole-v1 gave observations that are not finite")
+
+
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
 def test_an_episode_becomes_a_video(tmp_path: Path, suffix: str) -> None:
     run = cartpole(tmp_path)
