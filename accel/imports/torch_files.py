@@ -7,6 +7,7 @@ no code of the file runs. ``tests/accel/test_import_policy.py`` holds a hostile 
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 
@@ -29,7 +30,7 @@ def read_tensors(content: bytes, name: str) -> dict[str, Tensor]:
         _check_size(content)
         value: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise anything, hostile ones an UnpicklingError
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", (str(error).strip().splitlines() or [type(error).__name__])[0])
         raise CheckpointError(
             f"{name} is no file of tensors ({reason[:200]}): only state dicts are read, and nothing is unpickled; save "
             "policy.state_dict() with torch.save, or with safetensors.torch.save_file"

@@ -15,6 +15,7 @@ from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, collect_inputs, play
 from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
+from compressors.errors import ArtifactError
 from compressors.scheme import parse_scheme
 from monitor.statistics import Interval, mean_interval
 
@@ -183,11 +184,14 @@ def compress_run(run: TrainedPolicy, scheme: str, seed: int = 0) -> CompressedPo
 
 
 def read_artifact(path: Path, run: TrainedPolicy) -> CompressedPolicy:
-    """An artifact from a file, checked against the run. Raises ConfigError and ArtifactError."""
+    """An artifact from a file, checked against the run. Raises ConfigError."""
     try:
         artifact = CompressedPolicy.read(path)
     except OSError as error:
         raise ConfigError(f"cannot read artifact {path}: {error.strerror}") from None
+    except ArtifactError as error:
+        reason = str(error).partition(";")[0]
+        raise ConfigError(f"{path} is {reason}; give an artifact, such as a run's policy/final.accel") from error
     found = [(tensor.name, tensor.with_batch(1)) for tensor in artifact.inputs]
     wanted = [(name, tuple(example.shape)) for name, example in run.example_inputs.items()]
     if found != wanted or artifact.outputs[0].with_batch(1)[1:] != (run.rule.output_size,):

@@ -105,7 +105,8 @@ def _distribution(name: str, description: object, base: TrainConfig, path: Path)
         raise ConfigError(f"{where} must be a table with type, and low and high or choices")
     kind = str(description.get("type"))
     if kind not in _KINDS:
-        raise ConfigError(f"{where}: type is {description.get('type')!r}; there are {', '.join(_KINDS)}")
+        given = f"type is {description['type']!r}" if "type" in description else "it has no type"
+        raise ConfigError(f"{where}: {given}; there are {', '.join(_KINDS)}")
     for key in description:
         if key not in ("type", *_KINDS[kind]):
             raise ConfigError(f"{where}: {key!r} is not valid for type {kind}; it takes {', '.join(_KINDS[kind])}")

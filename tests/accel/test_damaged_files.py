@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from accel.config import TrainConfig
 from accel.config.files import load_toml
-from accel.errors import AccelError, BundleError, CheckpointError
+from accel.errors import AccelError, BundleError, CheckpointError, ConfigError
 from accel.exporting import run_policy
 from accel.exporting.build import export
 from accel.runs.checkpoint import load_checkpoint
@@ -259,7 +259,7 @@ def artifact(loaded: TrainedRun) -> CompressedPolicy:
 def test_artifacts(run: Path, loaded: TrainedRun, artifact: CompressedPolicy, data: st.DataObject) -> None:
     path = run.parent / "artifact.accel"
     path.write_bytes(data.draw(damaged(artifact.to_bytes())))
-    assert isinstance(outcome(lambda: read_artifact(path, loaded)), ArtifactError)
+    assert isinstance(outcome(lambda: read_artifact(path, loaded)), ConfigError)
     header = json.loads(artifact.header_json)
     resealed = outcome(lambda: CompressedPolicy.from_bytes(with_header(artifact, data.draw(changed(header)))))
     assert isinstance(resealed, CompressedPolicy | ArtifactError)

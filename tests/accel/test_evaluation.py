@@ -21,7 +21,7 @@ from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import Episodes, SessionPlayer, TorchPlayer, collect_inputs, play
 from accel.runs.video import record_episode
-from compressors.errors import ArtifactError, SchemeError
+from compressors.errors import SchemeError
 from compressors.runtime import PolicySession
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
@@ -176,7 +176,7 @@ def test_an_artifact_is_played_as_it_is(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match="checksum"):
+    with pytest.raises(ConfigError, match="checksum"):
         evaluate(run, artifact=path, episodes=2)
     with pytest.raises(ConfigError, match="cannot read"):
         evaluate(run, artifact=tmp_path / "nothing", episodes=2)
