@@ -155,6 +155,12 @@ def statistics(suffix: str) -> bytes:
     return buffer.getvalue()
 
 
+def test_a_clip_beyond_single_precision_clips_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "statistics.json"
+    path.write_text('{"mean": [0.0], "var": [1.0], "clip": 1e40}')
+    assert read_normaliser(path, (1,))(torch.full((1, 1), 5.0)).item() == pytest.approx(5.0)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
 @given(data=st.data())
 @fuzz
