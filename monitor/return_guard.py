@@ -16,8 +16,8 @@ in which a linear trend of returns cancels. Looks are at 4, 8, 16, … ``MOST`` 
 margin is ``MARGIN`` of the control's mean return, or ``MARGIN_DEVIATIONS`` standard deviations of an episode where that
 is more. t has ``CONFIDENCE`` at each of a series' ``LOOKS``, so that a level that loses the margin passes 8 % of the
 series at most. t′ has 1 − (1 − ``CONFIDENCE``) / (LOOKS · k²) in series k: with Bonferroni's bound over looks and
-series, a level that loses nothing is thrown out in 1.6 % of the runs at most, however long they are. What is
-detectable, at 80 %, is stated with each look.
+series, a level that loses nothing is thrown out, each time that it is taken, with a probability of 1.6 % at most,
+however long it is in use. What is detectable, at 80 %, is stated with each look.
 
 Control spells take at most ``TIME_SHARE`` of the time since the level was taken, so that the first begins after twenty
 times as long as it lasts: a run of a minute whose full precision is slow ends before.

@@ -80,7 +80,7 @@ def read_normaliser(path: Path, shape: tuple[int, ...]) -> FixedNormaliser:
         )
     if not (np.isfinite(mean).all() and np.isfinite(variance).all() and (variance + epsilon > 0).all() and clip > 0):
         raise ConfigError(f"normaliser {path}: mean and var must be finite, var + epsilon and clip positive")
-    if not (np.stack((np.abs(mean), 1.0 / np.sqrt(variance + epsilon))) <= np.finfo(np.float32).max).all():
+    if not (np.stack((np.abs(mean), 1.0 / np.sqrt(variance + epsilon))) <= _GREATEST).all():
         raise ConfigError(f"normaliser {path}: mean and 1/√(var + epsilon) must fit into single precision")
     return FixedNormaliser(mean, variance, clip=min(clip, _GREATEST), epsilon=epsilon)
 
