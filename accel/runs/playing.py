@@ -218,8 +218,10 @@ class _Round:
                 f"environment {env} of {name!r} gave the reward {rewards[env]} in step {step + 1} of its episode: mend "
                 "the environment, or wrap it so that its rewards are finite"
             )
-        if observations.dtype.kind == "f":
-            self.finite &= bool(np.isfinite(observations[self._running]).all())
+        shown = observations[self._running]
+        if float_bytes := self._environment.spec.float_bytes:  # numbers packed among bytes
+            shown = shown[..., :float_bytes].view(np.float32)
+        self.finite &= shown.dtype.kind != "f" or bool(np.isfinite(shown).all())
 
     def _note_endings(self, ended: npt.NDArray[np.intp], observations: Array) -> None:
         environment = self._environment

@@ -224,6 +224,16 @@ def test_numbers_that_are_not_finite_are_said(trouble: str, tmp_path: Path, capl
     assert said.startswith("CartPole-v1 gave observations that are not finite")
 
 
+@pytest.mark.parametrize("wrapper", [(), ("tests.environments.troubled:NanPart",)])
+def test_a_part_of_an_observation_that_is_not_finite_is_said(
+    wrapper: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = "tests.environments.structured:DictTarget-v0"
+    run = load_run(make_run(tmp_path, env=env, network="auto", wrapper=wrapper))
+    play(run.compress("fp32"), run, episodes=2, envs=1)
+    assert ("not finite" in caplog.text) == bool(wrapper)
+
+
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
 def test_an_episode_becomes_a_video(tmp_path: Path, suffix: str) -> None:
     run = cartpole(tmp_path)

@@ -114,6 +114,15 @@ class NanObservation(_Counting):
         return observation * (float("nan") if self.steps > FIRST_TROUBLE else 1), *rest  # type: ignore[return-value]
 
 
+class NanPart(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One number of DictTarget's observations is NaN."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        observation["goal"]["noise"][1] = float("nan")
+        return observation, reward, terminated, truncated, info
+
+
 class OneNanObservation(_Counting):
     """Shows NaN in one step."""
 
