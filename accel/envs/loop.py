@@ -106,7 +106,10 @@ class EnvLoop(VectorEnvironment):
                 if named := _named(error, f"environment {i}, reset()", "(observation, info)"):
                     raise named from error
                 raise
-            self.layout.check(observation)
+            try:
+                self.layout.check(observation)
+            except InterfaceError as error:
+                raise InterfaceError(f"environment {i}, reset(): {error}") from error
             self.layout.write(observation, self._rows[i])
             self._is_over[i] = False
             self._deadlines[i] = self._tick + self._max_episode_steps

@@ -31,7 +31,7 @@ from accel.envs.spaces import (
     ObservationPart,
     lay_out_record,
 )
-from accel.errors import EnvError
+from accel.errors import EnvError, InterfaceError
 
 _ENCODABLE = "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these"
 Observations = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -92,11 +92,11 @@ class ObservationLayout(ABC):
         return np.zeros((num_envs, *self.shape), dtype=self.dtype)
 
     def check(self, observation: object) -> None:
-        """Raise EnvError unless ``observation``, one environment's first, has the structure its space announces."""
+        """Raise InterfaceError unless ``observation``, one environment's, has the structure its space announces."""
         if not self.holds(observation):
-            raise EnvError(
-                f"the environment's first observation ({_describe(observation)}) does not have the shape of its "
-                f"observation space {self.space}: correct the environment or the wrapper"
+            raise InterfaceError(
+                f"the observation ({_describe(observation)}) does not have the shape of the observation space "
+                f"{self.space}: correct the environment or the wrapper"
             )
 
 

@@ -26,7 +26,7 @@ from typing import Literal, cast
 from accel.envs.base import Actions, EnvFailure, Flags, Floats, Observations
 from accel.envs.spaces import EnvSpec
 from accel.envs.worker import Lines, SharedPulses, SharedRows
-from accel.errors import EnvError, MissingExtraError
+from accel.errors import EnvError, InterfaceError, MissingExtraError
 from accel.json_object import Json
 from accel.system.clock import ListeningClock
 from accel.system.kept import KeptProcess
@@ -38,6 +38,8 @@ WAIT_S = 0.1
 STEADY_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _GRACE_S = 5.0
+_ERRORS = {"MissingExtraError": MissingExtraError, "InterfaceError": InterfaceError}
+"""What is raised as the kind of error that the worker raised; all else as an EnvError."""
 
 
 @dataclass
@@ -245,16 +247,19 @@ class EnvironmentPool:
                 self._fail(worker, hang_text(phase if worker.is_up else PREPARING, limit_s))
 
     def _fail(self, worker: _Worker, why: str) -> None:
-        """A worker is lost: end what is left of it, and plan another. Raises EnvError: too often, or at the start."""
+        """A worker is lost: end what is left of it, and plan another. Raises EnvError: too often, or at the start.
+
+        The interface that an environment breaks as soon as it is made, another one of its kind would break too.
+        """
         words = worker.last_words
-        if not self._is_started:
-            if words.get("kind") == "MissingExtraError":
-                raise MissingExtraError(str(words["error"]))
-            raise EnvError(str(words.get("error", f"worker {worker.number}: {why}")))
+        is_steady = worker.is_up and self._clock.s > worker.up_s + STEADY_S
+        error = _ERRORS.get(str(words.get("kind")), EnvError)
+        if not self._is_started or (error is InterfaceError and not is_steady):
+            raise error(str(words.get("error", f"worker {worker.number}: {why}")))
         self._forget(worker)
         self._end(worker)
         was_up, worker.is_up, worker.asked_s = worker.is_up, False, None
-        if was_up and self._clock.s > worker.up_s + STEADY_S:
+        if is_steady:
             worker.failures = 0
         worker.failures += 1
         if worker.failures > self._max_restarts:

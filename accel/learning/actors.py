@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
-from accel.errors import TransportError
+from accel.errors import EnvError, TransportError
 from accel.json_object import Json
 from accel.system.processes import process_started
 from accel.transport.base import LearnerTransport
@@ -40,6 +40,7 @@ class Actors:
         self._late: set[int] = set()
         self._silent: frozenset[int] = frozenset()
         self._gone: frozenset[int] = frozenset()
+        self._refusal: object = None
 
     @property
     def alive(self) -> frozenset[int]:
@@ -61,6 +62,7 @@ class Actors:
             self._late.discard(actor)
         elif "down" in message:
             self._down.add(actor)
+            self._refusal = message["down"] if message.get("final") else self._refusal
             logger.warning("%s", failure_text(actor, message))
         elif "up" in message:
             self._down.discard(actor)
@@ -81,6 +83,7 @@ class Actors:
 
         Raises:
             TransportError: none is left, and none will come back.
+            EnvError: so it is, and an environment does not keep to gymnasium's interface.
         """
         total, alive, silent = self._transport.actors, self._transport.alive(), self._transport.silent()
         for actor in sorted(silent - self._silent):
@@ -95,6 +98,8 @@ class Actors:
             how = "died" if actor in self._transport.dead() else "ended"
             logger.warning("actor %d %s; %d of %d go on", actor, how, len(self.alive), total)
         self._gone |= gone
+        if not alive and not silent and self._refusal is not None:
+            raise EnvError(f"all {total} actors are gone, the last one as {self._refusal}")
         if not alive and not silent:
             raise TransportError(f"all {total} actors are gone; look at their messages above and resume the run")
         return gone

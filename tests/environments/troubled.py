@@ -34,6 +34,7 @@ FIRST_TROUBLE = 200
 
 gymnasium.register("Nameless-v0", entry_point="tests.environments.troubled:TextEnv")
 gymnasium.register("OldInterface-v0", entry_point="tests.environments.troubled:OldInterface")
+gymnasium.register("AnotherShape-v0", entry_point="tests.environments.troubled:AnotherShape")
 
 
 def rank() -> int:
@@ -59,6 +60,13 @@ class OldInterface(gymnasium.Env[Any, Any]):
 
     def step(self, _: object) -> Any:
         return np.zeros(3, np.float32), 1.0, False, {}
+
+
+class AnotherShape(OldInterface):
+    """Shows observations of another shape than it announces."""
+
+    def reset(self, **_: object) -> Any:
+        return np.zeros(4, np.float32), {}
 
 
 class _Counting(gymnasium.Wrapper[Any, Any, Any, Any]):

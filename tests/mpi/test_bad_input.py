@@ -96,11 +96,25 @@ def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_an_environment_of_the_old_interface_ends_the_run_at_once(tmp_path: Path) -> None:
-    with TrainingRun(tmp_path, "--actors", "2", "--env", f"{TROUBLED}OldInterface-v0") as job:
+@pytest.mark.parametrize(
+    ("env", "words", "found"),
+    [
+        ("OldInterface-v0", [], "it gave four values"),
+        ("OldInterface-v0", ["--env-workers", "2"], "it gave four values"),
+        ("AnotherShape-v0", [], "shape (4,)) does not have the shape of the observation space"),
+        ("AnotherShape-v0", ["--env-workers", "2"], "shape (4,)) does not have the shape of the observation space"),
+    ],
+    ids=["old interface", "old interface, workers", "another shape", "another shape, workers"],
+)
+def test_an_environment_that_breaks_the_interface_ends_the_run_at_once(
+    env: str, words: list[str], found: str, tmp_path: Path
+) -> None:
+    """No actor is started again, and the learner's own message has the reason."""
+    with TrainingRun(tmp_path, "--actors", "2", "--env", f"{TROUBLED}{env}", *words) as job:
         assert job.finish() != 0
-        assert job.output.count("it gave four values") == job.output.count("and none is started") == 2, job.output
-        assert "all 2 actors are gone" in job.output and "Traceback" not in job.output, job.output
+        assert job.output.count("and none is started") == 2 and "another process takes" not in job.output, job.output
+        ours = [line for line in job.output.splitlines() if line.startswith("accel: all 2 actors are gone")]
+        assert len(ours) == 1 and found in ours[0] and "Traceback" not in job.output, job.output
 
 
 _REGISTERED_HERE = """
