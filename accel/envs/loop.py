@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, SupportsFloat, TypeAlias, cast
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,7 @@ from accel.errors import EnvError, InterfaceError
 from accel.system.pulse import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
+StepOfOne: TypeAlias = tuple[object, SupportsFloat, bool, bool, dict[str, Any]]
 
 
 class EnvLoop(VectorEnvironment):
@@ -77,7 +78,7 @@ class EnvLoop(VectorEnvironment):
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._is_over = [False] * num_envs
-        self._steps = [env.step for env in self.envs]
+        self._steps = [self._checked_once(i) for i in range(num_envs)]
         self._tick = 0
         self._deadlines = [self._max_episode_steps] * num_envs
 
@@ -144,6 +145,8 @@ class EnvLoop(VectorEnvironment):
                     row[...] = observation
                 else:
                     write(observation, row)
+            except InterfaceError as error:
+                raise InterfaceError(f"environment {i}, step(): {error}") from error
             except Exception as error:
                 wanted = "(observation, reward, terminated, truncated, info)"
                 if isinstance(error, TypeError | ValueError) and (
@@ -155,6 +158,19 @@ class EnvLoop(VectorEnvironment):
         if masked:
             self._settle_masks()
         return self._observations, rewards, terminated, truncated
+
+    def _checked_once(self, i: int) -> Callable[[object], StepOfOne]:
+        """Environment i's ``step``, which holds its first observation against the space, and costs nothing after it."""
+        step = self.envs[i].step
+
+        def first(action: object) -> StepOfOne:
+            result: object = step(action)
+            if isinstance(result, tuple) and result:
+                self.layout.check(result[0])
+            self._steps[i] = step
+            return cast(StepOfOne, result)
+
+        return first
 
     def _reset(self, i: int) -> object:
         """Environment i's next episode; one that raised is made anew first."""

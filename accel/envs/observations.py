@@ -11,11 +11,12 @@ input of the network but says which actions are allowed.
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,7 @@ class ObservationLayout(ABC):
 
     @abstractmethod
     def write(self, observation: object, row: Observations) -> None:
-        """Write one environment's observation into ``row`` [*shape]."""
+        """Write one environment's observation into ``row`` [*shape]. Raises InterfaceError: a Discrete out of range."""
 
     @abstractmethod
     def write_batch(self, observations: object, rows: Observations) -> None:
@@ -92,12 +93,24 @@ class ObservationLayout(ABC):
         return np.zeros((num_envs, *self.shape), dtype=self.dtype)
 
     def check(self, observation: object) -> None:
-        """Raise InterfaceError unless ``observation``, one environment's, has the structure its space announces."""
+        """Hold one environment's observation against its space, which takes longer than ``write``: for the first ones.
+
+        Values beyond the bounds of a Box pass, unless it is of bytes.
+
+        Raises:
+            InterfaceError: it has not the structure, the shapes or the kind of values that the space announces.
+        """
         if not self.holds(observation):
             raise InterfaceError(
                 f"the observation ({_describe(observation)}) does not have the shape of the observation space "
                 f"{self.space}: correct the environment or the wrapper"
             )
+        if found := self.contradiction(observation):
+            raise InterfaceError(f"the observation{found}")
+
+    @abstractmethod
+    def contradiction(self, observation: object) -> str:
+        """What of an observation that ``holds`` is no value of its space, why, and the remedy; empty: nothing."""
 
 
 def observation_layout(space: Space, action: ActionSpec | None = None) -> ObservationLayout:
@@ -180,6 +193,17 @@ class _Image(ObservationLayout):
         self._batch_axes = (0, *(axis + 1 for axis in axes))
         self.is_plain = axes == tuple(range(len(source))) and len(source) == 3
 
+    def contradiction(self, observation: object) -> str:
+        values = np.asarray(observation)
+        odd = values.reshape(-1) if values.dtype.kind not in "bui" else values[(values < 0) | (values > 255)]
+        if not odd.size:
+            return ""
+        return (
+            f" has the value {odd[0]} of {values.dtype}, and the space {self.space} is of bytes, to which it would be "
+            "cut: return whole numbers from 0 to 255 as np.uint8, or declare the space as np.float32 with its bounds "
+            "and add --wrapper accel.envs.images:ImageBytes"
+        )
+
     def write(self, observation: object, row: Observations) -> None:
         image = cast(npt.NDArray[np.uint8], observation)
         if self.is_plain:
@@ -206,6 +230,9 @@ class _Vector(ObservationLayout):
         self.is_plain = isinstance(space, spaces.Box) and len(space.shape) == 1
         if not self.shape[0]:
             raise EnvError(f"the {where} is {space}, which holds no numbers: leave it out, with a wrapper")
+
+    def contradiction(self, observation: object) -> str:
+        return next(filter(None, (leaf.contradiction(leaf.get(observation)) for leaf in self._leaves)), "")
 
     def write(self, observation: object, row: Observations) -> None:
         if self.is_plain:
@@ -238,6 +265,9 @@ class _Mask(ObservationLayout):
                 f"the observation's {ACTION_MASK} is {space}, and the environment has {action.param_size} actions "
                 f"(sizes {action.sizes}): give one number for each, or name it otherwise if it is something else"
             )
+
+    def contradiction(self, observation: object) -> str:
+        return ""
 
     def write(self, observation: object, row: Observations) -> None:
         if isinstance(observation, tuple):
@@ -286,6 +316,12 @@ class _Record(ObservationLayout):
         self.parts, self.shape, self.dtype = lay_out_record(parts)
         self.paths = tuple(entry.path for entry in self._entries)
 
+    def contradiction(self, observation: object) -> str:
+        for entry in self._entries:
+            if found := entry.layout.contradiction(entry.get(observation)):
+                return "".join(f"[{key!r}]" for key in entry.path) + found
+        return ""
+
     def write(self, observation: object, row: Observations) -> None:
         for entry, part in zip(self._entries, self.parts, strict=True):
             entry.layout.write(entry.get(observation), cast(Observations, part.of_record(row)))
@@ -316,10 +352,29 @@ def _entries(
 class _Leaf:
     """A part of a vector observation: where it is found in the observation, and where it goes in the row."""
 
-    def __init__(self, get: Callable[[object], object], size: int) -> None:
+    def __init__(self, space: Space, get: Callable[[object], object], size: int) -> None:
+        self.space = space
         self.get = get
         self.size = size
         self.start = 0
+
+    def contradiction(self, value: object) -> str:
+        """As of ``ObservationLayout``."""
+        values = np.asarray(value)
+        if values.dtype.kind not in "buif":
+            return (
+                f" has {_describe(value)} for the space {self.space}, which is no array of real numbers: return one of "
+                f"{self.space.dtype}"
+            )
+        if values.dtype.kind != "f" or np.dtype(self.space.dtype).kind == "f":
+            return ""
+        odd = values[values != np.rint(values)]
+        if not odd.size:
+            return ""
+        return (
+            f" has the value {odd[0]} of {values.dtype}, and the space {self.space} is of whole numbers: return whole "
+            "numbers, or declare the space as np.float32"
+        )
 
     def write(self, value: object, row: Observations) -> None:
         row[...] = np.reshape(cast(Numbers, value), -1)
@@ -332,9 +387,23 @@ class _Leaf:
 class _OneHotLeaf(_Leaf):
     """Indices as concatenated one-hot vectors."""
 
-    def __init__(self, get: Callable[[object], object], sizes: Indices, start: Indices) -> None:
-        super().__init__(get, int(sizes.sum()))
+    def __init__(self, space: Space, get: Callable[[object], object], sizes: Indices, start: Indices) -> None:
+        super().__init__(space, get, int(sizes.sum()))
+        self._sizes, self._first = sizes, start
         self._offsets = np.cumsum(sizes) - sizes - start
+
+    def contradiction(self, value: object) -> str:
+        values = np.reshape(np.asarray(value), -1)
+        if values.dtype.kind not in "bui":
+            odd, what = values[:1], "no integer"
+        else:
+            odd, what = values[(values < self._first) | (values >= self._first + self._sizes)], "out of range"
+        if not odd.size:
+            return ""
+        return (
+            f" has the value {odd[0]} of {values.dtype}, which is {what} for the space {self.space}: return an index "
+            "of the space, or declare a space that has the value"
+        )
 
     def write(self, value: object, row: Observations) -> None:
         row[...] = 0
@@ -344,6 +413,24 @@ class _OneHotLeaf(_Leaf):
         rows[...] = 0
         positions = np.asarray(values).reshape(len(rows), -1) + self._offsets
         np.put_along_axis(rows, positions.astype(np.int64), 1, axis=1)
+
+
+class _IndexLeaf(_OneHotLeaf):
+    """One index: without arrays, which leaves time to check it."""
+
+    def __init__(self, space: spaces.Discrete, get: Callable[[object], object]) -> None:
+        self._start = int(space.start)
+        super().__init__(cast(Space, space), get, np.array([space.n], np.int64), np.array([space.start], np.int64))
+
+    def write(self, value: object, row: Observations) -> None:
+        try:
+            place = operator.index(cast(SupportsIndex, value)) - self._start
+        except TypeError:  # numpy's booleans, and what is no integer
+            place = -1 if self.contradiction(value) else int(np.asarray(value).item()) - self._start
+        if not 0 <= place < self.size:
+            raise InterfaceError(f"the observation{self.contradiction(value)}")
+        row[...] = 0
+        row[place] = 1
 
 
 def _leaves(space: Space, where: str) -> list[_Leaf]:
@@ -356,14 +443,13 @@ def _leaves(space: Space, where: str) -> list[_Leaf]:
 
 
 def _walk(space: Space, get: Callable[[object], object], where: str) -> list[_Leaf]:
-    if isinstance(space, spaces.Box):
-        return [_Leaf(get, int(np.prod(space.shape)))]
-    if isinstance(space, spaces.MultiBinary):
-        return [_Leaf(get, int(np.prod(space.shape)))]
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return [_Leaf(cast(Space, space), get, int(np.prod(space.shape)))]
     if isinstance(space, spaces.Discrete):
-        return [_OneHotLeaf(get, np.array([space.n], np.int64), np.array([space.start], np.int64))]
+        return [_IndexLeaf(space, get)]
     if isinstance(space, spaces.MultiDiscrete):
-        return [_OneHotLeaf(get, space.nvec.reshape(-1).astype(np.int64), space.start.reshape(-1).astype(np.int64))]
+        sizes, start = (part.reshape(-1).astype(np.int64) for part in (space.nvec, space.start))
+        return [_OneHotLeaf(cast(Space, space), get, sizes, start)]
     if isinstance(space, spaces.Dict):
         return [leaf for key in space.spaces for leaf in _walk(space[key], _getter(get, key), f"{where}[{key!r}]")]
     if isinstance(space, spaces.Tuple):

@@ -64,7 +64,7 @@ class VectorisedEnv(VectorEnvironment):
         self._final: Observations | None = None
         if self.spec.autoreset == "same_step":
             self._final = self.layout.empty(self.num_envs)
-        self._is_closed = False
+        self._is_checked = self._is_closed = False
 
     @property
     def final_observations(self) -> Observations:
@@ -76,7 +76,7 @@ class VectorisedEnv(VectorEnvironment):
         seed = self._seed if seed is None else seed
         self._seed = None
         observations = self._reset_native(seed)
-        self.layout.check(select(self.layout.space, observations, 0))
+        self._check(observations)
         rows = self._convert(observations)
         self._settle_masks(rows, np.ones(self.num_envs, np.bool_))
         return rows
@@ -91,6 +91,9 @@ class VectorisedEnv(VectorEnvironment):
                 if self._mode == AutoresetMode.DISABLED:  # the reset may clear what the step has returned
                     rewards, ends, cuts = np.array(rewards, np.float32), ends.copy(), cuts.copy()
                 observations = self._keep_final(observations, infos, finished, self._final)
+        if not self._is_checked:
+            self._check(observations)
+            self._is_checked = True
         rows = self._convert(observations)
         self._settle_masks(rows, np.logical_not(ends | cuts) if self._final is None else np.ones_like(ends))
         return rows, np.asarray(rewards, np.float32), ends, cuts
@@ -105,6 +108,10 @@ class VectorisedEnv(VectorEnvironment):
         """Gymnasium's interface takes one integer, from which the vector environment seeds all of its rows."""
         observations, _ = self._env.reset(seed=None if seed is None else env_seeds(seed, self.num_envs)[0])
         return observations
+
+    def _check(self, observations: object) -> None:
+        for i in range(self.num_envs):
+            self.layout.check(select(self.layout.space, observations, i))
 
     def _settle_masks(self, rows: Observations, acts: Flags) -> None:
         if self.spec.action.masked:

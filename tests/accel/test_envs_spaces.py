@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from accel.envs.factory import make_vector_env
 from accel.envs.loop import EnvLoop
 from accel.envs.observations import observation_layout
 from accel.envs.spaces import ActionSpec, EnvSpec, ObservationPart, lay_out_record
-from accel.errors import EnvError
+from accel.envs.vectorised import VectorisedEnv
+from accel.errors import EnvError, InterfaceError
 from tests.environments.closed_form import FIRST_ACTION, ClosedFormEnv
 
 AnySpace = spaces.Space[Any]
@@ -133,6 +135,116 @@ class Liar(gymnasium.Env[Any, Any]):
 def test_an_observation_that_breaks_its_promise_is_refused() -> None:
     with pytest.raises(EnvError, match=r"shape \(1,\).*Box"):
         EnvLoop(Liar, 2, seed=0).reset()
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Shows one observation at a reset, and another one in each step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: AnySpace, first: Any, later: Any) -> None:
+        self.observation_space = space
+        self._first, self._later = first, later
+
+    def reset(self, **_: object) -> tuple[Any, dict[str, Any]]:
+        return self._first, {}
+
+    def step(self, _: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._later, 1.0, False, False, {}
+
+
+BYTES = spaces.Box(0, 255, (3, 40, 40), np.uint8)
+CONTRADICTIONS = {
+    "floats for bytes": (BYTES, np.full(BYTES.shape, 0.5), "value 0.5 of float64.*bytes.*ImageBytes"),
+    "floats for bytes, though zero": (BYTES, np.zeros(BYTES.shape, np.float32), "value 0.0 of float32"),
+    "above bytes": (BYTES, np.full(BYTES.shape, 256), "value 256 of int64.*from 0 to 255"),
+    "below bytes": (BYTES, np.full(BYTES.shape, -1, np.int8), "value -1 of int8"),
+    "fractions for integers": (spaces.Box(0, 9, (2,), np.int64), np.array([1, 0.5]), "value 0.5 .* whole numbers"),
+    "fractions for bits": (spaces.MultiBinary(2), np.array([0, 0.5]), "value 0.5 of float64"),
+    "no index": (spaces.Discrete(4), 4, r"value 4 of int64, which is out of range.*Discrete\(4\)"),
+    "a negative index": (spaces.Discrete(4), -1, "value -1"),
+    "below the first index": (spaces.Discrete(4, start=2), np.int32(1), "value 1 of int32"),
+    "a float for an index": (spaces.Discrete(4), 2.0, "value 2.0 of float64, which is no integer"),
+    "indices": (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), "value 2 of int64, which is out of range"),
+    "a part": (spaces.Dict({"a": spaces.Dict({"b": BYTES})}), {"a": {"b": np.ones(BYTES.shape)}}, "'a'..'b'. has the"),
+    "text": (spaces.Box(0, 1, (), np.float32), "high", "'?high.*no array of real numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_values_that_contradict_their_space_are_named(name: str, where: str) -> None:
+    space, odd, named = CONTRADICTIONS[name]
+    space.seed(0)
+    loop = EnvLoop(lambda: Shown(space, odd if where == "reset" else space.sample(), odd), 2, seed=0)
+    with pytest.raises(InterfaceError, match=rf"environment 0, {where}\(\): .*{named}"):
+        loop.reset()
+        loop.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("odd", [4, -1, 1.5])
+def test_an_index_is_looked_at_in_every_step(odd: float) -> None:
+    env = Shown(spaces.Discrete(4), 0, 3)
+    loop = EnvLoop(lambda: env, 1, seed=0)
+    loop.reset()
+    for _ in range(3):
+        loop.step(np.zeros(1, np.int64))
+    env._later = odd
+    with pytest.raises(InterfaceError, match=rf"environment 0, step\(\): .*value {odd} "):
+        loop.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "row"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([1.0000001, -1.5]), [1.0000001, -1.5]),
+        (spaces.Box(-1, 1, (2,), np.float32), [1, 0], [1, 0]),
+        (spaces.Box(0, 1, (2,), np.float64), np.array([True, False]), [1, 0]),
+        (spaces.Box(0, 9, (2,), np.int64), np.array([3.0, 12.0]), [3, 12]),
+        (spaces.Discrete(3), np.uint8(2), [0, 0, 1]),
+        (spaces.Discrete(3, start=-1), np.array(-1), [1, 0, 0]),
+        (spaces.Discrete(2), np.bool_(True), [0, 1]),
+        (spaces.MultiBinary(2), np.array([1.0, 0.0]), [1, 0]),
+        (spaces.Box(0, 1, (1, 2), np.uint8), np.array([[255, 0]], np.int64), [[[255, 0]]]),
+        (spaces.Box(0, 1, (1, 2), np.uint8), np.array([[True, False]]), [[[1, 0]]]),
+    ],
+)
+def test_values_that_are_stored_as_they_are_pass(space: AnySpace, observation: Any, row: Any) -> None:
+    loop = EnvLoop(lambda: Shown(space, observation, observation), 1, seed=0)
+    np.testing.assert_array_equal(loop.reset(), np.array([row], loop.spec.observation_dtype))
+    np.testing.assert_array_equal(loop.step(np.zeros(1, np.int64))[0], np.array([row], loop.spec.observation_dtype))
+
+
+class Rows(VectorEnv[Any, Any, Any]):
+    """A vector environment that shows one batch at a reset, and another one in each step."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, space: AnySpace, first: Any, later: Any) -> None:
+        self.single_observation_space, self.num_envs = space, len(first)
+        self._first, self._later = first, later
+
+    def reset(self, **_: object) -> tuple[Any, dict[str, Any]]:
+        return self._first, {}
+
+    def step(self, _: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        rows = self.num_envs
+        return self._later, np.ones(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_), {}
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "odd"),
+    [(BYTES, np.zeros((2, *BYTES.shape), np.uint8), np.ones((2, *BYTES.shape))),
+     (spaces.Discrete(3), np.array([1, 2]), np.array([1, 3]))],
+)  # fmt: skip
+def test_a_vector_environments_values_are_looked_at_as_well(space: AnySpace, good: Any, odd: Any) -> None:
+    with pytest.raises(InterfaceError, match="the observation has the value"):
+        VectorisedEnv(Rows(space, odd, good), seed=0).reset()
+    env = VectorisedEnv(Rows(space, good, odd), seed=0)
+    env.reset()
+    with pytest.raises(InterfaceError, match="the observation has the value"):
+        env.step(np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize(
