@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from importlib import import_module
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel.config.parts import NetworkConfig
 from accel.envs.spaces import ACTION_MASK, EnvSpec, ObservationPart
 from accel.errors import ConfigError
 from accel.networks.core import GRUCore, LSTMCore, RecurrentCore
+from accel.networks.custom import make_custom_torso
 from accel.networks.dense import Activation
-from accel.networks.observations import DictTorso, Parts
+from accel.networks.observations import DictTorso
 from accel.networks.policy import Critic, PolicyNetwork
-from accel.networks.text import CHOICES, NetworkText, parse_network
+from accel.networks.text import NetworkText, parse_network
 from accel.networks.torsos import SMALLEST_NATURE_IMAGE, ImpalaResNet, MLPTorso, NatureCNN, Torso
 
 
@@ -36,12 +35,9 @@ def build_network(
 
     Args:
         text: ``auto``, or such as ``mlp:256x2``, ``nature-cnn:0.5``, ``impala-resnet:2+lstm:256``, or
-            ``package.module:factory``, a function of the EnvSpec that returns an ``nn.Module`` from [N, *obs] float to
-            [N, F]; uint8 observations reach it scaled to [0, 1], and a Dict observation as a dictionary of such
-            tensors by its keys. It must map rows independently and deterministically: no dropout, no batch norm. For a
-            Dict observation a built-in text is the torso of the parts of its kind; further images get nature-cnn, or
-            impala-resnet below 36 x 36,
-            further vectors mlp:256x2, and the features of all are joined.
+            ``package.module:factory`` (``accel.networks.custom``). For a Dict observation a built-in text is the torso
+            of the parts of its kind; further images get nature-cnn, or impala-resnet below 36 x 36, further vectors
+            mlp:256x2, and the features of all are joined.
         spec: the environment's layout.
         critic: ``value``, ``action-value`` for Q(s, ·) of categorical actions, as Retrace needs it, or ``none``.
         activation: of mlp torsos; CNNs have ReLU.
@@ -124,8 +120,7 @@ def _check(text: NetworkText, spec: EnvSpec, critic: Critic, separate_value_tors
 def _make_torso(text: NetworkText, spec: EnvSpec, activation: Activation) -> tuple[nn.Module, int]:
     """The torso and F, its number of features."""
     if text.is_factory:
-        custom = _make_custom(text.torso, spec)
-        return custom, _probe(text.torso, custom, spec)
+        return make_custom_torso(text.torso, spec)
     if spec.parts:
         torsos = {p.name: _part_torso(text, p, activation) for p in spec.parts if p.name != ACTION_MASK}
         torso: Torso = DictTorso(torsos)
@@ -154,43 +149,3 @@ def _make_core(text: NetworkText, features: int) -> RecurrentCore | None:
     if text.core is None:
         return None
     return (LSTMCore if text.core == "lstm" else GRUCore)(features, text.core_size)
-
-
-def _make_custom(path: str, spec: EnvSpec) -> nn.Module:
-    module_name, _, name = path.partition(":")
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"network '{path}': cannot import '{module_name}' ({error}): put it on PYTHONPATH, or choose of {CHOICES}"
-        ) from error
-    factory: Callable[[EnvSpec], object] | None = getattr(module, name, None)
-    if not callable(factory):
-        raise ConfigError(f"network '{path}': module '{module_name}' has no function '{name}'")
-    try:
-        torso = factory(spec)
-    except Exception as error:  # the user's own code, which raises anything
-        raise ConfigError(
-            f"network '{path}': calling it with the EnvSpec failed with {type(error).__name__}: {error}: give a "
-            "function of one argument, the EnvSpec, that returns a torch.nn.Module"
-        ) from error
-    if not isinstance(torso, nn.Module):
-        raise ConfigError(f"network '{path}': the factory returned {type(torso).__name__}, not a torch.nn.Module")
-    return torso
-
-
-def _probe(path: str, torso: nn.Module, spec: EnvSpec) -> int:
-    """F, found out by running the torso on two observations of zeros, which also settles lazy layers."""
-    parts = {part.name: torch.zeros(2, *part.shape) for part in spec.inputs if part.name != ACTION_MASK}
-    observations: Tensor | Parts = parts if spec.parts else parts["observations"]
-    shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    shown = shapes if spec.parts else shapes["observations"]
-    try:
-        with torch.no_grad():
-            output: object = torso(observations)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise ConfigError(f"network '{path}' fails on observations {shown}: {type(error).__name__}: {error}") from error
-    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != 2:
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(f"network '{path}' must map {shown} to [2, features], it gave {got}")
-    return output.shape[1]

@@ -354,6 +354,20 @@ def test_compress_in_a_few_lines(tmp_path: Path) -> None:
         accel.compress(trained)
 
 
+def test_batch_norm_and_dropout_of_a_trained_policy_are_exported_in_eval_mode() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2)
+    trained = nn.Sequential(*layers)
+    trained(torch.randn(64, 4))  # in train mode: the statistics move
+    session = PolicySession(accel.compress(trained, "fp32", env="CartPole-v1"), batch=8)
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    session.inputs["observations"][...] = x
+    session.run()
+    assert trained.training
+    wanted = trained.eval()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(session.outputs["params"], wanted, atol=1e-5)
+
+
 def test_the_commands_take_an_imported_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_zip(tmp_path / "ppo.zip", ppo_weights(4, 2))
     source = ["--sb3", str(path), "--env", "CartPole-v1"]

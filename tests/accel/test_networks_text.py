@@ -92,6 +92,7 @@ def test_a_network_that_does_not_fit_is_refused(text: str, spec: EnvSpec, option
 
 
 FACTORIES = """
+import math
 import torch
 from torch import nn
 
@@ -122,6 +123,42 @@ def no_argument():
 
 def broken(spec):
     return {}["width"]
+
+def with_layer(spec, layer):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.observation_shape), 32), layer, nn.Tanh())
+
+def dropout(spec):
+    return with_layer(spec, nn.Dropout(0.1))
+
+def batch_norm(spec):
+    return with_layer(spec, nn.BatchNorm1d(32))
+
+def layer_norm(spec):
+    return with_layer(spec, nn.Sequential(nn.LayerNorm(32), nn.Dropout(0.0)))
+
+def frozen(spec):
+    torso = with_layer(spec, nn.Sequential(nn.BatchNorm1d(32), nn.Dropout(0.5)))
+    torso[2].eval()
+    return torso
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+def noise(spec):
+    return with_layer(spec, Noisy())
+
+def noise_always(spec):
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+    return with_layer(spec, Noise())
+
+def centred(spec):
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+    return with_layer(spec, Centred())
 """
 
 
@@ -163,6 +200,32 @@ def test_the_users_own_torso_is_built_into_a_network(
 def test_a_factory_that_gives_something_else_is_refused(factories: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_network(f"{factories}:{name}", IMAGE)
+
+
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "image"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dropout", r"layer '2' \(Dropout\) computes something else in train mode.*LayerNorm"),
+        ("batch_norm", r"layer '2' \(BatchNorm1d\) computes something else in train mode.*LayerNorm"),
+        ("noise", r"layer '2' \(Noisy\) computes something else in train mode"),
+        ("noise_always", "from call to call: leave out noise"),
+        ("centred", "differently alone and beside others.*normalisation over the batch"),
+    ],
+)
+def test_a_torso_that_acts_otherwise_than_it_learns_is_refused(
+    factories: str, name: str, message: str, spec: EnvSpec
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_network(f"{factories}:{name}", spec)
+
+
+def test_layers_whose_mode_makes_no_difference_are_taken_as_they_are(factories: str) -> None:
+    """Modes and statistics stay what they were."""
+    frozen = build_network(f"{factories}:frozen", VECTOR)
+    assert frozen.torso.training and not frozen.torso[2].training
+    assert not frozen.torso[2][0].running_mean.any() and int(frozen.torso[2][0].num_batches_tracked) == 0
+    assert build_network(f"{factories}:layer_norm", VECTOR).torso[2].training
 
 
 def test_auto_follows_the_kind_of_observation() -> None:
