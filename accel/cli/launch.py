@@ -391,7 +391,7 @@ def _end_hang(
 
 def _start_mpirun(job: Job) -> Summary:
     from accel.cli import mpirun
-    from accel.runs.directory import STARTS
+    from accel.runs.directory import CONFIG, STARTS
     from accel.transport import mpirun_command
 
     config = job.config
@@ -407,8 +407,8 @@ def _start_mpirun(job: Job) -> Summary:
         by_node=config.learner.learners > 1,
     )
     elsewhere = config.acting.hosts is not None or config.acting.hostfile is not None
-    starts = job.path / STARTS
-    before = _written_at(starts)
+    starts, facts = job.path / STARTS, job.path / CONFIG
+    before, facts_before = _written_at(starts), _written_at(facts)
     ended = mpirun.run(
         [*command, sys.executable, "-P", "-m", "accel.cli.rank", job.to_text()],
         ranks=ranks,
@@ -424,9 +424,11 @@ def _start_mpirun(job: Job) -> Summary:
     if elsewhere and learner is not None and ended.learner_ended and learner.status == 0:
         raise JobError(f"the run is complete; its directory {job.path} is on {learner.host}", 0)
     began = elsewhere or _written_at(starts) != before
+    # What cannot be gone on with, as it is complete or its checkpoint damaged, cannot be by the same command again.
+    is_refused = job.resume is not None and ended.learner_ended and _written_at(facts) == facts_before
     if ended.stopped and not began:
         raise JobError("stopped before training began", EXIT_INTERRUPTED)
-    kept = f". {what_is_kept(job, ended)}" if began else ""
+    kept = f". {what_is_kept(job, ended)}" if began and not is_refused else ""
     raise JobError(f"{_what_happened(ended)}{kept}{_registered_here(config.environment.env)}", _exit_code(ended))
 
 

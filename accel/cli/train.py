@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
     sources = {name: _value(argv, name) for name in _SOURCES}
     values: dict[str, object] = {}
     if sources["resume"]:
-        values |= load_toml(Path(sources["resume"]) / "config.toml") | {"name": Path(sources["resume"]).resolve().name}
+        values |= load_toml(Path(sources["resume"]) / "config.toml")
     chosen_kinds = {kind: value for kind in CHOICES if (value := _value(argv, kind)) is not None}
     if sources["preset"]:
         preset = load_preset(sources["preset"])
@@ -92,6 +93,9 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         values |= options_read(preset, chosen_kinds) if "algorithm" in chosen_kinds else preset
     file = load_toml(Path(sources["config"])) if sources["config"] else {}
     values |= file
+    if sources["resume"]:
+        _check_place(Path(sources["resume"]), _value(argv, "name"), _value(argv, "results-dir"))
+        values["name"] = Path(sources["resume"]).resolve().name
     if info.is_launched and _value(argv, "actors") is None:
         learners = _value(argv, "learners") or str(values.get("learners", 1))
         system = system_of({**values, **chosen_kinds})
@@ -116,6 +120,19 @@ def parse(arguments: Sequence[str], info: LaunchInfo) -> Job:
         columns,
         ("accel", "train", *arguments),
         compressor_chosen="compressor" in file or _value(argv, "compressor") is not None,
+    )
+
+
+def _check_place(run: Path, name: str | None, results_dir: str | None) -> None:
+    """Raise ConfigError where flags want a resumed run to be elsewhere than it is."""
+    place = run.resolve()
+    wanted = (place.parent if results_dir is None else Path(results_dir).resolve()) / (name or place.name)
+    if wanted == place or name == "None":
+        return
+    flags = " ".join(f"{flag} {value}" for flag, value in (("--name", name), ("--results-dir", results_dir)) if value)
+    raise ConfigError(
+        f"{flags}: a resumed run stays in its directory, {run}: leave that out; or copy the directory first, and go on "
+        f"with the copy: cp -r {shlex.quote(str(run))} {shlex.quote(str(wanted))}"
     )
 
 

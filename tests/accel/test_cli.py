@@ -141,6 +141,25 @@ def test_a_resumed_run_keeps_its_own_options(tmp_path: Path) -> None:
         parse(["--resume", str(run)], ALONE)
 
 
+def test_a_resumed_run_stays_where_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "config.toml").write_text("seed = 9\nresults_dir = 'of-another-working-directory'\n")
+    (tmp_path / "more.toml").write_text("name = 'other'\n")
+    for words in (["--name", "mine"], ["--results-dir", str(tmp_path)], ["--name=none"]):
+        assert parse(["--resume", str(run), *words], ALONE).path == run
+    assert parse(["--resume", str(run), "--config", str(tmp_path / "more.toml")], ALONE).config.run.name == "mine"
+    for words, copy in (
+        (["--name", "other"], tmp_path / "other"),
+        (["--results-dir", str(tmp_path / "b")], tmp_path / "b/mine"),
+        (["--name", "other", "--results-dir", str(tmp_path / "b")], tmp_path / "b/other"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"{' '.join(words)}: .* stays in its directory.*leave.* cp -r {run} {copy}"
+        ):
+            parse(["--resume", str(run), *words], ALONE)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -80,7 +80,7 @@ def test_an_error_is_told_though_an_actor_never_has_its_environments(tmp_path: P
     assert job.leaves_no_rank(list(ranks.values()))
 
 
-def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
+def test_runs_that_are_complete_and_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> None:
     small = {"envs_per_actor": 8, "unroll_length": 16, "network": "mlp:16x1", "calibration_size": 256}
     config = TrainConfig.create(actors=0, total_env_steps=1500, results_dir=tmp_path, name="run", **small)
     accel.train(config)
@@ -88,11 +88,16 @@ def test_checkpoints_that_are_damaged_or_foreign_are_refused(tmp_path: Path) -> 
     resume = ("--resume", str(run), "--actors", "1")
     before = {path: path.read_bytes() for path in (run / "config.toml", run / "summary.json")}
     refused(TrainingRun(tmp_path, *resume, "--env", "Acrobot-v1"), "trained on an environment with other spaces")
+    complete = TrainingRun(tmp_path, *resume)
+    refused(complete, "nothing left to do: total_env_steps = 1500 reached. Raise --total-env-steps")
+    assert "--resume" not in complete.output, complete.output
     newest = max((run / "checkpoints").iterdir())
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    refused(TrainingRun(tmp_path, *resume), "is damaged")
+    damaged = TrainingRun(tmp_path, *resume)
+    refused(damaged, "is damaged")
+    assert "Continue from" not in damaged.output, damaged.output
     assert {path: path.read_bytes() for path in before} == before
 
 
