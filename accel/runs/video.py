@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import logging
 import os
 import sys
@@ -140,8 +141,29 @@ def _open_writer(path: Path, suffix: str) -> _Writer:
 
     path.touch()
     if suffix == ".gif":
-        return cast(_Writer, imageio.get_writer(path, mode="I", duration=1000 / FRAMES_PER_S, loop=0))
+        return _GifWriter(path)
     return cast(_Writer, imageio.get_writer(path, fps=FRAMES_PER_S, macro_block_size=2, ffmpeg_log_level="error"))
+
+
+class _GifWriter:
+    """Encodes in memory, where imageio has every frame anyway, and writes the file itself.
+
+    imageio's own writer, where the disk is full, tries again when it is collected, and prints tracebacks then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import imageio.v2 as imageio
+
+        self._path, self._content = path, io.BytesIO()
+        writer = imageio.get_writer(self._content, format=".gif", mode="I", duration=1000 / FRAMES_PER_S, loop=0)
+        self._writer = cast(_Writer, writer)
+
+    def append_data(self, im: Picture) -> None:
+        self._writer.append_data(im)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._path.write_bytes(self._content.getbuffer())
 
 
 def _append(writer: _Writer, picture: Picture) -> None:
