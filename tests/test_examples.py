@@ -94,28 +94,77 @@ def headers() -> Path | None:
     return next((Path(place) for place in places if place and (Path(place) / "onnxruntime_cxx_api.h").is_file()), None)
 
 
-@pytest.mark.skipif(
-    headers() is None or shutil.which("g++") is None,
-    reason="needs g++ and the headers of onnxruntime (Debian 13: libonnxruntime-dev; or set ONNXRUNTIME_INCLUDE)",
-)
-def test_the_loop_in_cpp_answers_as_the_policy_does(tmp_path: Path) -> None:
-    run_path = make_run(tmp_path / "runs", env="Pendulum-v1", network="mlp:16x1+lstm:8", calibration_size=64)
-    bundle = export(run_path, tmp_path / "bundle", scheme="int8", episodes=0).path
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The loop in C++, compiled against the onnxruntime that Python has."""
+    if headers() is None or shutil.which("g++") is None:
+        pytest.skip(
+            "needs g++ and the headers of onnxruntime (Debian 13: libonnxruntime-dev; or set ONNXRUNTIME_INCLUDE)"
+        )
+    directory = tmp_path_factory.mktemp("loop")
     (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # the one is linked, the other loaded
-        (tmp_path / name).symlink_to(library)
+        (directory / name).symlink_to(library)
     build = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{headers()}", str(EXAMPLES / "run_bundle.cpp")]
-    link = [f"-L{tmp_path}", f"-Wl,-rpath,{tmp_path}", "-lonnxruntime", "-o", str(tmp_path / "run_bundle")]
+    link = [f"-L{directory}", f"-Wl,-rpath,{directory}", "-lonnxruntime", "-o", str(directory / "run_bundle")]
     subprocess.run([*build, *link], check=True)
-    episodes = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    return directory / "run_bundle"
+
+
+def answers(loop: Path, bundle: Path, episodes: list[list[np.ndarray]]) -> tuple[np.ndarray, str]:
+    """Outputs [N, P] of the loop for episodes of observations [numbers], and what it says on standard error."""
     lines = "\n\n".join("\n".join(" ".join(map(str, row)) for row in episode) for episode in episodes)
-    done = subprocess.run(
-        [tmp_path / "run_bundle", bundle / "model.onnx"], input=lines, capture_output=True, text=True, check=True
-    )
+    command = [loop, bundle / "model.onnx"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    return np.array([line.split() for line in done.stdout.splitlines()], float), done.stderr
+
+
+def test_the_loop_in_cpp_answers_as_the_policy_does(tmp_path: Path, loop: Path) -> None:
+    run_path = make_run(tmp_path / "runs", env="Pendulum-v1", network="mlp:16x1+lstm:8", calibration_size=64)
+    bundle = export(run_path, tmp_path / "bundle", scheme="int8", episodes=0).path
+    episodes = list(map(list, np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)))
+    found, told = answers(loop, bundle, episodes)
     policy = run_policy.Policy(bundle)
     wanted = [policy.act(row, first=step == 0)[1] for episode in episodes for step, row in enumerate(episode)]
-    found = np.array([line.split() for line in done.stdout.splitlines()], float)
     np.testing.assert_allclose(found, np.array(wanted), rtol=1e-4, atol=1e-5)
     without_state = [policy.act(row, first=True)[1] for row in episodes[0]]
     assert not np.allclose(found[:5], without_state, rtol=1e-4, atol=1e-5)
-    assert '"names": ["observation[0]"' in done.stderr
+    assert '"names": ["observation[0]"' in told
+
+
+@pytest.mark.parametrize(
+    ("env", "network", "types"),
+    [
+        ("DictTarget-v0", "mlp:16x1", ["uint8", "float32", "float32"]),
+        ("MaskedMemory-v0", "mlp:16x1+gru:8", ["float32", "uint8", "float32"]),
+    ],
+    ids=["image", "mask and memory"],
+)
+def test_the_loop_in_cpp_takes_every_type_of_input(
+    env: str, network: str, types: list[str], tmp_path: Path, loop: Path
+) -> None:
+    options = {"network": network, "calibration_size": 64}
+    run_path = make_run(tmp_path / "runs", env=f"tests.environments.structured:{env}", **options)
+    bundle = export(run_path, tmp_path / "bundle", scheme="fp32", episodes=0).path
+    policy, rng = run_policy.Policy(bundle), np.random.default_rng(0)
+    specs = policy.contract["inputs"]
+    assert [spec["dtype"] for spec in specs] == types
+    states = [state["input"] for state in policy.contract["recurrent_state"]]
+    parts = {spec["name"]: spec for spec in specs if spec["name"] not in states}
+
+    def draw() -> dict[str, np.ndarray]:
+        most = {name: 1 if name == "action_mask" else 255 for name in parts}
+        found = {name: rng.integers(0, most[name], spec["shape"][1:], endpoint=True) for name, spec in parts.items()}
+        found |= {name: rng.normal(size=spec["shape"][1:]) for name, spec in parts.items() if spec["dtype"] != "uint8"}
+        return {name: values.astype(parts[name]["dtype"]) for name, values in found.items()}
+
+    episodes = [[draw() for _ in range(3)] for _ in range(2)]
+    rows = [
+        [np.concatenate([part.reshape(-1) for part in drawn.values()]) for drawn in episode] for episode in episodes
+    ]
+    found, _ = answers(loop, bundle, rows)
+    wanted = [policy.act(drawn, first=step == 0)[1] for episode in episodes for step, drawn in enumerate(episode)]
+    np.testing.assert_allclose(found, np.array(wanted), rtol=1e-4, atol=1e-5)
+    assert np.ptp(found, axis=0).max() > 1e-2, "the outputs do not depend on the inputs"
+    done = subprocess.run([loop, bundle / "model.onnx"], input="1 2", capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "too few numbers" in done.stderr
