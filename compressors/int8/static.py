@@ -1,8 +1,9 @@
 """``int8``: weights and activations in 8 bits, with calibrated activation ranges; layers run in integer kernels.
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
-``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. ``w2``, ``w3`` and ``w4`` give weights codes
-of so many bits, ±1, ±3 or ±7: kernels still read them as bytes, but the C export packs them.
+``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. Small layers that read observations stay in
+single precision (``compressors.int8.input_layers``); ``x8`` quantises them too. ``w2``, ``w3`` and ``w4`` give weights
+codes of so many bits, ±1, ±3 or ±7: kernels still read them as bytes, but the C export packs them.
 
 Activations are U8 or S8, weights S8 and heads float. Ranges come from recent real observations; until there are enough
 of them a run publishes fp32. Calibrations narrow a range slowly; drift, which is looked for on a few rows, widens what
@@ -12,7 +13,7 @@ features come in the handshake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,10 @@ from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
 from compressors.int4 import layer_writer, write_layer
+from compressors.int8.input_layers import small_input_layers
 from compressors.int8.integer_graph import IntegerGraph, IntegerLayer
 from compressors.layer_choices import check_layers, choice_for
-from compressors.method_arguments import LayerFormat, Variant, parse_int8
+from compressors.method_arguments import CODED_INPUTS, LayerFormat, Variant, parse_int8
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
@@ -51,7 +53,7 @@ _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s
 
 @dataclass(frozen=True)
 class Int8(Format):
-    """Static int8.
+    """Static int8, but for small layers that read observations.
 
     Attributes:
         per_channel: a weight scale for each output of a layer instead of one for the whole weight.
@@ -61,6 +63,7 @@ class Int8(Format):
         cpu: features of the CPU that will act; this machine's when None.
         layers: formats by layer, overriding ``per_channel``.
         weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
+        codes_inputs: whether the layers that read observations are quantised too, where ``layers`` has none for them.
     """
 
     per_channel: bool = False
@@ -68,6 +71,7 @@ class Int8(Format):
     cpu: frozenset[str] | None = None
     layers: tuple[tuple[str, LayerFormat], ...] = ()
     weight_bits: int | None = None
+    codes_inputs: bool = False
 
     @property
     def method(self) -> MethodText:
@@ -77,11 +81,15 @@ class Int8(Format):
             options.append(self.variant)
         if self.weight_bits is not None:
             options.append(f"w{self.weight_bits}")
+        if self.codes_inputs:
+            options.append(CODED_INPUTS)
         return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
 
-    def layer_format(self, layer: str) -> LayerFormat:
-        """The format of a layer."""
-        return choice_for(layer, self.layers, "per_channel" if self.per_channel else "per_tensor")
+    def layer_formats(self, graph: PolicyGraph) -> Callable[[str], LayerFormat]:
+        """The format of each layer of a policy."""
+        default: LayerFormat = "per_channel" if self.per_channel else "per_tensor"
+        in_floats = frozenset() if self.codes_inputs else small_input_layers(graph)
+        return lambda layer: choice_for(layer, self.layers, "float" if layer in in_floats else default)
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``.
@@ -120,7 +128,7 @@ class Int8Encoder(Encoder):
         self._codes, self.weight_codes = _CODES[variant]
         if options.weight_bits is not None:
             self.weight_codes = symmetric_codes(options.weight_bits)
-        integer = IntegerGraph(graph, self._codes, options.layer_format)
+        integer = IntegerGraph(graph, self._codes, options.layer_formats(graph))
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
         self.int4_layers = integer.int4_layers
@@ -220,7 +228,7 @@ class Int8Encoder(Encoder):
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:
     """The ``int8`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments)
-    return Int8(parsed.per_channel, parsed.variant, context.cpu, parsed.layers, parsed.weight_bits)
+    return Int8(parsed.per_channel, parsed.variant, context.cpu, *parsed[2:])
 
 
 def _lay_out(integer: IntegerGraph, graph: PolicyGraph) -> Payload:

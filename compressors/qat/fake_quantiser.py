@@ -202,7 +202,7 @@ class FakeQuantisedPolicy(nn.Module):
 def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
     """The ``qat`` method; see ``parse_int8``."""
     parsed = parse_int8(arguments, NAME)
-    return Qat(parsed.per_channel, parsed.variant, context.cpu, parsed.layers, parsed.weight_bits)
+    return Qat(parsed.per_channel, parsed.variant, context.cpu, *parsed[2:])
 
 
 def is_quantisation_aware(scheme: str) -> bool:

@@ -135,28 +135,28 @@ def test_a_level_that_does_not_suit_the_network_is_refused_at_the_start() -> Non
 
 
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
-    config = config_for("mlp:32x2", "int8", calibration_interval_steps=10_000, drift_interval_steps=4)
+    config = config_for("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
     publisher.payloads()
     calm = publisher.metrics()
-    assert calm["calibrations/int8"] == 1 and calm["drifted_activations/int8"] == 0
+    assert calm["calibrations/int8(x8)"] == 1 and calm["drifted_activations/int8(x8)"] == 0
     for update in range(700):
         observe(publisher, net, make_batch(net, seed=update, scale=30.0))
-        if publisher.metrics()["drifted_activations/int8"]:
+        if publisher.metrics()["drifted_activations/int8(x8)"]:
             break
-    assert publisher.metrics()["calibrations/int8"] == 2
+    assert publisher.metrics()["calibrations/int8(x8)"] == 2
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
     actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()["int8"]))
+    actor.load(update_of(publisher.payloads()["int8(x8)"]))
     assert relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1
 
 
 @pytest.mark.parametrize(("passes", "follows"), [(5, True), (1, False)])
 def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: int, follows: bool) -> None:
     # Forty steps an update, as the preset of HalfCheetah has: 500 updates would be more than its whole run.
-    config = config_for("mlp:32x2", "int8", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8)
+    config = config_for("mlp:32x2", "int8(x8)", algorithm="ppo", passes=passes, minibatches=1 if passes == 1 else 8)
     net = make_network(config)
     publisher = Publisher(config, net)
     calibrate(publisher, net)
@@ -165,8 +165,8 @@ def test_ranges_follow_the_optimisers_steps_however_many_an_update_has(passes: i
         observe(publisher, net, make_batch(net, seed=update, scale=30.0))
     wide = make_batch(net, seed=5, scale=30.0).observations[0].numpy()
     actor = session_policy(net)
-    actor.load(update_of(publisher.payloads()["int8"]))
-    assert bool(publisher.metrics()["drifted_activations/int8"]) is follows
+    actor.load(update_of(publisher.payloads()["int8(x8)"]))
+    assert bool(publisher.metrics()["drifted_activations/int8(x8)"]) is follows
     assert (relative_error(act_once(actor, net, wide), torch_params(net, wide)) < 0.1) is follows
 
 

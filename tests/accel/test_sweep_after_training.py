@@ -113,8 +113,8 @@ def test_every_measured_trial_was_screened_before_it_was_played(swept: SweepResu
             assert trial["skipped"].startswith(("not played", "cannot be built"))
     by_label = {trial["label"]: trial["values"] for trial in trials}
     assert by_label["fp32"]["kl"] == 0.0
-    assert by_label["int8"]["bytes"] < by_label["fp32"]["bytes"]
-    assert 0.0 < by_label["int8"]["kl"] < 0.1
+    assert by_label["int8(x8)"]["bytes"] < by_label["fp32"]["bytes"]
+    assert 0.0 < by_label["int8(x8)"]["kl"] < 0.1
 
 
 def test_sensitivities_cover_every_layer_and_option(swept: SweepResult) -> None:

@@ -138,17 +138,17 @@ def test_uniform_schemes_come_in_their_short_form() -> None:
     names = [layer.name for layer in space.layers]
     every = {name: LayerChoice(bits="int8") for name in names}
     assert space.scheme({}) == "fp32"
-    assert space.scheme(every) == "int8"
+    assert space.scheme(every) == "int8(x8)"
     assert space.scheme({name: LayerChoice(bits="int4") for name in names}) == "int4"
-    assert space.scheme({**every, names[0]: LayerChoice()}) == f"int8({names[0]}=float)"
+    assert space.scheme({**every, names[0]: LayerChoice()}) == f"int8(x8,{names[0]}=float)"
     assert space.scheme({name: LayerChoice(pruned=0.5) for name in names[:-1]}) == "prune(0.5)"
     queued = list(space.uniform())
     study = optuna.create_study()
     for parameters in queued:
         study.enqueue_trial(dict(parameters))
     first = [space.suggest(ask(study)) for _ in queued]
-    assert first[: len(BITS)] == ["fp32", "int8", "int8(per_channel)", "int4"]
-    assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8"]
+    assert first[: len(BITS)] == ["fp32", "int8(x8)", "int8(per_channel,x8)", "int4"]
+    assert first[len(BITS) :] == ["prune(0.25)", "prune(0.25)+int8(x8)"]
 
 
 def test_the_order_of_pruning_and_factoring_is_a_choice() -> None:

@@ -39,7 +39,7 @@ def test_refreshes_stay_close_for_any_weights(scheme: str, cpu: set[str] | None,
             assert relative_error(array, wanted) < limit
 
 
-@pytest.mark.parametrize(("scheme", "ratio"), [("fp16", 0.5), ("int8(u8s8)", 0.25), ("int4", 0.16)])
+@pytest.mark.parametrize(("scheme", "ratio"), [("fp16", 0.5), ("int8(u8s8,x8)", 0.25), ("int4", 0.16)])
 def test_a_policy_shrinks(scheme: str, ratio: float) -> None:
     """Measured on 3 layers of 256 units; 4 bits and a scale for each 32 weights are 5/32 of the bytes."""
     case = CASES["tanh-mlp"]

@@ -35,7 +35,7 @@ KERNELS = {
 def test_every_layer_runs_in_integer_kernels(name: str) -> None:
     case = CASES[name]
     module = case.make()
-    artifact = case.bind("int8(u8s8)", module).refresh(module, version=1)
+    artifact = case.bind("int8(u8s8,x8)", module).refresh(module, version=1)
     assert integer_kernels(artifact) == KERNELS[name]
     assert not float_kernels(artifact)
 
@@ -44,7 +44,7 @@ def test_every_layer_runs_in_integer_kernels(name: str) -> None:
 def test_outputs_stay_close_for_any_weights(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
+    plan = case.bind("int8(u8s8,x8)", module)
     for seed in (1, 2):
         randomise(module, seed)
         inputs = case.inputs(64, seed)
@@ -59,14 +59,14 @@ def test_outputs_stay_close_for_any_weights(name: str) -> None:
 def test_pixels_reach_the_first_convolution_as_they_are() -> None:
     case = CASES["nature-cnn"]
     module = case.make()
-    found = operators(case.bind("int8(u8s8)", module).refresh(module, version=1))
+    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
     assert set(found) == {"QLinearConv", "Flatten", "QGemm"}
 
 
 def test_pooling_runs_channels_last() -> None:
     case = CASES["resnet"]
     module = case.make()
-    found = operators(case.bind("int8(u8s8)", module).refresh(module, version=1))
+    found = operators(case.bind("int8(u8s8,x8)", module).refresh(module, version=1))
     assert found["NhwcMaxPool"] == 2 and "MaxPool" not in found
 
 
@@ -103,7 +103,7 @@ def test_outputs_stay_close_for_awkward_weights(spoil: Callable[[MLP], None], va
     module = randomise(case.make(), seed=0)
     spoil(module)
     inputs = case.inputs(16)
-    found = run_artifact(case.bind(f"int8({variant})", module).refresh(module, version=1), inputs)[0]
+    found = run_artifact(case.bind(f"int8({variant},x8)", module).refresh(module, version=1), inputs)[0]
     wanted = run_module(module, inputs)[0]
     assert np.abs(found - wanted).max() < 0.05 * (np.abs(wanted).max() + 1e-3)
 
@@ -112,7 +112,7 @@ def test_outputs_are_those_of_integer_arithmetic() -> None:
     """A ReLU network from the definition: q = round(x/s) + z, 32-bit sums, requantised with saturation."""
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=5)
-    plan = case.bind("int8(u8s8)", module)
+    plan = case.bind("int8(u8s8,x8)", module)
     artifact = plan.refresh(module, version=1)
     numbers, layers = initializers(artifact.model), plan.encoder.layers
     inputs = case.inputs(32, seed=9)
@@ -195,7 +195,7 @@ class _Transposed(nn.Module):
 )
 def test_a_layer_without_integer_kernel_is_named(case: Case, layer: str) -> None:
     with pytest.raises(UnsupportedLayerError, match=f"'{layer}' cannot be quantised.*use fp16 or fp32"):
-        case.bind("int8(u8s8)", case.make())
+        case.bind("int8(u8s8,x8)", case.make())
     case.bind("fp32", case.make())
 
 
@@ -216,7 +216,7 @@ def test_a_policy_loses_no_more_than_by_quantize_static(name: str, tmp_path: Pat
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(64, seed=1)
     whole, quantised = tmp_path / "whole.onnx", tmp_path / "quantised.onnx"
-    plan = case.bind("int8(u8s8)", module, rows=0)
+    plan = case.bind("int8(u8s8,x8)", module, rows=0)
     onnx.save(float_model(plan, module), whole)
     quantize_static(whole, quantised, _OneBatch(inputs), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
     theirs = ort.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, inputs)[0]

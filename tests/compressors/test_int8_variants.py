@@ -14,7 +14,7 @@ from compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
-VARIANTS = ["int8(u8s8)", "int8(reduce_range)", "int8(s8s8)"]
+VARIANTS = ["int8(u8s8,x8)", "int8(reduce_range,x8)", "int8(s8s8,x8)"]
 VARIANTS += [text.replace("(", "(per_channel,") for text in VARIANTS]
 
 
@@ -101,11 +101,12 @@ def test_formats_without_variants_say_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)", "int8(w2,w4)", "int8(w5)"]
+    "text",
+    ["int8(u8s8,s8s8)", "int8(per_channel,per_channel)", "int8(perchannel)", "int8(w2,w4)", "int8(w5)", "int8(x8,x8)"],
 )
 def test_options_that_contradict_are_refused(text: str) -> None:
     with pytest.raises(
-        SchemeError, match="options are per_channel and one of u8s8, reduce_range, s8s8 and one of w2, w3, w4"
+        SchemeError, match="options are per_channel, x8, one of u8s8, reduce_range, s8s8 and one of w2, w3, w4"
     ):
         make_compressor(text)
 
@@ -124,7 +125,7 @@ def test_weights_of_few_bits_reach_their_greatest_codes_and_no_others(option: st
 def test_drift_is_counted_and_widens_the_ranges() -> None:
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module)
+    plan = case.bind("int8(u8s8,x8)", module)
     quiet, loud = case.inputs(32, seed=1), case.inputs(256, seed=1)
     module.normaliser.var.fill_(1.0)
     loud["observations"] = loud["observations"] * 3.0
@@ -142,7 +143,7 @@ def test_drift_widens_what_drifted_and_narrows_nothing() -> None:
     """Two rows that make the normalised observation loud where the torso does not, and all else quieter than usual."""
     case = CASES["relu-mlp"]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("int8(u8s8)", module, rows=256)
+    plan = case.bind("int8(u8s8,x8)", module, rows=256)
     before = plan.encoder.ranges
     quiet = {name: array[:2] * np.float32(0.01) for name, array in case.inputs(256, seed=1).items()}
     quiet["observations"][0, 3] = 9.0

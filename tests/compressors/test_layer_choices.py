@@ -49,7 +49,7 @@ def test_schemes_with_layers_bind_and_keep_their_text(text: str) -> None:
 
 @pytest.mark.parametrize("case", ["tanh-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"])
 def test_a_format_for_every_layer_is_that_format(case: str) -> None:
-    """All layers float is the policy itself; all per channel is ``int8(per_channel)``, to the last bit."""
+    """All layers float is the policy itself; all per channel is ``int8(per_channel,x8)``, to the last bit."""
     module, inputs = _policy(case), CASES[case].inputs(16, seed=5)
     top = ",".join(f"{name}={{0}}" for name, child in module.named_children() if list(child.parameters()))
 
@@ -58,7 +58,9 @@ def test_a_format_for_every_layer_is_that_format(case: str) -> None:
 
     for found, wanted in zip(outputs(f"int8({top.format('float')})"), run_module(module, inputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
-    for found, wanted in zip(outputs(f"int8({top.format('per_channel')})"), outputs("int8(per_channel)"), strict=True):
+    for found, wanted in zip(
+        outputs(f"int8({top.format('per_channel')})"), outputs("int8(per_channel,x8)"), strict=True
+    ):
         np.testing.assert_array_equal(found, wanted)
     for found, wanted in zip(outputs(f"int8({top.format('int4')})"), outputs("int4"), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
@@ -79,8 +81,8 @@ def test_a_format_for_every_layer_is_that_format(case: str) -> None:
 )
 def test_a_spared_layer_alone_leaves_integer_arithmetic(case: str, named: str, choice: str) -> None:
     module, inputs = _policy(case), CASES[case].inputs(64, seed=5)
-    whole = CASES[case].bind("int8", module).refresh(module, 1)
-    spared_plan = CASES[case].bind(f"int8({named}={choice})", module)
+    whole = CASES[case].bind("int8(x8)", module).refresh(module, 1)
+    spared_plan = CASES[case].bind(f"int8(x8,{named}={choice})", module)
     spared = spared_plan.refresh(module, 1)
     before, after = (integer_kernels(a) for a in (whole, spared))
     assert after.total() - after["MatMulNBits"] == before.total() - 1
@@ -124,7 +126,7 @@ def test_ranks_by_layer_reach_only_those_layers() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "spared"),
-    [("prune(core=0.5)+int8(core=float)", 1), ("prune(core=0.5)+lowrank(core=0.25)+int8(core=float)", 2)],
+    [("prune(core=0.5)+int8(x8,core=float)", 1), ("prune(core=0.5)+lowrank(core=0.25)+int8(x8,core=float)", 2)],
 )
 def test_names_reach_through_a_pruned_recurrent_policy(scheme: str, spared: int) -> None:
     module = _policy("lstm")

@@ -125,7 +125,7 @@ def test_a_refresh_keeps_the_basis_and_selecting_again_improves_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["tanh-mlp", "nature-cnn", "lstm", "lstm-cell"])
-@pytest.mark.parametrize("scheme", ["lowrank(0.5)+int8(u8s8)", "lowrank(0.5)+fp16"])
+@pytest.mark.parametrize("scheme", ["lowrank(0.5)+int8(u8s8,x8)", "lowrank(0.5)+fp16"])
 def test_factors_compose_with_every_format(scheme: str, name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)

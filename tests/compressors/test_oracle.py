@@ -18,12 +18,12 @@ from tests.compressors.policies import CASES, randomise
 from tests.compressors.spoiled import SPOILS
 
 VARIANTS = ["u8s8", "reduce_range", "s8s8"]
-STATIC = [f"int8({options})" for variant in VARIANTS for options in (variant, f"per_channel,{variant}")]
+STATIC = [f"int8({options},x8)" for variant in VARIANTS for options in (variant, f"per_channel,{variant}")]
 CHAINS = [
-    "prune(0.5)+int8(u8s8)",
-    "prune(0.5)+int8(per_channel,s8s8)",
-    "lowrank(0.5)+int8(u8s8)",
-    "lowrank(0.5)+int8(per_channel,reduce_range)",
+    "prune(0.5)+int8(u8s8,x8)",
+    "prune(0.5)+int8(per_channel,s8s8,x8)",
+    "lowrank(0.5)+int8(u8s8,x8)",
+    "lowrank(0.5)+int8(per_channel,reduce_range,x8)",
 ]
 CHAINED = [(chain, name) for chain in CHAINS for name in CASES if name != "lstm-cell" or "prune" not in chain]
 SPOILED = ["relu-mlp", "nature-cnn", "resnet", "lstm"]
@@ -79,7 +79,7 @@ def test_codes_of_smaller_policies_are_the_oracles(scheme: str, name: str, weigh
 @pytest.mark.usefixtures("onnxruntimes_margin")
 @spoiled
 @pytest.mark.parametrize("name", SPOILED)
-@pytest.mark.parametrize("scheme", ["int8(u8s8)", "int8(per_channel,reduce_range)", "int8(s8s8)"])
+@pytest.mark.parametrize("scheme", ["int8(u8s8,x8)", "int8(per_channel,reduce_range,x8)", "int8(s8s8,x8)"])
 def test_codes_of_awkward_weights_are_the_oracles(scheme: str, name: str, spoil: Callable[[nn.Module], None]) -> None:
     module = _module(name, "random")
     spoil(module)

@@ -80,9 +80,9 @@ def test_weights_shrink_with_the_square_of_what_stays(name: str) -> None:
 def test_pruned_policies_run_in_integer_kernels(name: str) -> None:
     case = CASES[name]
     module = randomise(case.make(), seed=0)
-    plan = case.bind("prune(0.5)+int8(u8s8)", module)
+    plan = case.bind("prune(0.5)+int8(u8s8,x8)", module)
     artifact = plan.refresh(module, version=3)
-    assert artifact.scheme == "prune(0.5)+int8(u8s8)"
+    assert artifact.scheme == "prune(0.5)+int8(u8s8,x8)"
     assert integer_kernels(artifact) and not float_kernels(artifact)
     assert "MaxPool" not in operators(artifact)
     inputs = case.inputs(64)

@@ -179,7 +179,7 @@ def _session_sum(a: np.ndarray, b: np.ndarray, scales: np.ndarray, zeros: np.nda
 def test_gradients_are_those_of_the_definition() -> None:
     """A layer that reads and puts out codes: y = s_y clip(round(a s_x s_w / s_y)) of a = Σ q_x q_w + q_b, the
     derivative of every rounding 1 inside its range and 0 outside, multiplied out by hand."""
-    _, module, _, quantiser = _bound("relu-mlp", "qat(u8s8)")
+    _, module, _, quantiser = _bound("relu-mlp", "qat(u8s8,x8)")
     layer = quantiser.rules.layers[0]
     x = torch.randn(16, 11, generator=torch.Generator().manual_seed(5)) * 2.0
     x[0, 0], x[1, 1] = 1e4, -1e4

@@ -31,7 +31,7 @@ def test_eight_bits_cost_what_int8_costs(per_channel: bool) -> None:
     module = randomise(case.make(), seed=0)
     inputs = case.inputs(256)
     (row,) = quantisation_study(module, inputs, [8], per_channel=per_channel)
-    scheme = "int8(per_channel,u8s8)" if per_channel else "int8(u8s8)"
+    scheme = "int8(per_channel,u8s8,x8)" if per_channel else "int8(u8s8,x8)"
     plan = case.bind(scheme, module)
     for _ in range(100):
         plan.calibrate(inputs)

@@ -1,0 +1,33 @@
+"""Which layers read a policy's observations: by default ``int8`` computes the small ones in single precision.
+
+Eight bits with one scale for all features are too few for observations: most of what int8 changes in a policy comes
+from there (``results/input-layers``). A small layer costs next to nothing in floats; a large one is quantised all the
+same.
+"""
+
+from __future__ import annotations
+
+from compressors.graph.policy_graph import PolicyGraph
+from compressors.layer_choices import weight_layer
+
+SMALL_WEIGHTS = 2**14
+SMALL_SHARE = 1 / 64
+"""Of all weights: single precision takes up to eight times int8's time for a layer."""
+
+
+def small_input_layers(graph: PolicyGraph) -> frozenset[str]:
+    """Names of the linear layers that read nothing but floats of observations, and have few weights."""
+    every = sum(array.size for array in graph.parameters.values() if array.ndim > 1)
+    limit = max(SMALL_WEIGHTS, SMALL_SHARE * every)
+    fixed = graph.parameters.keys() | graph.constants.keys() | {""}
+    states = len(graph.outputs) - 1
+    observed = {spec.name for spec in graph.inputs[: len(graph.inputs) - states] if spec.dtype.startswith("float")}
+    small, others = set[str](), set[str]()
+    for node in graph.nodes:
+        if node.op_type in ("Gemm", "Conv") and node.input[1] in graph.parameters:
+            reads_observations = node.op_type == "Gemm" and node.input[0] in observed
+            is_small = graph.parameters[node.input[1]].size <= limit
+            (small if reads_observations and is_small else others).add(weight_layer(graph, node.input[1]))
+        elif observed.issuperset(set(node.input) - fixed):
+            observed.update(node.output)
+    return frozenset(small - others)  # an LSTM cell is two products of one name

@@ -1,0 +1,122 @@
+"""Small layers that read observations stay in single precision, unless a scheme says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compressors.checks.executed_kernels import float_kernels, integer_kernels
+from compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
+from compressors.pipeline import make_compressor
+from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
+
+
+class TwoInputs(nn.Module):
+    """A few numbers and many, each with a layer of its own, summed before the rest."""
+
+    def __init__(self, many: int, width: int = 32) -> None:
+        super().__init__()
+        self.few, self.many = nn.Linear(4, width), nn.Linear(many, width)
+        self.torso, self.head = nn.Linear(width, width), nn.Linear(width, 3)
+
+    def forward(self, observations: Tensor, further: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.torso(torch.tanh(self.few(observations) + self.many(further)))))
+
+
+def _layers(module: nn.Module, examples: Mapping[str, Tensor]) -> frozenset[str]:
+    plan = make_compressor("int8").bind(module, examples, output_names=("params",))
+    found = small_input_layers(plan.graph)
+    assert found.isdisjoint(layer.name for layer in plan.encoder.layers)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("tanh-mlp", {"torso.0"}),
+        ("deep-relu-mlp", {"torso.0"}),
+        ("nature-cnn", set()),  # pixels are exact as codes
+        ("resnet", set()),
+        ("lstm", {"torso.0"}),
+        ("lstm-cell", {"torso.0"}),
+    ],
+)
+def test_what_reads_floats_of_observations_is_found(name: str, wanted: set[str]) -> None:
+    plan = CASES[name].bind("int8", CASES[name].make())
+    assert small_input_layers(plan.graph) == wanted
+
+
+def test_every_input_counts_and_large_layers_do_not() -> None:
+    width, most = 32, SMALL_WEIGHTS // 32
+    for many, wanted in ((most, {"few", "many"}), (most + 1, {"few"})):
+        examples = {"observations": torch.zeros(1, 4), "further": torch.zeros(1, many)}
+        assert _layers(randomise(TwoInputs(many, width), seed=0), examples) == wanted
+    wide = nn.Sequential(nn.Linear(40, 1024), nn.ReLU(), *(nn.Linear(1024, 1024) for _ in range(4)))
+    assert 40 * 1024 > SMALL_WEIGHTS and 40 < SMALL_SHARE * 4 * 1024
+    assert _layers(randomise(wide, seed=0), {"observations": torch.zeros(1, 40)}) == {"0"}
+
+
+def test_a_core_that_reads_observations_is_quantised() -> None:
+    """A product of the state has the same name."""
+
+    class Core(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.head = nn.LSTMCell(5, 16), nn.Linear(16, 3)
+
+        def forward(self, observations: Tensor, state_0: Tensor, state_1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            h, c = self.core(observations, (state_0, state_1))
+            return self.head(h), h, c
+
+    examples = {"observations": torch.zeros(1, 5), "state_0": torch.zeros(1, 16), "state_1": torch.zeros(1, 16)}
+    names = ("params", "next_state_0", "next_state_1")
+    plan = make_compressor("int8").bind(randomise(Core(), seed=0), examples, output_names=names)
+    assert not small_input_layers(plan.graph)
+    assert [layer.name for layer in plan.encoder.layers] == ["core", "core", "head"]
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "deep-relu-mlp", "lstm"])
+@pytest.mark.parametrize("method", ["int8", "int8(w3)", "int8(per_channel)", "prune(0.5)+int8", "qat"])
+def test_the_default_is_that_layer_in_floats(method: str, name: str) -> None:
+    case = CASES[name]
+    module, inputs = randomise(case.make(), seed=2), case.inputs(16, seed=5)
+
+    def artifact(option: str):
+        head, bracket, rest = method.rpartition("+")[2].partition("(")
+        before = method[: len(method) - len(head + bracket + rest)]
+        options = ",".join(filter(None, (rest.rstrip(")"), option)))
+        scheme = f"{before}{head}({options})" if options else method
+        return case.bind(scheme, module).refresh(module, 1)
+
+    default, codes, chosen = artifact(""), artifact("x8"), artifact("x8,torso.0=float")
+    assert float_kernels(default).total() == 1 and not float_kernels(codes)
+    assert integer_kernels(codes).total() == integer_kernels(default).total() + 1
+    for found, wanted in zip(run_artifact(default, inputs), run_artifact(chosen, inputs), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_scheme_can_quantise_one_such_layer() -> None:
+    case = CASES["tanh-mlp"]
+    module = randomise(case.make(), seed=2)
+    named, codes = (case.bind(text, module).refresh(module, 1) for text in ("int8(torso.0=per_tensor)", "int8(x8)"))
+    assert named.model == codes.model
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp", "relu-mlp"])
+def test_features_of_different_scales_keep_their_numbers(name: str) -> None:
+    """One scale for all features is that of the greatest, and the policy may act by the least."""
+    case = CASES[name]
+    module = randomise(case.make(), seed=4)
+    module.normaliser.var[0] = 1e-2
+    module.torso[0].weight.data[:, 0] *= 0.01
+    inputs = case.inputs(256, seed=1)
+    wanted = run_module(module, inputs)[0]
+    errors = [
+        relative_error(run_artifact(case.bind(text, module, rows=256).refresh(module, 1), inputs)[0], wanted)
+        for text in ("int8(x8)", "int8")
+    ]
+    assert errors[1] < 0.6 * errors[0]
