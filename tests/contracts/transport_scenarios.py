@@ -362,16 +362,20 @@ class Assignment(Scene):
 
     def actor(self, transport: ActorTransport) -> dict[str, Any]:
         answer(transport, self.unroll_bytes)
-        seen = []
-        for _ in range(3):
+        seen: list[list[object]] = []
+        payload = b""
+        while len(seen) < 3:
             update = transport.wait_policy(LIMIT_S)
-            seen.append([update.version, update.scheme, None if update.payload is None else update.payload.decode()])
-            transport.report({"got": update.version})
+            payload = payload if update.payload is None else update.payload
+            found = [update.version, update.scheme, payload.decode()]
+            if found not in seen:  # a relay that begins late has the newest policy sent again
+                seen.append(found)
+                transport.report({"got": update.version})
         return {"seen": seen}
 
     def verdict(self, seen: dict[int, dict[str, Any]], actors: int) -> None:
         for actor, result in seen.items():
-            last = [2, "prune(0.5)", "pruned"] if actor == 0 else [2, "int8", None]
+            last = [2, "prune(0.5)", "pruned"] if actor == 0 else [2, "int8", "small"]
             assert result["seen"] == [[1, "fp32", "full"], [1, "int8", "small"], last]
 
 
