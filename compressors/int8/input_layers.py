@@ -30,4 +30,5 @@ def small_input_layers(graph: PolicyGraph) -> frozenset[str]:
             (small if reads_observations and is_small else others).add(weight_layer(graph, node.input[1]))
         elif observed.issuperset(set(node.input) - fixed):
             observed.update(node.output)
-    return frozenset(small - others)  # an LSTM cell is two products of one name
+    # an LSTM cell is two products of one name; a policy of nothing else is still to be quantised
+    return frozenset(small - others if others else ())

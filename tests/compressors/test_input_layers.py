@@ -60,6 +60,13 @@ def test_every_input_counts_and_large_layers_do_not() -> None:
     assert _layers(randomise(wide, seed=0), {"observations": torch.zeros(1, 40)}) == {"0"}
 
 
+def test_a_policy_of_one_layer_is_quantised() -> None:
+    module = randomise(nn.Sequential(nn.Linear(6, 3)), seed=0)
+    plan = make_compressor("int8").bind(module, {"observations": torch.zeros(1, 6)}, output_names=("params",))
+    assert not small_input_layers(plan.graph)
+    assert [layer.name for layer in plan.encoder.layers] == ["0"]
+
+
 def test_a_core_that_reads_observations_is_quantised() -> None:
     """A product of the state has the same name."""
 
