@@ -23,7 +23,7 @@ _VARIANTS: tuple[Variant, ...] = get_args(Variant)
 _LAYER_FORMATS: tuple[LayerFormat, ...] = get_args(LayerFormat)
 _PER_CHANNEL = "per_channel"
 WEIGHT_BITS = {"w2": 2, "w3": 3, "w4": 4}
-CODED_INPUTS = "x8"
+INPUT_BITS = {f"x{bits}": bits for bits in range(2, 9)}
 _STUDENT = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _REFUSED_BY_QAT = {
     "lowrank": "the learner's network does not have its factors",
@@ -38,7 +38,7 @@ class Int8Arguments(NamedTuple):
     variant: Variant | None
     layers: tuple[tuple[str, LayerFormat], ...]
     weight_bits: int | None
-    codes_inputs: bool
+    input_bits: int | None
 
 
 class PruneArguments(NamedTuple):
@@ -101,7 +101,8 @@ def check_none(name: str, arguments: Sequence[str]) -> None:
 
 
 def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
-    """``per_channel``, ``x8``, one of the variants, one width of weights, and formats by layer; messages use ``name``.
+    """``per_channel``, one of the variants, one width of weights and one of observations, and formats by layer;
+    messages use ``name``.
 
     Raises:
         SchemeError: an unknown option or format, two variants or widths, for ``qat`` a layer with 4-bit weights.
@@ -109,11 +110,13 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
     plain, choices = split_arguments(arguments)
     variants = [variant for variant in _VARIANTS if variant in plain]
     widths = [bits for option, bits in WEIGHT_BITS.items() if option in plain]
-    unknown = [option for option in plain if option not in (*_VARIANTS, *WEIGHT_BITS, _PER_CHANNEL, CODED_INPUTS)]
-    if unknown or len(variants) > 1 or len(widths) > 1 or len(set(plain)) < len(plain):
+    inputs = [bits for option, bits in INPUT_BITS.items() if option in plain]
+    unknown = [option for option in plain if option not in (*_VARIANTS, *WEIGHT_BITS, *INPUT_BITS, _PER_CHANNEL)]
+    chosen_twice = any(len(chosen) > 1 for chosen in (variants, widths, inputs)) or len(set(plain)) < len(plain)
+    if unknown or chosen_twice:
         raise SchemeError(
-            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL}, {CODED_INPUTS}, one of {', '.join(_VARIANTS)} "
-            f"and one of {', '.join(WEIGHT_BITS)}, each once, and layer=format"
+            f"{name}({','.join(arguments)}): options are {_PER_CHANNEL}, one of {', '.join(_VARIANTS)}, one of "
+            f"{', '.join(WEIGHT_BITS)} and one of {', '.join(INPUT_BITS)}, each once, and layer=format"
         )
     layers: list[tuple[str, LayerFormat]] = []
     for layer, text in choices.items():
@@ -126,8 +129,8 @@ def parse_int8(arguments: Sequence[str], name: str = "int8") -> Int8Arguments:
             )
         layers.append((layer, chosen))
     variant = variants[0] if variants else None
-    width = widths[0] if widths else None
-    return Int8Arguments(_PER_CHANNEL in plain, variant, tuple(layers), width, CODED_INPUTS in plain)
+    width, input_bits = (chosen[0] if chosen else None for chosen in (widths, inputs))
+    return Int8Arguments(_PER_CHANNEL in plain, variant, tuple(layers), width, input_bits)
 
 
 def parse_int4(arguments: Sequence[str]) -> int | None:

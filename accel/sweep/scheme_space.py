@@ -12,7 +12,6 @@ from optuna.trial import Trial
 from accel.config import did_you_mean
 from accel.errors import ConfigError
 from compressors.layer_inventory import PolicyLayer
-from compressors.method_arguments import CODED_INPUTS
 
 T = TypeVar("T")
 Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]
@@ -204,6 +203,6 @@ def _format(bits: Mapping[str, Bits]) -> str:
     if set(used) == {"int4"}:
         return "int4"
     most: Bits = "int8-per-channel" if used["int8-per-channel"] > used["int8"] else "int8"
-    arguments = ["per_channel", CODED_INPUTS] if most == "int8-per-channel" else [CODED_INPUTS]
+    arguments = ["per_channel", "x8"] if most == "int8-per-channel" else ["x8"]
     arguments += [f"{layer}={_LAYER_FORMATS[choice]}" for layer, choice in bits.items() if choice != most]
     return f"int8({','.join(arguments)})"

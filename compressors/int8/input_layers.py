@@ -1,4 +1,4 @@
-"""Which layers read a policy's observations: by default ``int8`` computes the small ones in single precision.
+"""What reads a policy's observations: by default ``int8`` computes the small layers that do in single precision.
 
 Eight bits with one scale for all features are too few for observations: most of what int8 changes in a policy comes
 from there (``results/input-layers``). A small layer costs next to nothing in floats; a large one is quantised all the
@@ -6,6 +6,8 @@ same.
 """
 
 from __future__ import annotations
+
+from onnx import NodeProto
 
 from compressors.graph.policy_graph import PolicyGraph
 from compressors.layer_choices import weight_layer
@@ -15,20 +17,31 @@ SMALL_SHARE = 1 / 64
 """Of all weights: single precision takes up to eight times int8's time for a layer."""
 
 
+def observed_values(graph: PolicyGraph) -> frozenset[str]:
+    """Names of the floats that are computed from observations alone, without a layer."""
+    fixed = graph.parameters.keys() | graph.constants.keys() | {""}
+    states = len(graph.outputs) - 1
+    observed = {spec.name for spec in graph.inputs[: len(graph.inputs) - states] if spec.dtype.startswith("float")}
+    for node in graph.nodes:
+        if not _is_layer(graph, node) and observed.issuperset(set(node.input) - fixed):
+            observed.update(node.output)
+    return frozenset(observed)
+
+
 def small_input_layers(graph: PolicyGraph) -> frozenset[str]:
     """Names of the linear layers that read nothing but floats of observations, and have few weights."""
     every = sum(array.size for array in graph.parameters.values() if array.ndim > 1)
     limit = max(SMALL_WEIGHTS, SMALL_SHARE * every)
-    fixed = graph.parameters.keys() | graph.constants.keys() | {""}
-    states = len(graph.outputs) - 1
-    observed = {spec.name for spec in graph.inputs[: len(graph.inputs) - states] if spec.dtype.startswith("float")}
+    observed = observed_values(graph)
     small, others = set[str](), set[str]()
     for node in graph.nodes:
-        if node.op_type in ("Gemm", "Conv") and node.input[1] in graph.parameters:
+        if _is_layer(graph, node):
             reads_observations = node.op_type == "Gemm" and node.input[0] in observed
             is_small = graph.parameters[node.input[1]].size <= limit
             (small if reads_observations and is_small else others).add(weight_layer(graph, node.input[1]))
-        elif observed.issuperset(set(node.input) - fixed):
-            observed.update(node.output)
     # an LSTM cell is two products of one name; a policy of nothing else is still to be quantised
     return frozenset(small - others if others else ())
+
+
+def _is_layer(graph: PolicyGraph, node: NodeProto) -> bool:
+    return node.op_type in ("Gemm", "Conv") and node.input[1] in graph.parameters

@@ -7,6 +7,7 @@ outputs. A layer with weights but without an integer kernel is an error, unless 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -91,13 +92,23 @@ class IntegerGraph:
         coded: module (``torso.0``) to its output activation, for layers that output codes.
         sums: additions of codes.
         fixed: activation to scale, for inputs that are codes already (images).
+        clipped: activations that are clipped to the slots ``:least`` and ``:greatest`` before they are quantised.
         slots: initializers written at calibration or refresh: scales and codes.
         floats, constants: the parameters that stay in single precision, and the graph constants in use.
     """
 
-    def __init__(self, graph: PolicyGraph, codes: IntegerType, choose: Callable[[str], LayerFormat]) -> None:
+    def __init__(
+        self,
+        graph: PolicyGraph,
+        codes: IntegerType,
+        choose: Callable[[str], LayerFormat],
+        to_clip: AbstractSet[str] = frozenset(),
+    ) -> None:
+        """Rewrite; ``to_clip``: floats whose codes saturate before their type does."""
         self._graph = graph
         self._codes = codes
+        self._to_clip = to_clip
+        self.clipped: list[str] = []
         self._formats: dict[str, LayerFormat] = {}
         self.names: list[str] = []
         for node in graph.nodes:
@@ -275,10 +286,16 @@ class IntegerGraph:
         found = self._as_codes.get(value)
         if found is None:
             found = self._new_codes(value)
-            self.nodes.append(
-                helper.make_node("QuantizeLinear", [self._as_float[value], *found.parameters], [found.tensor])
-            )
+            floats = self._clipped(value) if value in self._to_clip else self._as_float[value]
+            self.nodes.append(helper.make_node("QuantizeLinear", [floats, *found.parameters], [found.tensor]))
         return found
+
+    def _clipped(self, value: str) -> str:
+        self.clipped.append(value)
+        bounds, name = [f"{value}:least", f"{value}:greatest"], f"{value}:clipped"
+        self.slots.update(dict.fromkeys(bounds, Slot(())))
+        self.nodes.append(helper.make_node("Clip", [self._as_float[value], *bounds], [name]))
+        return name
 
     def _float_of(self, value: str) -> str:
         """A value as floats, dequantised here unless it is already."""

@@ -2,8 +2,9 @@
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
 ``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. Small layers that read observations stay in
-single precision (``compressors.int8.input_layers``); ``x8`` quantises them too. ``w2``, ``w3`` and ``w4`` give weights
-codes of so many bits, ±1, ±3 or ±7: kernels still read them as bytes, but the C export packs them.
+single precision (``compressors.int8.input_layers``); ``x8`` quantises them too, and ``x2`` to ``x7`` give observations
+so many bits, which other activations do not lose. ``w2``, ``w3`` and ``w4`` give weights codes of so many bits, ±1, ±3
+or ±7. Kernels read all codes as bytes; the C export packs those of weights.
 
 Activations are U8 or S8, weights S8 and heads float. Ranges come from recent real observations; until there are enough
 of them a run publishes fp32. Calibrations narrow a range slowly; drift, which is looked for on a few rows, widens what
@@ -28,10 +29,10 @@ from compressors.graph.payload import Payload, Slot
 from compressors.graph.policy_graph import OPSET, PolicyGraph
 from compressors.graph.simplify import fuse_activations
 from compressors.int4 import layer_writer, write_layer
-from compressors.int8.input_layers import small_input_layers
+from compressors.int8.input_layers import observed_values, small_input_layers
 from compressors.int8.integer_graph import IntegerGraph, IntegerLayer
 from compressors.layer_choices import check_layers, choice_for
-from compressors.method_arguments import CODED_INPUTS, LayerFormat, Variant, parse_int8
+from compressors.method_arguments import LayerFormat, Variant, parse_int8
 from compressors.methods import Encoder, Format
 from compressors.module_state import require_finite
 from compressors.plan import PlanStatistics
@@ -40,8 +41,10 @@ from compressors.quantisation.affine import (
     UINT8,
     WEIGHT_INT7,
     WEIGHT_INT8,
+    IntegerType,
     activation_parameters,
     bias_codes,
+    narrowed,
     symmetric_codes,
 )
 from compressors.quantisation.ranges import Range, RangeObserver
@@ -63,7 +66,8 @@ class Int8(Format):
         cpu: features of the CPU that will act; this machine's when None.
         layers: formats by layer, overriding ``per_channel``.
         weight_bits: bits of a weight's code, 2 to 4; None: as many as the variant has.
-        codes_inputs: whether the layers that read observations are quantised too, where ``layers`` has none for them.
+        input_bits: bits of the observations that layers read, 2 to 8, where ``layers`` has no format for these; None:
+            small ones read floats.
     """
 
     per_channel: bool = False
@@ -71,7 +75,7 @@ class Int8(Format):
     cpu: frozenset[str] | None = None
     layers: tuple[tuple[str, LayerFormat], ...] = ()
     weight_bits: int | None = None
-    codes_inputs: bool = False
+    input_bits: int | None = None
 
     @property
     def method(self) -> MethodText:
@@ -81,21 +85,22 @@ class Int8(Format):
             options.append(self.variant)
         if self.weight_bits is not None:
             options.append(f"w{self.weight_bits}")
-        if self.codes_inputs:
-            options.append(CODED_INPUTS)
+        if self.input_bits is not None:
+            options.append(f"x{self.input_bits}")
         return MethodText("int8", (*options, *(f"{layer}={choice}" for layer, choice in self.layers)))
 
     def layer_formats(self, graph: PolicyGraph) -> Callable[[str], LayerFormat]:
         """The format of each layer of a policy."""
         default: LayerFormat = "per_channel" if self.per_channel else "per_tensor"
-        in_floats = frozenset() if self.codes_inputs else small_input_layers(graph)
+        in_floats = small_input_layers(graph) if self.input_bits is None else frozenset()
         return lambda layer: choice_for(layer, self.layers, "float" if layer in in_floats else default)
 
     def encoder(self, graph: PolicyGraph) -> Encoder:
         """See ``Format.encoder``.
 
         Raises:
-            SchemeError: a layer that the policy does not have, or a variant whose sums would saturate on the CPU.
+            SchemeError: a layer that the policy does not have, a variant whose sums would saturate on the CPU, or a
+                width of observations that no layer reads as floats.
         """
         features = cpu_features() if self.cpu is None else self.cpu
         exact = next((feature for feature in (VNNI, ARM) if feature in features), None)
@@ -128,7 +133,15 @@ class Int8Encoder(Encoder):
         self._codes, self.weight_codes = _CODES[variant]
         if options.weight_bits is not None:
             self.weight_codes = symmetric_codes(options.weight_bits)
-        integer = IntegerGraph(graph, self._codes, options.layer_formats(graph))
+        bits = 8 if options.input_bits is None else options.input_bits
+        narrow = observed_values(graph) if bits < 8 else frozenset()
+        integer = IntegerGraph(graph, self._codes, options.layer_formats(graph), narrow)
+        if bits < 8 and not integer.clipped:
+            raise SchemeError(
+                f"{options.scheme}: no integer layer of this policy reads floats of observations, and images have "
+                f"their 8 bits: omit x{bits}"
+            )
+        self._clipped = dict.fromkeys(integer.clipped, narrowed(self._codes, bits))
         check_layers(options.scheme, dict(options.layers), integer.names)
         self.layers = integer.layers
         self.int4_layers = integer.int4_layers
@@ -148,10 +161,9 @@ class Int8Encoder(Encoder):
         for name, scale in integer.fixed.items():
             self._set_activation(name, scale, 0)
 
-    @property
-    def code_range(self) -> tuple[int, int]:
-        """The least and the greatest activation code."""
-        return self._codes.minimum, self._codes.maximum
+    def codes_of(self, activation: str) -> IntegerType:
+        """The codes that an activation may have."""
+        return self._clipped.get(activation, self._codes)
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -188,7 +200,7 @@ class Int8Encoder(Encoder):
         for name, now in measured.items():
             kept = self._ranges[name].after(now) if name in self._ranges else now
             self._ranges[name] = kept
-            self._set_activation(name, *activation_parameters(kept.low, kept.high, self._codes))
+            self._set_activation(name, *activation_parameters(kept.low, kept.high, self.codes_of(name)))
 
     def encode(self, parameters: Mapping[str, Array]) -> bytes:
         """See ``Encoder.encode``."""
@@ -223,6 +235,10 @@ class Int8Encoder(Encoder):
         self._scales[name] = scale
         self.payload.views[f"{name}:scale"][...] = scale
         self.payload.views[f"{name}:zero"][...] = zero
+        if name in self._clipped:
+            codes = self._clipped[name]
+            self.payload.views[f"{name}:least"][...] = scale * np.float32(codes.minimum - zero)
+            self.payload.views[f"{name}:greatest"][...] = scale * np.float32(codes.maximum - zero)
 
 
 def make_int8(arguments: tuple[str, ...], context: Context) -> Int8:

@@ -40,9 +40,9 @@ class Scaled:
     greatest: int
 
     @classmethod
-    def of(cls, scale: np.float32, zero: int, code_range: tuple[int, int]) -> Scaled:
-        """From a scale, a zero point and the least and greatest code."""
-        return cls(float(scale), zero, code_range[0] - zero, code_range[1] - zero)
+    def of(cls, scale: np.float32, zero: int, codes: IntegerType) -> Scaled:
+        """From a scale, a zero point and the codes in use."""
+        return cls(float(scale), zero, codes.minimum - zero, codes.maximum - zero)
 
 
 def quantise(value: Tensor, how: Scaled) -> Tensor:

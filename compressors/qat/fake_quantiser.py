@@ -183,7 +183,7 @@ class FakeQuantiser:
             scale, zero = self._encoder.activation(activation)
         except KeyError:
             raise CalibrationError("the int8 plan has no ranges yet; calibrate it before training against it") from None
-        return Scaled.of(scale, zero, self._encoder.code_range)
+        return Scaled.of(scale, zero, self._encoder.codes_of(activation))
 
 
 class FakeQuantisedPolicy(nn.Module):

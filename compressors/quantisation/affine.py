@@ -54,6 +54,12 @@ def symmetric_codes(bits: int) -> IntegerType:
     return IntegerType(np.dtype(np.int8), -greatest, greatest)
 
 
+def narrowed(codes: IntegerType, bits: int) -> IntegerType:
+    """Activation codes of so many bits in the bytes of ``codes``, unsigned or signed as these are."""
+    lost = 8 - bits
+    return IntegerType(codes.dtype, codes.minimum >> lost, codes.maximum >> lost)
+
+
 def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[np.float32, int]:
     """(scale, zero point) of a range, in single precision; scale 1 and the least code for a range of only zero."""
     low, high = min(float(np.float32(low)), 0.0), max(float(np.float32(high)), 0.0)

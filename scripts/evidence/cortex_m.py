@@ -37,10 +37,13 @@ QEMU = ("qemu-system-arm", "-M", "mps2-an386", "-nographic", "-monitor", "none",
 COUNTING = ("-icount", "shift=0", "-semihosting-config", "enable=on,target=native")
 EPISODES = 20
 AFTER = (
-    *("fp32", "int8", "int8(per_channel,w4)", "int8(per_channel,w3)", "int8(per_channel,w2)"),
+    *("fp32", "int8", "int8(x8)", "int8(per_channel,w4,x8)", "int8(per_channel,w3,x8)", "int8(per_channel,w2,x8)"),
     *("prune(0.5)+int8", "lowrank(0.25)+int8", "distill(16x2)+int8"),
 )
-DURING = ("qat", "qat(per_channel,w4)", "qat(per_channel,w3)", "qat(per_channel,w2)")
+DURING = (
+    *("qat(x8)", "qat(per_channel,w4,x8)", "qat(per_channel,w3,x8)", "qat(per_channel,w2,x8)"),
+    *("qat(per_channel,w3,x6)", "qat(per_channel,w3,x4)", "qat(per_channel,w2,x6)"),
+)
 Row = dict[str, Any]
 
 

@@ -77,6 +77,23 @@ def test_a_bundle_of_packed_weights_computes_as_the_model_does(
     np.testing.assert_allclose(run_policy.run_rows(session, inputs)["params"], wanted["params"], rtol=1e-5, atol=1e-5)
 
 
+def test_observations_of_few_bits_compute_as_the_model_does(run: Path, tmp_path: Path) -> None:
+    """Also far outside the calibrated range, where codes of 4 bits saturate and those of 8 do not."""
+    bundles = {
+        (format, x): export(run, tmp_path / format / x, scheme=f"int8(w3,{x})", format=format, episodes=0)
+        for format, x in (("c", "x4"), ("onnx", "x4"), ("onnx", "x8"))
+    }
+    make_format("c").check(bundles["c", "x4"].path)
+    inputs, _ = run_policy.load_vectors(bundles["c", "x4"].path, bundles["c", "x4"].contract)
+    far = {name: 3.0 * rows for name, rows in inputs.items()}
+    found, wanted, wide = (
+        run_policy.run_rows(make_format(format).session(bundle.path, bundle.contract, 1), far)["params"]
+        for (format, _), bundle in bundles.items()
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert np.abs(found - wide).max() > 0.01
+
+
 def test_packed_weights_are_all_that_the_source_has_of_them(run: Path, tmp_path: Path) -> None:
     bundle = export(run, tmp_path / "bundle", scheme="int8(per_channel,w4,x8)", format="c", episodes=0)
     assert len(re.findall(r"^const EMX_UNUSED uint32_t weight", source(bundle), re.MULTILINE)) == 3

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
 from compressors.checks.executed_kernels import float_kernels, integer_kernels
+from compressors.errors import SchemeError
 from compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
 from compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
@@ -127,3 +130,49 @@ def test_features_of_different_scales_keep_their_numbers(name: str) -> None:
         for text in ("int8(x8)", "int8")
     ]
     assert errors[1] < 0.6 * errors[0]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("variant", ["u8s8", "s8s8", "reduce_range"])
+def test_observations_have_their_own_width(variant: str, bits: int) -> None:
+    """By definition: q = clip(round(x / s) + z) over the 2^bits codes, also far outside the range that was measured."""
+    case = CASES["relu-mlp"]
+    module = randomise(case.make(), seed=3)
+    plan = case.bind(f"int8({variant},x{bits})", module)
+    assert plan.scheme == f"int8({variant},x{bits})"
+    model = onnx.load_from_string(plan.refresh(module, version=1).model)
+    (first,) = (node for node in model.graph.node if node.op_type == "QuantizeLinear")
+    floats = next(node for node in model.graph.node if node.output[0] == first.input[0]).input[0]
+    kind = onnx.TensorProto.INT8 if variant == "s8s8" else onnx.TensorProto.UINT8
+    model.graph.output.append(onnx.helper.make_tensor_value_info(first.output[0], kind, None))
+    model.graph.output.append(onnx.helper.make_tensor_value_info(floats, onnx.TensorProto.FLOAT, None))
+    inputs = case.inputs(64, seed=3)
+    inputs["observations"][::4] *= 100.0
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    codes, values = session.run([first.output[0], floats], inputs)
+    scale, zero = plan.encoder.activation(plan.encoder.layers[0].activation)
+    least = -(2 ** (bits - 1)) if variant == "s8s8" else 0
+    greatest = least + 2**bits - 1
+    np.testing.assert_array_equal(codes, np.clip(np.rint(values / scale) + zero, least, greatest))
+    assert (codes.min(), codes.max()) == (least, greatest)
+    assert len(np.unique(codes)) > 2 ** (bits - 1)
+    others = [plan.encoder.codes_of(layer.activation).levels for layer in plan.encoder.layers]
+    assert others == [2**bits - 1, *[255] * (len(others) - 1)], "hidden activations keep 8 bits"
+
+
+def test_fewer_bits_of_observations_are_a_greater_error() -> None:
+    case = CASES["relu-mlp"]
+    module, inputs = randomise(case.make(), seed=4), case.inputs(256, seed=1)
+    wanted = run_module(module, inputs)[0]
+    errors = [
+        relative_error(run_artifact(case.bind(f"int8({x})", module, rows=256).refresh(module, 1), inputs)[0], wanted)
+        for x in ("x2", "x4", "x6", "x8")
+    ]
+    assert errors[0] > 2.0 * errors[1] and errors[1] > 2.0 * errors[2] and errors[2] > errors[3]
+
+
+@pytest.mark.parametrize("text", ["int8(x4)", "qat(w3,x4)"])
+def test_a_width_that_no_layer_reads_is_refused(text: str) -> None:
+    for name, chosen in (("nature-cnn", text), ("tanh-mlp", f"{text[:-1]},torso.0=float)")):
+        with pytest.raises(SchemeError, match=r"no integer layer of this policy reads floats of observations.*omit x4"):
+            CASES[name].bind(chosen, CASES[name].make())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -16,11 +18,13 @@ from compressors.qat import arithmetic
 from compressors.qat.arithmetic import Scaled
 from compressors.qat.differences import code_differences
 from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
+from compressors.quantisation.affine import UINT8
 from compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
 OPTIONS = ["u8s8", "reduce_range", "s8s8", "per_channel,u8s8", "per_channel,reduce_range,w2"]
+NARROW = ["u8s8,x3", "s8s8,w3,x6"]
 POLICIES = ["tanh-mlp", "relu-mlp", "deep-relu-mlp", "nature-cnn", "resnet", "lstm"]
 
 
@@ -67,8 +71,10 @@ def test_weights_and_biases_have_the_codes_of_the_next_refresh(name: str, option
     assert compared >= 2
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*product(POLICIES, OPTIONS), *product(["tanh-mlp", "relu-mlp", "lstm"], NARROW)],
+)
 def test_activations_have_the_codes_of_the_artifact(name: str, options: str) -> None:
     """All of them, residual sums included: sums of codes are whole numbers on both sides."""
     case, module, plan, quantiser = _bound(name, f"qat({options})")
@@ -151,7 +157,7 @@ def test_a_sum_of_codes_is_the_kernels_for_every_pair() -> None:
         scales = np.exp(rng.uniform(-5, -1, 3)).astype(np.float32)
         zeros = rng.integers(0, 256, 3).astype(np.uint8)
         wanted = _session_sum(a, b, scales, zeros)
-        of_a, of_b, how = (Scaled.of(s, int(z), (0, 255)) for s, z in zip(scales, zeros, strict=True))
+        of_a, of_b, how = (Scaled.of(s, int(z), UINT8) for s, z in zip(scales, zeros, strict=True))
         codes = [torch.from_numpy(x.astype(np.float32)) - z.zero for x, z in ((a, of_a), (b, of_b))]
         total = codes[0] * of_a.scale + codes[1] * of_b.scale
         found = arithmetic.add(total, *codes, of_a, of_b, how).numpy() + how.zero
