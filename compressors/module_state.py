@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
     Raises:
         WeightsError: the module has no tensor of that name.
     """
-    tensors = dict(_named_tensors(module))
+    tensors = _named_tensors(module)
     if names is not None:
         missing = [name for name in names if name not in tensors]
         if missing:
@@ -29,14 +29,14 @@ def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> d
         tensors = {name: tensors[name] for name in names}
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         tensors = _to_cpu(tensors)
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
 def load_state(module: torch.nn.Module, state: State) -> None:
     """Write arrays into a module's parameters and buffers, in place."""
-    tensors = dict(_named_tensors(module))
+    tensors = _named_tensors(module)
     for name, array in state.items():
-        tensors[name].copy_(torch.from_numpy(np.array(array)))
+        tensors[name].detach().copy_(torch.from_numpy(np.array(array)))
 
 
 def require_finite(name: str, array: Array) -> None:
@@ -57,11 +57,15 @@ def to_tensors(inputs: Mapping[str, Array], rows: int, images: int) -> list[torc
     return [torch.from_numpy(np.ascontiguousarray(array[:count])) for array in inputs.values()]
 
 
-def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield name, parameter.detach()
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        yield name, buffer.detach()
+def _named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, then buffers; torch's own iterators take twice as long, at every refresh."""
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        parameters.update((prefix + name, found) for name, found in part._parameters.items() if found is not None)
+        buffers.update((prefix + name, found) for name, found in part._buffers.items() if found is not None)
+    return parameters | buffers
 
 
 def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,7 +73,7 @@ def _to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     moved: dict[str, torch.Tensor] = {}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
         group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
-        flat = torch.cat([tensor.reshape(-1) for tensor in group.values()]).cpu()
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group.values()]).cpu()
         parts = torch.split(flat, [tensor.numel() for tensor in group.values()])
         moved.update({name: part.view(group[name].shape) for name, part in zip(group, parts, strict=True)})
     return {name: moved[name] for name in tensors}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -178,7 +177,7 @@ class QuantisedPass:
             bias = (tensors[first] + tensors[second]).abs()
             return bias if layer.per_channel else bias.max()
         if not layer.per_channel:
-            return torch.stack([torch.linalg.vector_norm(tensors[name], inf) for name in layer.biases]).amax()
+            return torch.stack([tensors[name].abs().amax() for name in layer.biases]).amax()
         rows = []
         for weight in layer.weights:
             bias_name = f"{weight.rpartition('.')[0]}.bias"
@@ -280,10 +279,10 @@ def _computing(module: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def _greatest(layer: QuantisedLayer, weights: list[Tensor]) -> Tensor:
-    """Greatest magnitudes of the weights that share a scale, [] or [outputs]."""
+    """Greatest magnitudes of the weights that share a scale, [] or [outputs]; torch's infinite norm is far slower."""
     if not layer.per_channel:
-        return torch.stack([torch.linalg.vector_norm(weight, inf) for weight in weights]).amax()
-    rows = [torch.linalg.vector_norm(weight.flatten(1), inf, dim=1) for weight in weights]
+        return torch.stack([weight.abs().amax() for weight in weights]).amax()
+    rows = [weight.flatten(1).abs().amax(1) for weight in weights]
     return torch.stack(rows).amax(0) if layer.is_lstm else torch.cat(rows)
 
 
