@@ -85,6 +85,19 @@ def test_a_table_is_run_once_and_its_gaps_are_told(tmp_path: Path) -> None:
     assert "fp32-s0:" not in again.stdout
 
 
+def test_the_page_of_a_kept_case_is_written_anew(tmp_path: Path) -> None:
+    """From its samples alone, over an earlier report of which a part is lost."""
+    case = tmp_path / "impact"
+    shutil.copytree(PROJECT / "results" / "impact", case)
+    (case / "report" / "report.json").unlink(missing_ok=True)
+    (case / "report" / "figures" / "stale.svg").write_text("")
+    script, table = PROJECT / "scripts/evidence/training_runs.py", PROJECT / "scripts/ablation/cases.toml"
+    done = call(script, "impact", "--table", table, "--results-dir", tmp_path, "--collect-only", cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert (case / "report" / "report.json").is_file() and not (case / "report" / "figures" / "stale.svg").exists()
+    assert "Raw samples: `runs.json`." in (case / "README.md").read_text()
+
+
 def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
     text = conditions().conditions_text
     interleaved = made(("a", 10.0), ("b", 20.0), ("a", 30.0), ("b", 40.0))

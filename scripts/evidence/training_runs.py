@@ -374,7 +374,8 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
         first = {variant: run for run in reversed(runs) if (variant := run.config["variant"])}
         choices = Choices(threshold=case.threshold, group_by=("variant",), force=True)
         analysis = analyse(runs, choices, first.get(case.baseline) if len(first) > 1 else None)
-        write_report(analysis, results / "report", written=f"Made from {SAMPLES}.", overwrite=True)
+        shutil.rmtree(results / "report", ignore_errors=True)  # with figures that it no longer has
+        write_report(analysis, results / "report", written=f"Made from {SAMPLES}.")
         parts += [escaped(headline(analysis)), "[The whole report](report/report.md)"]
         parts += [
             f"**{escaped(label)}**: {escaped(text)}" + "".join(f" **Not comparable:** {escaped(m)}" for m in marks)
