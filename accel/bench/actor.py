@@ -71,10 +71,11 @@ def bench_actor(
     Returns:
         Flat rows: ``env``, ``network``, ``runtime``, ``scheme``, ``envs``; ``us_per_env_step`` with ``_low`` and
         ``_high`` (median, 10th and 90th percentile, µs), the sum of ``env_us`` (environment), ``policy_us`` (policy
-        and sampling) and ``overhead_us`` (the rest); ``env_only_us``, environments alone; ``env_share``, its ratio to
-        ``us_per_env_step``; ``seconds_per_million_env_steps``; ``speedup_torch`` and ``speedup_fp32`` of the actor,
-        ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy; ``session_us``, the session's part of
-        ``policy_us``, and ``python_us_per_vector_step``, all but environment and session (both None on torch);
+        and sampling) and ``overhead_us`` (the rest); ``env_only_us``, environments alone; ``env_share``, their ratio to
+        the actor within a round, with ``_low`` and ``_high``; ``seconds_per_million_env_steps``; ``speedup_torch`` and
+        ``speedup_fp32`` of the actor, ``policy_speedup_torch`` and ``policy_speedup_fp32`` of its policy;
+        ``session_us``, the session's part of ``policy_us``, and ``python_us_per_vector_step``, all but environment and
+        session (both None on torch);
         ``bytes``; ``weights``, and ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``cpu_share``;
         threads, machine and versions.
     Raises:
@@ -152,7 +153,8 @@ class _ActorCells:
         total = number(row, "us_per_env_step")
         row |= {"env_us": env_us, "policy_us": policy_us, "overhead_us": total - env_us - policy_us}
         row |= spread("env_only_us", [sample.total for sample in env_only])
-        row |= {"env_share": number(row, "env_only_us") / total, "seconds_per_million_env_steps": total}
+        row |= spread("env_share", [env.total / actor.total for env, actor in zip(env_only, taken, strict=True)])
+        row |= {"seconds_per_million_env_steps": total}
         in_session = runtime == "onnxruntime"
         row |= {"session_us": session_us if in_session else None}
         row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
