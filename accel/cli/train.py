@@ -28,10 +28,11 @@ from accel.transport.launcher import LaunchInfo, detect_launch
 
 DESCRIPTION = """Train a policy. Flags override the TOML file, which overrides the preset, which overrides the defaults.
 
-Started alone, this starts mpirun with one learner and --actors actors; inside mpirun -n N or srun -n N the first rank
-learns and N-1 act. Ctrl-C or SIGTERM ends a run with a checkpoint, and --resume goes on from there.
+Started alone, this starts mpirun with one learner (or --learners N) and --actors actors; --actors 0 trains in one
+process. Inside mpirun -n N or srun -n N the first rank learns and N-1 act (see --learners and --inference for more).
+Ctrl-C or SIGTERM ends a run with a checkpoint; --resume continues from it.
 
-Shown are the options and defaults of the algorithm chosen: accel train --algorithm dqn --help has those of another.
+The options and defaults shown are those of the chosen algorithm; for another: accel train --algorithm dqn --help.
 
 Examples:
   accel train --preset quickstart

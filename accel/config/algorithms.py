@@ -383,7 +383,7 @@ class SacConfig(RetraceableConfig):
     target_entropy: float = Field(
         1.0, description="entropy that α is learned towards, as −target_entropy nats for each of the k actions"
     )
-    target_rate: float = Field(0.005, gt=0, le=1, description="share of the critics that their targets take over")
+    target_rate: float = Field(0.005, gt=0, le=1, description="τ, Polyak averaging coefficient of the target critics")
 
     @property
     def bootstrap_steps(self) -> int:

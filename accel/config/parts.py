@@ -70,7 +70,9 @@ class ActingConfig(Options):
     unroll_length: Annotated[Count, at_most(65_536, "an unroll is held in memory whole")] = Field(
         20, description="T, vector steps per unroll sent to the learner"
     )
-    unrolls_in_flight: int = Field(1, ge=1, le=64, description="unrolls an actor may have sent but not delivered")
+    unrolls_in_flight: int = Field(
+        1, ge=1, le=64, description="unrolls that an actor may have sent and the learner has not received yet"
+    )
     actor_runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
     )
@@ -233,7 +235,9 @@ class RunConfig(Options):
     log_interval_s: float = Field(
         1.0, gt=0, description="most seconds between metric records; a run's first ones are closer together"
     )
-    peer_timeout_s: float = Field(120.0, gt=0, description="how long ranks wait for each other, and may be silent")
+    peer_timeout_s: float = Field(
+        120.0, gt=0, description="seconds that ranks wait for each other at most, and that a rank may be silent"
+    )
 
     @field_validator("name")
     @classmethod

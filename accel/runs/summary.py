@@ -224,7 +224,9 @@ class Summary:
         lines = [] if self.finished else [f"accel train --resume {path}    (continues the run)"]
         lines.append(f"accel evaluate {path}    (plays the policy)")
         if self.evaluation is not None:
-            lines.append(f"accel evaluate {path} --which best    (plays the best policy; so does accel export)")
+            lines.append(
+                f"accel evaluate {path} --which best    (plays the best policy; accel export takes --which best too)"
+            )
         tuned = self.compressor.startswith("auto")
         no_gain = self.comparison is not None and self.comparison.fp32_us < 1.05 * self.comparison.policy_us
         if no_gain or (tuned and self.scheme == "fp32"):
