@@ -111,8 +111,9 @@ def page(rows: list[dict[str, object]], facts: dict[str, object]) -> str:
     lines = [
         "# A refresh and a load, against quantize_static", "",
         "`python scripts/evidence/refresh_ratio.py`; every sample is in `rows.json`. Median of "
-        f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. In turns either finds "
-        "the caches as the other left them, repeated as it left them itself; a publication in a run follows an update.",
+        f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. In turns "
+        "either finds the caches as the other left them, repeated as it left them itself; in a run "
+        "a publication follows an update.",
         "",
         "| network | | refresh, serialise and load | quantize_static and load | ratio |", "|---|---|---|---|---:|",
     ]  # fmt: skip
