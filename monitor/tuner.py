@@ -22,8 +22,9 @@ the bottleneck on all levels, they deliver the same and full precision comes bac
 a faster policy saved its actor would spend waiting. Where they take turns or share cores, that time is the learner's
 and counts.
 
-Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm or a failed check
-is banned, and each change of level delays the next, both with exponential back-off.
+Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm, a failed check
+or the mismatch that it has as it acts is banned, and each change of level delays the next to a coarser one, both with
+exponential back-off.
 
 Source of the bound: Thompson 1936, by order statistics. Deviations: none.
 """
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,8 @@ class TunerOptions:
         tolerance: a finer level is preferred when it loses at most this much; gain + tolerance is the hysteresis.
         confidence: of the one-sided lower bound.
         agreeing: consecutive looks that must agree on a finer level.
-        dwell_s, ban_s: the first delay after a change, and the first ban; each one after is twice as long.
+        dwell_s, ban_s: the first delay from a change to a coarser level, and the first ban; each one after is twice as
+            long.
         longest_s: of either.
         busy_env_share: the environment is the bottleneck from this share of the actors' step on.
     """
@@ -276,8 +278,24 @@ class Tuner:
     def look(self, m: Measurements) -> TunerDecision | None:
         """Take or leave a level by what was measured; to be asked every quarter of a second or so."""
         gains = self.gains(m)
-        if not gains or not self._changes.ready(m.time_s):
+        choice = self._choose(m, gains) if gains else None
+        if choice == self.incumbent:
+            self._agreed = 0
+        if choice is None or choice == self.incumbent:
             return None
+        self._agreed += 1
+        ready = self._changes.ready(m.time_s) if self._is_coarser(choice) else self._agreed >= self.options.agreeing
+        if not ready:
+            return None
+        kind, gain = "accept" if self._is_coarser(choice) else "relax", gains[choice]
+        timed = replace(m, quality={})
+        if kind == "relax" and self._choose(timed, self.gains(timed)) == self.incumbent:
+            self._bans[self.incumbent].attempt(m.time_s)  # by its timing alone it would be taken again
+        shown = f"{choice} gives {gain.median - 1:+.0%} effective experience, {gain.low - 1:+.0%} at least"
+        return self._change(m, kind, choice, f"{shown}; {m.bottleneck(self.incumbent, self.options.busy_env_share)}")
+
+    def _choose(self, m: Measurements, gains: Mapping[str, Gain]) -> str | None:
+        """The level that measurements speak for; None: not even for the one in use."""
         allowed = [level for level in self.levels if level in gains and self.allows(level, m.time_s)]
         # the mismatch of the level in use is watched as it acts, on many more states than a timing has
         allowed = [level for level in allowed if level in (self.full, self.incumbent) or not m.alarm(level)]
@@ -286,16 +304,7 @@ class Tuner:
         if not able:
             return None
         floor = (1.0 - self.options.tolerance) * max(gains[level].median for level in able)
-        choice = next(level for level in able if gains[level].median >= floor)
-        if choice == self.incumbent:
-            self._agreed = 0
-            return None
-        self._agreed += 1
-        if not self._is_coarser(choice) and self._agreed < self.options.agreeing:
-            return None
-        kind, gain = "accept" if self._is_coarser(choice) else "relax", gains[choice]
-        shown = f"{choice} gives {gain.median - 1:+.0%} effective experience, {gain.low - 1:+.0%} at least"
-        return self._change(m, kind, choice, f"{shown}; {m.bottleneck(self.incumbent, self.options.busy_env_share)}")
+        return next(level for level in able if gains[level].median >= floor)
 
     def fall_back(self, m: Measurements, reason: str) -> TunerDecision:
         """Leave the level in use for full precision, and ban it."""

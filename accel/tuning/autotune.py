@@ -206,7 +206,8 @@ class TunedSteering:
         self._next_look_s = now + LOOK_S
         phases_s = learner_times.as_dict()
         self._trained_s = sum(phases_s.values())
-        self._looks.append((now, env_steps, phases_s["wait"]))
+        if env_steps and self._trained_s >= PREPARE_S:  # the first update is slower, as nothing is warm
+            self._looks.append((now, env_steps, phases_s["wait"]))
         self._last = m = self._measure(now)
         if self._timing:
             self._end_timing(now)
@@ -265,6 +266,8 @@ class TunedSteering:
 
     def _learner_rate(self) -> float | None:
         """On the level in use, which it takes some time to show after another."""
+        if not self._looks:
+            return None
         first = self._learner_rates.keys() <= {self.tuner.incumbent}
         now, steps, wait_s = self._looks[-1]
         for then, steps_then, wait_then in reversed(self._looks):

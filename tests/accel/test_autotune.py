@@ -63,7 +63,7 @@ class Rig:
         agreement, self.layout = agree(self.config, self.algorithm)
         self.transport.welcome(agreement.to_json())
         self.publisher = Publisher(self.config, self.algorithm.network, levels=choice.levels)
-        self.now_s = 0.0
+        self.now_s, self.work_s, self.worked_s = 0.0, WORK_S, 0.0
         batcher, clock = Batcher(spec, torch.device("cpu")), self.clock
         self.sampler = MismatchSampler(self.config, self.algorithm, self.publisher.schemes, batcher, clock=clock)
         parts = (self.publisher, self.transport, self.sampler)
@@ -117,7 +117,9 @@ class Rig:
         self.version += 1
         self.now_s += TURN_S
         if looks:
-            times = PhaseTimes.from_seconds(("wait", "work"), np.array([TURN_S - WORK_S, WORK_S]) * self.version)
+            self.worked_s += self.work_s
+            waited_s = TURN_S * self.version - self.worked_s
+            times = PhaseTimes.from_seconds(("wait", "work"), np.array([waited_s, self.worked_s]))
             self.steering.step(self.version * 1000, times)
             self.rest()
         self.publish()
@@ -284,6 +286,17 @@ def test_the_learners_rate_is_that_under_the_level_in_use(make_rig: Callable[...
         assert not known(), "what it was under full precision does not count"
     rig.turn_until(known, "the learner's rate is measured anew")
     assert rig.now_s - taken_s >= LEARNER_S
+    assert rig.steering.metrics()["learner_rate"] == pytest.approx(1000 / WORK_S)
+
+
+def test_the_learners_first_second_is_in_no_rate(make_rig: Callable[..., Rig]) -> None:
+    """Nothing is warm then; the rate under full precision is compared with another level's for the rest of the run."""
+    rig = make_rig("auto(fp32;int8)")
+    rig.work_s = TURN_S
+    while rig.now_s + TURN_S < PREPARE_S:
+        rig.turn()
+    rig.work_s = WORK_S
+    rig.turn_until(lambda: rig.steering.metrics().get("learner_rate") is not None, "the rate is known")
     assert rig.steering.metrics()["learner_rate"] == pytest.approx(1000 / WORK_S)
 
 

@@ -220,15 +220,34 @@ def test_a_level_that_was_left_is_banned_twice_as_long_each_time() -> None:
 
 
 def test_pure_noise_changes_levels_ever_more_rarely() -> None:
-    """Levels whose speeds swap at random: the n-th change waits for 2^n dwells at least."""
-    tuner, random, changes = Tuner(("fp32", "int8")), np.random.default_rng(0), []
+    """Levels whose speeds swap at random: what follows the n-th change and is coarser waits for 2^n dwells at least."""
+    tuner, random, changes, kinds = Tuner(("fp32", "int8")), np.random.default_rng(0), [], []
     for i in range(1000):
         calls = {"fp32": 500.0, "int8": 500.0 * float(random.choice([0.3, 3.0]))}
-        if tuner.look(_look(i * 0.25, calls, acting=tuner.incumbent, seed=i)) is not None:
+        if (decision := tuner.look(_look(i * 0.25, calls, acting=tuner.incumbent, seed=i))) is not None:
             changes.append(i * 0.25)
-    waits = np.diff(changes)
-    assert len(changes) >= 4
-    assert (waits >= TunerOptions().dwell_s * 2.0 ** np.arange(len(waits))).all()
+            kinds.append(decision.kind)
+    assert len(kinds) >= 4 and kinds == (["accept", "relax"] * len(kinds))[: len(kinds)]
+    waits = np.diff(changes)[1::2]
+    assert (waits >= TunerOptions().dwell_s * 2.0 ** np.arange(1, 2 * len(waits), 2)).all()
+
+
+def test_a_level_that_is_worse_as_it_acts_than_as_it_was_timed_acts_a_few_seconds_in_all() -> None:
+    """Its timing stays as good as it was: without a ban it would be taken again and again, each time for longer."""
+    tuner, now, on = Tuner(("fp32", "int8")), 0.0, {"fp32": 0, "int8": 0}
+    decisions = []
+    calls = {"fp32": 60.0, "int8": 33.0}
+    while now < 1800.0:
+        quality = {"int8": 0.64} if tuner.incumbent == "int8" else {}
+        on[tuner.incumbent] += 1
+        decision = tuner.look(_look(now, calls, acting=tuner.incumbent, env_us=70.0, quality=quality))
+        decisions += [] if decision is None else [(now, decision.kind)]
+        now += 0.25
+    assert [kind for _, kind in decisions] == ["accept", "relax"] * (len(decisions) // 2)
+    taken, left = ([at for at, kind in decisions if kind == wanted] for wanted in ("accept", "relax"))
+    bans = [after - before for before, after in zip(left, taken[1:], strict=False)]
+    assert bans == pytest.approx([TunerOptions().ban_s * 2.0**n for n in range(len(bans))])
+    assert 0 < on["int8"] < 0.01 * on["fp32"]
 
 
 def test_nothing_is_decided_before_every_actor_has_timed_the_level() -> None:
