@@ -81,13 +81,15 @@ def weight_scales(greatest: Tensor, codes: IntegerType) -> Tensor:
     return torch.where(scales < SMALLEST_SCALE, 1.0, scales).float()
 
 
-def widen_for_bias(scales: Tensor, input_scale: float, greatest: Tensor) -> Tensor:
-    """Weight scales, widened where a bias of this magnitude would exceed 32 bits; the formula of
-    ``affine.scales_for_bias``."""
-    doubled = 2.0 * (greatest if greatest.dim() else greatest.double())  # onnxruntime's precision, see there
+def scales_for_bias(scales: Tensor, input_scale: float, largest_bias: Tensor, greatest: Tensor) -> Tensor:
+    """Weight scales where biases and weights have these magnitudes; the formula of ``affine.scales_for_bias``."""
+    # onnxruntime's precision, see there
+    doubled = 2.0 * (largest_bias if largest_bias.dim() else largest_bias.double())
     smallest = (BIAS_MARGIN * doubled).double() / INT32_STEPS
     candidate = scales.double() * input_scale
-    return torch.where(candidate < smallest, (scales.double() * (smallest / candidate)).float(), scales)
+    is_empty = (greatest == 0.0) & (torch.minimum(smallest, smallest / input_scale) >= SMALLEST_SCALE)
+    replaced = (candidate < smallest) | is_empty
+    return torch.where(replaced, (scales.double() * (smallest / candidate)).float(), scales)
 
 
 def _sum_codes(a: Tensor, b: Tensor, of_a: Scaled, of_b: Scaled, how: Scaled) -> Tensor:

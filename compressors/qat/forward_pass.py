@@ -138,9 +138,11 @@ class QuantisedPass:
         rows = [0] if layer.is_lstm else list(accumulate((len(weight) for weight in weights), initial=0))
         input_scale = self._rules.coding(layer.activation).scale
         with torch.no_grad():
-            scales = arithmetic.weight_scales(_greatest(layer, weights), self._rules.weight_codes)
+            greatest = _greatest(layer, weights)
+            scales = arithmetic.weight_scales(greatest, self._rules.weight_codes)
             if layer.biases:
-                scales = arithmetic.widen_for_bias(scales, input_scale, self._greatest_bias(layer, tensors, scales))
+                biases = self._greatest_bias(layer, tensors, scales)
+                scales = arithmetic.scales_for_bias(scales, input_scale, biases, greatest)
             steps = scales * input_scale
         for index, (name, weight) in enumerate(zip(layer.weights, weights, strict=True)):
             module = name.rpartition(".")[0]
@@ -149,13 +151,11 @@ class QuantisedPass:
             self._steps[module] = steps[own] if layer.per_channel else steps
             self.codes[name] = arithmetic.round_through(weight / scale)
             del self._others[name]
-        self._quantise_biases(layer, tensors, steps, input_scale)
+        self._quantise_biases(layer, tensors, steps)
 
-    def _quantise_biases(
-        self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], steps: Tensor, input_scale: float
-    ) -> None:
+    def _quantise_biases(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], steps: Tensor) -> None:
         """Quantise biases to 32-bit codes. A parameter that a merged head repeats for each row stays a parameter of its
-        module, rounded: its weights are zeros, whose scale is 1 with per-channel scales."""
+        module, rounded: its weights are zeros, so that with per-channel scales its codes are as fine as floats."""
         if layer.is_lstm and layer.biases:
             first, second = layer.biases
             self.codes[first] = _bias_codes(tensors[first] + tensors[second], steps)
@@ -166,9 +166,8 @@ class QuantisedPass:
             if module in layer.modules:
                 self.codes[name] = _bias_codes(tensors[name], self._steps[module])
                 del self._others[name]
-            else:
-                step = torch.full_like(steps.view(-1)[0], input_scale) if layer.per_channel else steps
-                self._others[name] = _bias_codes(tensors[name], step) * step
+            elif not layer.per_channel:
+                self._others[name] = _bias_codes(tensors[name], steps) * steps
 
     def _greatest_bias(self, layer: QuantisedLayer, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor:
         """Magnitudes of the graph's bias: [], or [outputs] with per-channel scales."""

@@ -7,8 +7,9 @@
 
 Source: onnxruntime/quantization: quant_utils.compute_scale_zp, base_quantizer.quantize_bias_static_impl and
 qdq_quantizer._adjust_weight_scale_for_int32_bias. Deviations: a weight's scale is widened by more where the bias would
-exceed 32 bits, as the layer's sum wraps around at onnxruntime's margin of 1.0001; and a range of only zero has its zero
-point at q_min, where onnxruntime's signed codes have 0, so that a ReLU after it is a saturation there too.
+exceed 32 bits, as the layer's sum wraps around at onnxruntime's margin of 1.0001; weights of only zeros have the finest
+scale that their bias allows, where onnxruntime's is 1 and rounds a bias of 0.4 to multiples of s_x; and a range of only
+zero has its zero point at q_min, where onnxruntime's signed codes have 0, so that a ReLU after it is a saturation too.
 """
 
 from __future__ import annotations
@@ -71,8 +72,13 @@ def activation_parameters(low: float, high: float, codes: IntegerType) -> tuple[
 
 def weight_scales(weight: FloatArray, codes: IntegerType, axis: int | None = None) -> NDArray[np.float32]:
     """Symmetric scales of a weight: [], or [channels] along ``axis``; 1 where all weights are zero."""
+    return scales_of(magnitudes(weight, axis), codes)
+
+
+def magnitudes(weight: FloatArray, axis: int | None = None) -> NDArray[np.float32]:
+    """The greatest magnitude of a weight: [], or [channels] along ``axis``."""
     others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
-    return scales_of(np.maximum(weight.max(axis=others), -weight.min(axis=others)), codes)
+    return np.asarray(np.maximum(weight.max(axis=others), -weight.min(axis=others)))
 
 
 def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.float32]:
@@ -85,25 +91,42 @@ def scales_of(greatest: NDArray[np.float32], codes: IntegerType) -> NDArray[np.f
     return np.asarray(scales, dtype=np.float32)
 
 
-def scales_for_bias(scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray) -> NDArray[np.float32]:
-    """Weight scales, widened where the bias would exceed 32 bits at s_x·s_w (weights far smaller than their bias)."""
+def scales_for_bias(
+    scales: NDArray[np.float32], input_scale: np.float32, bias: FloatArray, greatest: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Weight scales, wider where the bias would exceed 32 bits at s_x·s_w (weights far smaller than their bias), and
+    the finest that does not where all weights are zero.
+
+    Args:
+        scales: [] or [channels]. greatest: magnitudes of the weights, likewise.
+        bias: [channels].
+    """
     if scales.ndim == 0:
-        return _scale_for_bias(scales, float(input_scale), max(float(bias.max()), -float(bias.min())))
+        largest_bias = max(float(bias.max()), -float(bias.min()))
+        return _scale_for_bias(scales, float(input_scale), largest_bias, float(greatest))
     # onnxruntime multiplies a per-channel bias in single precision, and a per-tensor one in double
     smallest = (BIAS_MARGIN * (2.0 * np.abs(bias))).astype(np.float64) / INT32_STEPS
     candidate = scales.astype(np.float64) * np.float64(input_scale)
-    too_small = candidate < smallest
-    if not np.any(too_small):
+    replaced = candidate < smallest
+    is_empty = greatest == 0.0
+    if is_empty.any():
+        replaced |= is_empty & (np.minimum(smallest, smallest / np.float64(input_scale)) >= SMALLEST_SCALE)
+    if not np.any(replaced):
         return scales
-    widened = scales.astype(np.float64) * (smallest / candidate)
-    return np.where(too_small, widened.astype(np.float32), scales)
+    changed = scales.astype(np.float64) * (smallest / candidate)
+    return np.where(replaced, changed.astype(np.float32), scales)
 
 
-def _scale_for_bias(scale: NDArray[np.float32], input_scale: float, greatest: float) -> NDArray[np.float32]:
+def _scale_for_bias(
+    scale: NDArray[np.float32], input_scale: float, largest_bias: float, greatest: float
+) -> NDArray[np.float32]:
     """The same for one scale and the bias's greatest magnitude; Python floats are faster than arrays of one."""
-    smallest = BIAS_MARGIN * 2.0 * greatest / INT32_STEPS
+    smallest = BIAS_MARGIN * 2.0 * largest_bias / INT32_STEPS
     candidate = float(scale) * input_scale
-    return np.asarray(float(scale) * (smallest / candidate), dtype=np.float32) if candidate < smallest else scale
+    is_empty = greatest == 0.0 and min(smallest, smallest / input_scale) >= SMALLEST_SCALE
+    if candidate < smallest or is_empty:
+        return np.asarray(float(scale) * (smallest / candidate), dtype=np.float32)
+    return scale
 
 
 def quantise_into(

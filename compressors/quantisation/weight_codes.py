@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from compressors.arrays import Array, FloatArray
 from compressors.errors import WeightsError
-from compressors.quantisation.affine import IntegerType, quantise_into, scales_for_bias, weight_scales
+from compressors.quantisation.affine import IntegerType, magnitudes, quantise_into, scales_for_bias, scales_of
 
 # Weights quantised at a time, in whole rows: their quotients stay in a processor's second cache
 BLOCK = 65536
@@ -47,13 +47,14 @@ class CodeWriter:
             WeightsError: a weight or bias is not finite.
         """
         values: FloatArray = weight.astype(np.float32, copy=False)
-        scales = weight_scales(values, self._codes, axis)
+        greatest = magnitudes(values, axis)
+        scales = scales_of(greatest, self._codes)
         if not np.isfinite(scales).all() or (bias is not None and not np.isfinite(bias).all()):
             raise WeightsError(
                 f"layer {name!r} has a weight or bias that is not finite; do not publish it, lower the learning rate"
             )
         if bias is not None and input_scale is not None:
-            scales = scales_for_bias(scales, input_scale, bias)
+            scales = scales_for_bias(scales, input_scale, bias, greatest)
         self._write_blocks(target, values, scales, axis)
         return scales
 

@@ -18,6 +18,7 @@ from compressors.quantisation.affine import (
     IntegerType,
     activation_parameters,
     bias_codes,
+    magnitudes,
     scales_for_bias,
     weight_scales,
 )
@@ -131,13 +132,18 @@ def test_signed_and_unsigned_codes_differ_by_128(one: float, other: float) -> No
 def test_biases_fit_32_bits_within_half_a_step(
     codes: IntegerType, weight: NDArray[np.float32], bias: NDArray[np.float32], input_scale: float, per_channel: bool
 ) -> None:
-    scales = weight_scales(weight, codes, 0 if per_channel else None)
-    widened = scales_for_bias(scales, np.float32(input_scale), bias)
-    assert (widened >= scales).all()
+    axis = 0 if per_channel else None
+    greatest = magnitudes(weight, axis)
+    scales = weight_scales(weight, codes, axis)
+    widened = scales_for_bias(scales, np.float32(input_scale), bias, greatest)
+    assert ((widened >= scales) | (greatest == 0.0)).all()
     found = bias_codes(bias, np.float32(input_scale), widened)
     step = (np.float32(input_scale) * widened).astype(np.float64)
     assert (np.abs(found * step - bias) <= 0.5 * step + 1e-6 * np.abs(bias)).all()
     assert (found[bias == 0.0] == 0).all()
+    empty = np.broadcast_to(greatest == 0.0, bias.shape) & (np.abs(bias) > 1e-20)
+    finest = np.abs(bias) if per_channel else np.full_like(bias, np.abs(bias).max())
+    assert (np.broadcast_to(step, bias.shape) < 2e-9 * finest)[empty].all(), "zeros have the finest scale"
 
 
 def _codes(values: NDArray[np.float64], step: float, zero: int, codes: IntegerType) -> NDArray[np.float64]:

@@ -176,3 +176,33 @@ def test_a_width_that_no_layer_reads_is_refused(text: str) -> None:
     for name, chosen in (("nature-cnn", text), ("tanh-mlp", f"{text[:-1]},torso.0=float)")):
         with pytest.raises(SchemeError, match=r"no integer layer of this policy reads floats of observations.*omit x4"):
             CASES[name].bind(chosen, CASES[name].make())
+
+
+class Gaussian(nn.Module):
+    """Means of a linear layer, and a log deviation for each that is a parameter: rows of zeros in the exported head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_std = nn.Linear(5, 3), nn.Parameter(torch.tensor([-0.43, 0.2, -2.0]))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        means = self.mean(torch.clamp(observations, -10.0, 10.0))
+        return torch.cat([means, self.log_std.expand_as(means)], 1)
+
+
+@pytest.mark.parametrize("options", ["per_channel,x8", "per_channel,x2", "x8", "per_channel,w2,x4"])
+def test_a_parameter_merged_into_a_head_keeps_its_value(options: str) -> None:
+    module, observations = randomise(Gaussian(), seed=0), 3.0 * torch.randn(64, 5)
+    module.log_std.data = torch.tensor([-0.43, 0.2, -2.0])
+    inputs = {"observations": observations.numpy()}
+    plan = make_compressor(f"int8({options})").bind(
+        module, {"observations": observations}, inputs, output_names=("params",)
+    )
+    params = run_artifact(plan.refresh(module, 1), inputs)[0]
+    tolerance = 1e-6 if "per_channel" in options else 0.01
+    np.testing.assert_allclose(params[:, 3:], np.tile([-0.43, 0.2, -2.0], (64, 1)), atol=tolerance)
+    with torch.no_grad():
+        module.mean.weight.zero_()
+    means = run_artifact(plan.refresh(module, 2), inputs)[0][:, :3]
+    wanted = np.tile(module.mean.bias.detach().numpy(), (64, 1))
+    np.testing.assert_allclose(means, wanted, atol=1e-6, err_msg="a head of zeros is its bias")
