@@ -179,7 +179,7 @@ class QuantisedPass:
             return torch.stack([tensors[name].abs().amax() for name in layer.biases]).amax()
         rows = []
         for weight in layer.weights:
-            bias_name = f"{weight.rpartition('.')[0]}.bias"
+            bias_name = f"{weight.removesuffix('weight')}bias"
             given = tensors[bias_name] if bias_name in layer.biases else scales.new_zeros(len(tensors[weight]))
             rows.append(given.abs())
         return torch.cat(rows)
@@ -204,7 +204,8 @@ class QuantisedPass:
             return self._lstm_forward(name, module)
         how = self._rules.coding(layer.activation)
         made = None if layer.made is None else self._rules.coding(layer.made)
-        weight, bias, step = self.codes[f"{name}.weight"], self.codes.get(f"{name}.bias"), self._steps[name]
+        prefix = f"{name}." if name else ""
+        weight, bias, step = self.codes[f"{prefix}weight"], self.codes.get(f"{prefix}bias"), self._steps[name]
         factor = step if made is None else step / made.scale
         if layer.per_channel:
             factor = factor.view(-1, *[1] * (weight.dim() - 2))
@@ -233,18 +234,19 @@ class QuantisedPass:
     def _sum(self, total: SumOfCodes, original: Forward) -> Forward:
         """The codes of an addend that a layer or addition has output are known; the other's follow from the sum."""
         how, of = self._rules.coding(total.made), [self._rules.coding(codes.activation) for codes in total.addends]
-        known = next((i for i, c in enumerate(total.addends) if c.tensor == f"{c.activation}:codes"), None)
+        own = [i for i, c in enumerate(total.addends) if c.tensor == f"{c.activation}:codes"]
 
         def forward(*arguments: object) -> object:
             value = original(*arguments)
             if not isinstance(value, Tensor):
                 return value
-            made = None if known is None else self._made.get(total.addends[known].activation)
-            if known is None or made is None:
+            known = next((i for i in own if total.addends[i].activation in self._made), None)
+            if known is None:
                 return self._output(total.made, arithmetic.quantise(value, how), how)
-            given = made.detach()
+            given = self._made[total.addends[known].activation].detach()
             other = of[1 - known]
             rest = ((value.detach() - given * of[known].scale) / other.scale).round()
+            rest = rest.clamp(other.least, other.greatest)  # observations beyond their range
             a, b = (given, rest) if known == 0 else (rest, given)
             return self._output(total.made, arithmetic.add(value, a, b, of[0], of[1], how), how)
 

@@ -148,6 +148,43 @@ def test_pruning_takes_from_the_policy_what_the_artifact_lacks(name: str) -> Non
     assert found.greatest <= 1
 
 
+@pytest.mark.parametrize("options", ["x8", "x4", "per_channel,x6"])
+def test_a_residual_on_observations_has_the_codes_of_the_artifact(options: str) -> None:
+    """Also where observations are beyond the range that was measured."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.inner(x)
+
+    module = randomise(nn.Sequential(Residual(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 5)), seed=1)
+    observations = torch.randn(256, 24, generator=torch.Generator().manual_seed(0))
+    inputs = {"observations": observations.numpy()}
+    plan = make_compressor(f"qat({options})").bind(
+        module, {"observations": observations}, inputs, output_names=("params",)
+    )
+    quantiser, artifact = FakeQuantiser(plan, module), plan.refresh(module, 1)
+    for factor in (1.0, 3.0):
+        found = code_differences(
+            quantiser, artifact, module, {"observations": inputs["observations"] * np.float32(factor)}
+        )
+        assert found.rate <= 2e-4 and found.greatest <= 1 and found.compared > 256 * 24
+
+
+def test_a_policy_of_one_layer_trains_with_its_rounding() -> None:
+    module, observations = randomise(nn.Linear(6, 3), seed=0), torch.randn(64, 6)
+    inputs = {"observations": observations.numpy()}
+    for options in ("", "(per_channel)"):
+        plan = make_compressor(f"qat{options}").bind(
+            module, {"observations": observations}, inputs, output_names=("params",)
+        )
+        ours = FakeQuantiser(plan, module)(module, observations)[0].detach().numpy()
+        np.testing.assert_allclose(ours, run_artifact(plan.refresh(module, 1), inputs)[0], atol=1e-5)
+
+
 def test_a_sum_of_codes_is_the_kernels_for_every_pair() -> None:
     """All 65 536 pairs at random scales; the plain sum of values is not."""
     rng = np.random.default_rng(0)
