@@ -145,6 +145,11 @@ class FactoredModule(BoundReduction):
             else:
                 continue
             tensors = dict(layer.named_parameters(recurse=False))
+            if any(weight not in tensors for weight in weights):
+                raise UnsupportedLayerError(
+                    f"lowrank factorises weights that are parameters, and those of {name!r} are computed "
+                    "(torch.nn.utils.parametrize); remove the parametrisation, or use a scheme without lowrank"
+                )
             rows = tensors[weights[0]].shape[0]
             columns = sum(tensors[w].numel() // rows for w in weights)
             names.append(name)

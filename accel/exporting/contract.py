@@ -21,6 +21,7 @@ from accel.errors import ExportError
 from accel.exporting.formats.base import Contract, ExportFormat, Vectors, Written, runs_integers
 from accel.exporting.graphs import operators
 from accel.exporting.run_policy import FORMAT, FORMAT_VERSION
+from accel.imports.greedy import RULE as GREEDY_RULE
 from accel.json_object import Json
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.extras import installed_version
@@ -266,6 +267,8 @@ def _states(artifact: CompressedPolicy) -> list[Json]:
 def _sampling(rule: RuleSpec) -> Json:
     """How outputs become a distribution of actions, as ``run_policy.py`` does it; a rule of the user's own samples what
     the outputs parametrise."""
+    if rule.name == GREEDY_RULE:
+        return {"rule": "greedy"}
     if rule.name == "gaussian-noise":
         return {"rule": rule.name, "noise": rule.options["noise"]}
     if rule.name == "epsilon-greedy":
@@ -282,6 +285,8 @@ def _post_processing(action: ActionSpec, rule: RuleSpec) -> str:
         value = "value = tanh(output); or that plus noise * standard normal, clipped to [-1, 1]"
         return f"{value}; action = (low + high) / 2 + value * (high - low) / 2"
     text = _POST_PROCESSING[action.kind]
+    if rule.name == GREEDY_RULE:
+        text = text.partition("; or ")[0]
     if action.kind != "gaussian":
         return text
     if action.squash:

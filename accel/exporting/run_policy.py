@@ -175,6 +175,8 @@ class Policy:
         """Args: bundle: the directory, this file's when None. sample: draw actions instead of the most likely ones."""
         path = Path(__file__).parent if bundle is None else Path(bundle)
         self.contract = read_contract(path)
+        if sample and self.contract["action"]["sampling"]["rule"] == "greedy":
+            raise BundleError("this policy always takes the most likely action, as its outputs are no distribution")
         check_cpu(self.contract)
         self._session = OnnxSession(path, self.contract, 1)
         self._rng = np.random.default_rng(seed) if sample else None
@@ -381,7 +383,7 @@ def check_contract(contract: Contract) -> None:
 
     Raises ValueError, or LookupError, TypeError, AttributeError and OverflowError for values of another kind.
     """
-    _require(_is_text(contract["scheme"]), "the scheme is no plain text")
+    _require(_is_text(contract["scheme"], 2**16), "the scheme is no plain text")  # it may name every layer
     _require(_is_text(contract["target"]["format"]), "the target's format is no plain text")
     for kind in ("inputs", "outputs"):
         _check_specs(contract[kind], kind)
@@ -465,7 +467,7 @@ def _check_sampling(sampling: Contract, kind: str, sizes: list[int], params: int
         fits, epsilon = kind == "categorical" and params in (sizes[0], sizes[0] + 1), sampling["epsilon"]
         _require(_is_number(epsilon) and 0 <= epsilon <= 1, "the share of random actions is no number up to 1")
     else:
-        _require(rule == "distribution", "actions are chosen by a rule that this program does not know")
+        _require(rule in {"distribution", "greedy"}, "actions are chosen by a rule that this program does not know")
         fits = params == (2 * sizes[0] if kind == "gaussian" else sum(sizes))
         bounds = sampling.get("log_std", [0, 0])
         _require(
@@ -503,8 +505,8 @@ def _require(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 1000 and value.isascii() and value.isprintable()
+def _is_text(value: object, longest: int = 1000) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= longest and value.isascii() and value.isprintable()
 
 
 def _is_number(value: object) -> bool:

@@ -7,6 +7,8 @@ import numpy as np
 from accel.acting.rules import ActionArray, FloatArray, Sampler, Seat, make_sampler
 from accel.envs.spaces import ActionSpec
 
+RULE = "accel.imports.greedy:GreedyRule"
+
 
 class GreedyRule:
     """Always the most likely action: the greatest logit or Q-value, or the Gaussian mean."""

@@ -14,6 +14,7 @@ from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.imports import greedy
 from accel.imports.adapter import AdaptedPolicy
 from accel.imports.factories import FactorySpec, load_weights, make_module, with_forward
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
@@ -25,7 +26,7 @@ from accel.runs.trained_policy import TrainedPolicy, make_env
 from compressors.artifact import CompressedPolicy
 
 GREEDY = "greedy"
-_RULES: Mapping[str, str] = {GREEDY: "accel.imports.greedy:GreedyRule"}
+_RULES: Mapping[str, str] = {GREEDY: greedy.RULE}
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def compress(
     """Compress a policy, calibrated on observations that it meets while it plays its environment.
 
         artifact = accel.compress(module, "int8", env="CartPole-v1")
-        artifact.write(Path("policy.accel"))
+        Path("policy.accel").write_bytes(artifact.to_bytes())
 
     Args:
         policy: a torch module (see ``import_module``), a run's directory, or a policy that was imported.

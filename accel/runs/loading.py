@@ -38,6 +38,7 @@ class TrainedRun(TrainedPolicy):
     """
 
     algorithm: Algorithm = field(repr=False)
+    which: Which = "newest"
 
     @cached_property
     def network(self) -> PolicyNetwork:
@@ -62,7 +63,7 @@ class TrainedRun(TrainedPolicy):
     @property
     def arguments(self) -> tuple[str, ...]:
         """See ``TrainedPolicy.arguments``."""
-        return (str(self.path),)
+        return (str(self.path), *(("--which", self.which) if self.which != "newest" else ()))
 
     @property
     def divergence(self) -> PolicyDivergence:
@@ -141,7 +142,7 @@ def load_run(path: Path, *, which: Which = "newest") -> TrainedRun:
         raise CheckpointError(
             f"the checkpoint of {run.path} does not fit network {config.policy.network!r} of its config.toml: {error}"
         ) from error
-    return TrainedRun(run.path, config, spec, state.env_steps, version, algorithm)
+    return TrainedRun(run.path, config, spec, state.env_steps, version, algorithm, which)
 
 
 def _check_shapes(config: TrainConfig, spec: EnvSpec, weights: Mapping[str, torch.Tensor]) -> None:

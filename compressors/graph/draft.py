@@ -13,13 +13,15 @@ from compressors.graph.wiring import Wiring
 
 @dataclass
 class Draft:
-    """A graph while it is rewritten: the actor's nodes, the prologue's nodes, constants and the ranks of values."""
+    """A graph while it is rewritten: the actor's nodes, the prologue's nodes, constants, and of values their ranks and
+    last sizes, as far as these are known."""
 
     nodes: list[NodeProto]
     prologue: list[NodeProto]
     constants: dict[str, Array]
     outputs: list[str]
     ranks: dict[str, int]
+    widths: dict[str, int]
     uint8_inputs: frozenset[str]
     leaf_names: frozenset[str]
 

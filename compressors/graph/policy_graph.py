@@ -114,6 +114,9 @@ def _policy_graph(
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in inferred.graph.value_info}
     ranks.update({spec.name: len(spec.shape) for spec in (*inputs, *outputs)})
     ranks.update({name: array.ndim for name, array in state.items()})
+    dimensions = {value.name: value.type.tensor_type.shape.dim for value in inferred.graph.value_info}
+    widths = {name: dims[-1].dim_value for name, dims in dimensions.items() if dims and dims[-1].HasField("dim_value")}
+    widths.update({name: array.shape[-1] for name, array in state.items() if array.ndim})
     nodes, constants, prologue_nodes = split(model, state.keys(), OPSET)
     draft = Draft(
         nodes,
@@ -121,6 +124,7 @@ def _policy_graph(
         constants,
         outputs=[spec.name for spec in outputs],
         ranks=ranks,
+        widths=widths,
         uint8_inputs=frozenset(spec.name for spec in inputs if spec.dtype == "uint8"),
         leaf_names=frozenset(state),
     )

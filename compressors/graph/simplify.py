@@ -124,9 +124,12 @@ def _is_head(draft: Draft, wiring: Wiring, node: NodeProto) -> bool:
 
 
 def _is_repeated(draft: Draft, node: NodeProto) -> bool:
-    return (
-        node.op_type == "Expand" and draft.is_parameter(node.input[0]) and draft.ranks.get(node.input[0], 1) in (1, 2)
-    )
+    """For each row, and not one number for each column, too."""
+    if node.op_type != "Expand" or not draft.is_parameter(node.input[0]):
+        return False
+    width = draft.widths.get(node.input[0])
+    fits = width is None or width == draft.widths.get(node.output[0], 0 if width == 1 else width)
+    return fits and draft.ranks.get(node.input[0], 1) in (1, 2)
 
 
 def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) -> None:

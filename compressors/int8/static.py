@@ -138,8 +138,8 @@ class Int8Encoder(Encoder):
         integer = IntegerGraph(graph, self._codes, options.layer_formats(graph), narrow)
         if bits < 8 and not integer.clipped:
             raise SchemeError(
-                f"{options.scheme}: no integer layer of this policy reads floats of observations, and images have "
-                f"their 8 bits: omit x{bits}"
+                f"{options.scheme}: no integer layer of this policy reads floats of observations alone (images have "
+                f"their 8 bits, and what a recurrent layer reads those of its state): omit x{bits}"
             )
         self._clipped = dict.fromkeys(integer.clipped, narrowed(self._codes, bits))
         check_layers(options.scheme, dict(options.layers), integer.names)

@@ -185,8 +185,14 @@ class PrunedModule(BoundReduction):
                     parameters[cut.parameter].index_fill_(cut.axis, torch.from_numpy(cut.index[gone]), 0.0)
             noise = [(torch.randn(v.shape, generator=generator), v.dtype) for v in examples.values()]
             inputs = [(64 * x + 128).clamp(0, 255).byte() if dtype == torch.uint8 else x for x, dtype in noise]
-            load_state(self.module, self.project(read_state(whole)))
-            wanted, found = whole(*inputs), self.module(*inputs)
+            try:
+                load_state(self.module, self.project(read_state(whole)))
+                wanted, found = whole(*inputs), self.module(*inputs)
+            except RuntimeError as error:  # torch's
+                raise UnsupportedLayerError(
+                    f"{self._options.scheme} cannot remove units of {', '.join(self.kept)}: the pruned layers do not "
+                    f"fit together ({str(error).splitlines()[0]}); use a scheme without prune"
+                ) from error
         wanted, found = ((r,) if isinstance(r, Tensor) else r for r in (wanted, found))
         for index, (theirs, ours) in enumerate(zip(wanted, found, strict=True)):
             if index and self._recurrent is not None:

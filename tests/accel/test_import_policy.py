@@ -23,6 +23,8 @@ import accel
 from accel.cli import main
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
+from accel.exporting import run_policy
+from accel.exporting.build import export
 from accel.imports.options import CLI, PolicySource
 from accel.imports.policy import ImportedPolicy, compress, import_module, import_sb3
 from accel.runs.playing import play
@@ -352,6 +354,20 @@ def test_compress_in_a_few_lines(tmp_path: Path) -> None:
     assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.1 * wanted.std()
     with pytest.raises(ConfigError, match="env"):
         accel.compress(trained)
+
+
+def test_a_bundle_of_a_greedy_policy_is_no_distribution(tmp_path: Path) -> None:
+    """Its outputs may be Q-values."""
+    policy = import_module(agent(foreign_policies.Agent, "CartPole-v1"), CARTPOLE)
+    bundle = export(policy, tmp_path / "bundle", scheme="fp32", episodes=1)
+    action = bundle.contract["action"]
+    assert action["sampling"] == {"rule": "greedy"} and "sample" not in json.dumps(action)
+    run_policy.verify(bundle.path)
+    observation = np.full(4, 0.01, np.float32)
+    chosen, outputs = run_policy.Policy(bundle.path).act(observation, first=True)
+    assert int(chosen) == int(outputs.argmax())
+    with pytest.raises(run_policy.BundleError, match="outputs are no distribution"):
+        run_policy.Policy(bundle.path, sample=True)
 
 
 def test_batch_norm_and_dropout_of_a_trained_policy_are_exported_in_eval_mode() -> None:

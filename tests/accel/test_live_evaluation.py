@@ -62,6 +62,8 @@ def test_policies_are_played_at_their_steps_and_told_everywhere(evaluated: Path)
 
 def test_the_best_policy_is_the_one_that_was_played(evaluated: Path) -> None:
     summary, run = Summary.read(evaluated).evaluation, load_run(evaluated, which="best")
+    assert run.arguments == (str(evaluated), "--which", "best"), "what a sweep's command exports"
+    assert load_run(evaluated).arguments == (str(evaluated),)
     assert summary is not None and run.env_steps == summary.best_env_steps
     artifact = CompressedPolicy.read(evaluated / "policy" / "best.accel")
     played = play(artifact, run, episodes=4, seed=FIRST_SEED + 3)

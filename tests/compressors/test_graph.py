@@ -164,6 +164,29 @@ def test_policies_of_certain_values_are_exported(make: type[nn.Module], dtype: t
     np.testing.assert_allclose(found["params"], run_module(module, {"o": observations.numpy()})[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (1, 1)])
+def test_a_log_deviation_of_any_shape_is_exported(shape: tuple[int, ...]) -> None:
+    """One for each action, or one for all of them."""
+
+    class Gaussian(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.torso, self.mean, self.log_std = nn.Linear(11, 16), nn.Linear(16, 3), nn.Parameter(torch.zeros(shape))
+
+        def forward(self, observations: Tensor) -> Tensor:
+            means = self.mean(torch.tanh(self.torso(observations)))
+            return torch.cat([means, self.log_std.expand_as(means)], 1)
+
+    module = randomise(Gaussian(), seed=0)
+    module.log_std.data = torch.randn(shape)
+    inputs = {"observations": torch.randn(5, 11)}
+    graph = export_policy(module, inputs, ["params"])
+    found = graph.subgraph(["params"])(
+        {"observations": inputs["observations"].numpy(), **graph.read(read_state(module))}
+    )
+    np.testing.assert_allclose(found["params"], module(inputs["observations"]).detach().numpy(), atol=1e-6)
+
+
 class _Pooled(nn.Module):
     """Pooling to a size that does not divide its input's."""
 

@@ -174,7 +174,9 @@ def test_fewer_bits_of_observations_are_a_greater_error() -> None:
 @pytest.mark.parametrize("text", ["int8(x4)", "qat(w3,x4)"])
 def test_a_width_that_no_layer_reads_is_refused(text: str) -> None:
     for name, chosen in (("nature-cnn", text), ("tanh-mlp", f"{text[:-1]},torso.0=float)")):
-        with pytest.raises(SchemeError, match=r"no integer layer of this policy reads floats of observations.*omit x4"):
+        with pytest.raises(
+            SchemeError, match=r"no integer layer of this policy reads floats of observations alone.*omit x4"
+        ):
             CASES[name].bind(chosen, CASES[name].make())
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from compressors.checks.executed_kernels import float_kernels, integer_kernels
 from compressors.errors import SchemeError, UnsupportedLayerError
@@ -171,6 +172,11 @@ def test_what_cannot_be_factored_is_refused() -> None:
     case = Case(_Gated, {"observations": (11,), "state": (24,)}, ("params", "next"))
     with pytest.raises(UnsupportedLayerError, match="not 'memory', a GRUCell; use a scheme without lowrank"):
         case.bind("lowrank(0.5)", case.make())
+    normed = Case(
+        lambda: nn.Sequential(weight_norm(nn.Linear(11, 64)), nn.ReLU(), nn.Linear(64, 3)), {"observations": (11,)}
+    )
+    with pytest.raises(UnsupportedLayerError, match="those of '0' are computed"):
+        normed.bind("lowrank(0.5)", normed.make())
     tiny = Case(lambda: MLP(width=8), {"observations": (11,)})
     with pytest.raises(UnsupportedLayerError, match="no layer whose factors would be smaller"):
         tiny.bind("lowrank(0.5)", tiny.make())

@@ -331,6 +331,17 @@ class _Tangled(MLP):
         return self.head(x - x.exp().mean(1, keepdim=True))
 
 
+class _OnInputs(nn.Module):
+    """A residual block on the observations, which keep their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.wide, self.head = nn.Linear(48, 48), nn.Linear(48, 64), nn.Linear(64, 3)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.head(torch.relu(self.wide(torch.relu(observations + self.inner(observations)))))
+
+
 class _Narrow(MLP):
     def __init__(self) -> None:
         super().__init__(width=8)
@@ -359,13 +370,15 @@ def test_a_share_too_small_to_remove_a_unit_is_refused_with_the_sizes(
     [
         (_Normed, "not 'torso.1', a LayerNorm"),
         (_Tangled, "without changing the other units"),
+        (_OnInputs, "the pruned layers do not fit together"),
         (_Narrow, "no layer of this policy to prune"),
     ],
-    ids=["layer norm", "sum over units", "narrow"],
+    ids=["layer norm", "sum over units", "sum with the inputs", "narrow"],
 )
 def test_policies_that_cannot_be_pruned_are_refused(make: type[nn.Module], message: str) -> None:
+    observations = 48 if make is _OnInputs else 11
     with pytest.raises(UnsupportedLayerError, match=message):
-        Case(make, {"observations": (11,)}).bind("prune(0.5)", make())
+        Case(make, {"observations": (observations,)}).bind("prune(0.5)", make())
 
 
 def test_an_lstm_cell_is_refused_by_name() -> None:
