@@ -131,12 +131,12 @@ class PolicyBoard:
             self._serve(actor)
 
     def dissolve(self, relay: int) -> None:
-        """All who follow a relay are offered their own policies again."""
+        """All who follow a relay are offered their own policies again; what it relayed is forgotten."""
         if relay in self._carried:
             for actor in [actor for actor, other in self._relay_of.items() if other == relay]:
                 self.unfollow(actor)
-            for key in [key for key in self._sent if key[0] == relay and key[1] is not None]:
-                del self._sent[key]
+        for key in [key for key in self._sent if key[0] == relay and key[1] is not None]:
+            del self._sent[key]
 
     def take_news(self) -> tuple[int, ...]:
         """Receivers that wait for something new since the last call."""

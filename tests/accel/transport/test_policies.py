@@ -117,6 +117,19 @@ class Publications(RuleBasedStateMachine):
 TestPublications = Publications.TestCase
 
 
+def test_a_relay_that_was_dissolved_without_followers_is_sent_policies_whole() -> None:
+    board = PolicyBoard(2)
+    board.publish(0, {"fp32": b"a"})
+    board.follow(1, 0)
+    assert board.offer(0, "fp32") is not None
+    board.publish(1, {"fp32": b"a"})
+    board.forget(1)
+    board.dissolve(0)
+    board.follow(0, 0)
+    update = board.offer(0, "fp32")
+    assert update is not None and update.payload == b"a"
+
+
 def test_equal_payloads_are_sent_once_and_other_schemes_in_full() -> None:
     board = PolicyBoard(1)
     sent = []
