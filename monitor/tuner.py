@@ -279,17 +279,16 @@ class Tuner:
         """Take or leave a level by what was measured; to be asked every quarter of a second or so."""
         gains = self.gains(m)
         choice = self._choose(m, gains) if gains else None
-        if choice == self.incumbent:
-            self._agreed = 0
-        if choice is None or choice == self.incumbent:
+        if choice is None:
             return None
-        self._agreed += 1
-        ready = self._changes.ready(m.time_s) if self._is_coarser(choice) else self._agreed >= self.options.agreeing
-        if not ready:
+        is_finer = self.levels.index(choice) < self.levels.index(self.incumbent)
+        self._agreed = self._agreed + 1 if is_finer else 0
+        ready = self._agreed >= self.options.agreeing if is_finer else self._changes.ready(m.time_s)
+        if choice == self.incumbent or not ready:
             return None
-        kind, gain = "accept" if self._is_coarser(choice) else "relax", gains[choice]
+        kind, gain = "relax" if is_finer else "accept", gains[choice]
         timed = replace(m, quality={})
-        if kind == "relax" and self._choose(timed, self.gains(timed)) == self.incumbent:
+        if is_finer and self._choose(timed, self.gains(timed)) == self.incumbent:
             self._bans[self.incumbent].attempt(m.time_s)  # by its timing alone it would be taken again
         shown = f"{choice} gives {gain.median - 1:+.0%} effective experience, {gain.low - 1:+.0%} at least"
         return self._change(m, kind, choice, f"{shown}; {m.bottleneck(self.incumbent, self.options.busy_env_share)}")

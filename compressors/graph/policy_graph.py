@@ -110,11 +110,11 @@ def export_policy(
 def _policy_graph(
     model: ModelProto, state: State, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> PolicyGraph:
-    inferred = onnx.shape_inference.infer_shapes(model)
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in inferred.graph.value_info}
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)  # sizes that are computed from shapes too
+    dimensions = {value.name: value.type.tensor_type.shape.dim for value in inferred.graph.value_info}
+    ranks = {name: len(dims) for name, dims in dimensions.items()}
     ranks.update({spec.name: len(spec.shape) for spec in (*inputs, *outputs)})
     ranks.update({name: array.ndim for name, array in state.items()})
-    dimensions = {value.name: value.type.tensor_type.shape.dim for value in inferred.graph.value_info}
     widths = {name: dims[-1].dim_value for name, dims in dimensions.items() if dims and dims[-1].HasField("dim_value")}
     widths.update({name: array.shape[-1] for name, array in state.items() if array.ndim})
     nodes, constants, prologue_nodes = split(model, state.keys(), OPSET)

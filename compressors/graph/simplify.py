@@ -124,12 +124,11 @@ def _is_head(draft: Draft, wiring: Wiring, node: NodeProto) -> bool:
 
 
 def _is_repeated(draft: Draft, node: NodeProto) -> bool:
-    """For each row, and not one number for each column, too."""
+    """For each row; one number also for each column, where it is known how many these are."""
     if node.op_type != "Expand" or not draft.is_parameter(node.input[0]):
         return False
-    width = draft.widths.get(node.input[0])
-    fits = width is None or width == draft.widths.get(node.output[0], 0 if width == 1 else width)
-    return fits and draft.ranks.get(node.input[0], 1) in (1, 2)
+    is_open = draft.widths.get(node.input[0]) == 1 and node.output[0] not in draft.widths
+    return not is_open and draft.ranks.get(node.input[0], 1) in (1, 2)
 
 
 def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) -> None:
@@ -144,7 +143,13 @@ def _merge(draft: Draft, concat: NodeProto, parts: Sequence[NodeProto], x: str) 
             biases.append(part.input[2])
             continue
         bias, weight = f"{stem}:bias{index}", f"{stem}:weight{index}"
-        draft.prologue += _zero_rows(draft, part.input[0], some_weight, flat, bias, weight)
+        repeated, width = part.input[0], draft.widths.get(part.output[0], 1)
+        if draft.widths.get(repeated) == 1 and width > 1:
+            size, wide = f"{bias}:size", f"{bias}:wide"
+            draft.constants[size] = np.asarray([1, width], dtype=np.int64)
+            draft.prologue.append(helper.make_node("Expand", [repeated, size], [wide]))
+            repeated = wide
+        draft.prologue += _zero_rows(draft, repeated, some_weight, flat, bias, weight)
         weights.append(weight)
         biases.append(bias)
     draft.prologue.append(helper.make_node("Concat", weights, [f"{stem}:weight"], axis=0))

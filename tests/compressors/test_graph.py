@@ -164,14 +164,17 @@ def test_policies_of_certain_values_are_exported(make: type[nn.Module], dtype: t
     np.testing.assert_allclose(found["params"], run_module(module, {"o": observations.numpy()})[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("actions", [1, 3])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (1, 1)])
-def test_a_log_deviation_of_any_shape_is_exported(shape: tuple[int, ...]) -> None:
-    """One for each action, or one for all of them."""
+def test_a_log_deviation_of_any_shape_is_exported(shape: tuple[int, ...], actions: int) -> None:
+    """One for each action, or one for all of them; but for a scalar, actors compute no shapes."""
+    shape = tuple(min(size, actions) for size in shape)
 
     class Gaussian(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.torso, self.mean, self.log_std = nn.Linear(11, 16), nn.Linear(16, 3), nn.Parameter(torch.zeros(shape))
+            self.torso, self.mean = nn.Linear(11, 16), nn.Linear(16, actions)
+            self.log_std = nn.Parameter(torch.zeros(shape))
 
         def forward(self, observations: Tensor) -> Tensor:
             means = self.mean(torch.tanh(self.torso(observations)))
@@ -181,6 +184,7 @@ def test_a_log_deviation_of_any_shape_is_exported(shape: tuple[int, ...]) -> Non
     module.log_std.data = torch.randn(shape)
     inputs = {"observations": torch.randn(5, 11)}
     graph = export_policy(module, inputs, ["params"])
+    assert not shape or [node.op_type for node in graph.nodes] == ["Gemm", "Tanh", "Gemm"]
     found = graph.subgraph(["params"])(
         {"observations": inputs["observations"].numpy(), **graph.read(read_state(module))}
     )

@@ -232,6 +232,17 @@ def test_pure_noise_changes_levels_ever_more_rarely() -> None:
     assert (waits >= TunerOptions().dwell_s * 2.0 ** np.arange(1, 2 * len(waits), 2)).all()
 
 
+def test_looks_for_a_coarser_level_are_none_for_a_finer_one() -> None:
+    """While a change delays the next to a coarser level, however many say so."""
+    tuner, o = Tuner(LEVELS), TunerOptions()
+    first = tuner.look(_look(0.0, {**FASTER, "prune(0.5)+int8": 900.0}))
+    assert first is not None and first.after == "int8"
+    coarser, finer = ({**FASTER, "prune(0.5)+int8": us} for us in (20.0, 200.0))
+    assert [tuner.look(_look(0.1 * i, coarser, acting="int8")) for i in range(1, 8)] == [None] * 7
+    looks = [tuner.look(_look(1.0 + 0.1 * i, finer, acting="int8", learner_rate=100.0)) for i in range(o.agreeing)]
+    assert [look is not None for look in looks] == [False] * (o.agreeing - 1) + [True]
+
+
 def test_a_level_that_is_worse_as_it_acts_than_as_it_was_timed_acts_a_few_seconds_in_all() -> None:
     """Its timing stays as good as it was: without a ban it would be taken again and again, each time for longer."""
     tuner, now, on = Tuner(("fp32", "int8")), 0.0, {"fp32": 0, "int8": 0}
