@@ -205,7 +205,8 @@ def step_table(cases: Sequence[KeptCase]) -> Table | None:
 
 def training_table(cases: Sequence[KeptCase]) -> Table | None:
     """AcceRL's whole training time and ActorQ's end to end; None without a case."""
-    rows = [_training_row(case, index) for case in cases for index in range(len(case.analysis.comparisons))]
+    timed = [case for case in cases if case.runs[0].config.get("actors") != 0]
+    rows = [_training_row(case, index) for case in timed for index in range(len(case.analysis.comparisons))]
     columns = (
         *("case", "actors", "against", "seeds", "time", "times as fast", "time saved"),
         *(f"AcceRL {TRAINING.low:.1%}–{TRAINING.high:.1%}", f"ActorQ {END_TO_END.low:g}–{END_TO_END.high:g}×"),
@@ -214,7 +215,8 @@ def training_table(cases: Sequence[KeptCase]) -> Table | None:
     caption = (
         "Training time to the return that a case stops at, or of equal steps; ratios of geometric means over seeds "
         "with Welch's 95 % interval, corrected (Bonferroni) for all actors of a case together. Where it contains 1, or "
-        "there are fewer than five seeds, no difference is shown."
+        "there are fewer than five seeds, no difference is shown. Cases in one process, several of which shared the "
+        "machine at a time, are about returns and left out."
     )
     return Table(caption, columns, tuple(rows)) if rows else None
 
