@@ -1,20 +1,27 @@
-"""PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx."""
+"""PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx.
+
+A chain of dense layers runs in one call of a compiled kernel (``compressors.kernels``) where the CPU has one, anything
+else on onnxruntime.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NoReturn, cast
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from compressors.arrays import FloatArray
 from compressors.artifact import CompressedPolicy, TensorSpec
 from compressors.cpu import cpu_features
 from compressors.errors import ArtifactError
+from compressors.kernels.chain import make_chain
 
 Array = NDArray[np.generic]
+Runtime = Literal["native", "onnxruntime"]
 
 _LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -56,13 +63,22 @@ class PolicySession:
     Attributes:
         artifact: the one loaded.
         batch: rows in every input and output.
+        runtime: what runs it: ``native`` or ``onnxruntime``.
         inputs: name to array; observations [batch, *shape] first, then recurrent state (zero at first).
         outputs: name to array; distribution parameters [batch, P] first, then the next recurrent state.
+        run: computes ``outputs`` from ``inputs``. Raises ArtifactError: the model fails on this batch.
     """
 
-    def __init__(self, artifact: CompressedPolicy, *, batch: int) -> None:
+    run: Callable[[], None]
+
+    def __init__(self, artifact: CompressedPolicy, *, batch: int, runtime: Runtime = "native") -> None:
         """Load an artifact.
 
+        Args:
+            artifact: of any scheme.
+            batch: rows.
+            runtime: ``native``: on a compiled kernel if it is a chain of dense layers and this CPU has one for it, else
+                on onnxruntime; ``onnxruntime``: there in any case.
         Raises:
             ArtifactError: the CPU lacks a feature that the artifact needs, or its model cannot be loaded or has other
                 inputs or outputs than its header.
@@ -77,7 +93,9 @@ class PolicySession:
                 f"a policy for this machine's features ({', '.join(sorted(cpu_features())) or 'none'})"
             )
         self.artifact = artifact
-        self._session = _load(artifact)
+        self._kernel = make_chain(artifact) if runtime == "native" else None
+        self.runtime: Runtime = "onnxruntime" if self._kernel is None else "native"
+        self._session = _load(artifact) if self._kernel is None else None
         self._bind(batch)
 
     def with_batch(self, batch: int) -> PolicySession:
@@ -89,38 +107,42 @@ class PolicySession:
     def _bind(self, batch: int) -> None:
         artifact = self.artifact
         self.batch = batch
+        self.inputs: Mapping[str, Array] = {spec.name: _zeros(spec, batch) for spec in artifact.inputs}
+        self.outputs: Mapping[str, Array] = {spec.name: _zeros(spec, batch) for spec in artifact.outputs}
+        if self._kernel is not None:
+            (x,), (y,) = self.inputs.values(), self.outputs.values()
+            self.run = self._kernel.bind(cast(FloatArray, x), cast(FloatArray, y))
+        elif self._session is not None:
+            self._bind_session(self._session)
+
+    def _bind_session(self, session: ort.InferenceSession) -> None:
+        artifact, batch = self.artifact, self.batch
         try:
-            _check_tensors(artifact, "inputs", artifact.inputs, self._session.get_inputs(), batch)
-            _check_tensors(artifact, "outputs", artifact.outputs, self._session.get_outputs(), batch)
+            _check_tensors(artifact, "inputs", artifact.inputs, session.get_inputs(), batch)
+            _check_tensors(artifact, "outputs", artifact.outputs, session.get_outputs(), batch)
         except UnicodeDecodeError as error:  # onnxruntime hands names on as they are
             _refuse(artifact, f"its model has names that are no text ({error})")
-        self._binding = self._session.io_binding()
-        self.inputs: Mapping[str, Array] = {spec.name: self._bind_input(spec) for spec in artifact.inputs}
-        self.outputs: Mapping[str, Array] = {spec.name: self._bind_output(spec) for spec in artifact.outputs}
+        binding = session.io_binding()
+        for name, array in self.inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in self.outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        run = session.run_with_iobinding
 
-    def run(self) -> None:
-        """Compute ``outputs`` from ``inputs``.
+        def run_session() -> None:
+            try:
+                run(binding)
+            except Exception as error:  # onnxruntime's errors share no base but Exception
+                raise ArtifactError(
+                    f"policy {artifact.scheme!r} version {artifact.version} fails on {batch} rows: {error}; discard it "
+                    "and wait for the next version"
+                ) from error
 
-        Raises:
-            ArtifactError: the model fails on this batch.
-        """
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # onnxruntime's errors share no base but Exception
-            raise ArtifactError(
-                f"policy {self.artifact.scheme!r} version {self.artifact.version} fails on {self.batch} rows: {error}; "
-                "discard it and wait for the next version"
-            ) from error
+        self.run = run_session
 
-    def _bind_input(self, spec: TensorSpec) -> Array:
-        array = np.zeros(spec.with_batch(self.batch), dtype=spec.dtype)
-        self._binding.bind_input(spec.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        return array
 
-    def _bind_output(self, spec: TensorSpec) -> Array:
-        array = np.zeros(spec.with_batch(self.batch), dtype=spec.dtype)
-        self._binding.bind_output(spec.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        return array
+def _zeros(spec: TensorSpec, batch: int) -> Array:
+    return np.zeros(spec.with_batch(batch), dtype=spec.dtype)
 
 
 def _load(artifact: CompressedPolicy) -> ort.InferenceSession:

@@ -17,8 +17,14 @@ die() {
   exit 1
 }
 
-# What the environment is made from. Compared as text, which costs no process.
-wanted() { printf '%s\n%s\n%s\n' "$project" "$(<"$project/constraints.txt")" "$(<"$project/pyproject.toml")"; }
+# What the environment is made from, the compiled kernels included. Compared as text, which costs no process.
+wanted() {
+  local part
+  printf '%s\n' "$project"
+  for part in constraints.txt pyproject.toml scripts/build_kernels.py compressors/kernels/{chain.c,dense.h}; do
+    printf '%s\n' "$(<"$project/$part")"
+  done
+}
 
 is_current() { [[ -f $venv/ready-$1 && $(<"$venv/ready-$1") == "$(wanted)" ]]; }
 

@@ -59,7 +59,7 @@ class ArtifactProbe:
         """
         artifact = CompressedPolicy.from_bytes(artifact.to_bytes())
         batch = len(inputs[artifact.inputs[0].name])
-        closed = cls(artifact, PolicySession(artifact, batch=batch), {})
+        closed = cls(artifact, PolicySession(artifact, batch=batch, runtime="onnxruntime"), {})
         closed.run(artifact, inputs)
         model = onnx.load_from_string(artifact.model)
         if any(tensor.data_type not in (*_WEIGHTS, *_CONSTANTS) for tensor in model.graph.initializer):
@@ -76,7 +76,11 @@ class ArtifactProbe:
         places = dict(initializer_places(memoryview(artifact.model)))
         specs = [_spec(tensor) for tensor in model.graph.initializer if tensor.data_type in _WEIGHTS]
         opened = dataclasses.replace(artifact, inputs=(*artifact.inputs, *specs), model=_open(model, specs))
-        return cls(artifact, PolicySession(opened, batch=batch), {spec.name: places[spec.name] for spec in specs})
+        return cls(
+            artifact,
+            PolicySession(opened, batch=batch, runtime="onnxruntime"),
+            {spec.name: places[spec.name] for spec in specs},
+        )
 
     @property
     def batch(self) -> int:

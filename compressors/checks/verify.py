@@ -114,7 +114,7 @@ def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]
                 f"{spec.with_batch(max(rows, 1))}"
             )
     try:
-        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=rows)
+        session = PolicySession(CompressedPolicy.from_bytes(artifact.to_bytes()), batch=rows, runtime="onnxruntime")
     except ArtifactError as error:
         raise VerificationError(str(error)) from error
     for name, array in session.inputs.items():

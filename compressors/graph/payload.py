@@ -13,10 +13,10 @@ from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 from compressors.arrays import Array
 from compressors.artifact import TensorSpec
 from compressors.errors import GraphError
+from compressors.protobuf import message_fields
 
 # Field numbers in onnx.proto.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 IR_VERSION = 10
 MICROSOFT = "com.microsoft"
 
@@ -132,40 +132,12 @@ def _tensor(name: str, slot: Slot) -> TensorProto:
 
 def initializer_places(model: memoryview) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name and byte range of the raw content of every initializer of a serialised model."""
-    for number, start, stop in _fields(model, 0, len(model)):
+    for number, _, start, stop in message_fields(model, 0, len(model)):
         if number != _MODEL_GRAPH:
             continue
-        for inner, graph_start, graph_stop in _fields(model, start, stop):
+        for inner, _, graph_start, graph_stop in message_fields(model, start, stop):
             if inner != _GRAPH_INITIALIZER:
                 continue
-            found = {n: (s, e) for n, s, e in _fields(model, graph_start, graph_stop)}
+            found = {n: (s, e) for n, _, s, e in message_fields(model, graph_start, graph_stop)}
             name_start, name_stop = found[_TENSOR_NAME]
             yield bytes(model[name_start:name_stop]).decode(), found[_TENSOR_RAW]
-
-
-def _fields(data: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, stop) of every length-delimited field of a protobuf message."""
-    while position < end:
-        tag, position = _varint(data, position)
-        number, wire_type = tag >> 3, tag & 7
-        if wire_type == _BYTES:
-            length, position = _varint(data, position)
-            yield number, position, position + length
-            position += length
-        elif wire_type == _VARINT:
-            _, position = _varint(data, position)
-        elif wire_type in (_FIXED64, _FIXED32):
-            position += 8 if wire_type == _FIXED64 else 4
-        else:
-            raise GraphError(f"a serialised model has a field of wire type {wire_type}; onnx writes 0, 1, 2 and 5 only")
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7

@@ -1,0 +1,140 @@
+/* A chain of dense layers for a few rows, in one call: float or u8 x s8 products, tanh or ReLU, rounding to codes.
+
+   compressors/kernels/chain.py owns all memory and checks all sizes. Weights are packed for vectors of outputs
+   (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. Arithmetic is that of
+   onnxruntime's kernels: 32-bit sums of products, one float factor, rounding half to even, its rational tanh. */
+
+#include <stdint.h>
+#include <string.h>
+
+enum { NONE, RELU, TANH };
+
+typedef struct {
+  int32_t is_integer, activation, quantises;
+  int32_t inputs;  /* of a row; a multiple of 4 where products are of integers */
+  int32_t outputs; /* a multiple of 16 */
+  const void *weights; /* packed */
+  const void *bias;    /* [outputs], int32 or float */
+  const float *scale;  /* [outputs], of integer sums */
+  float step;          /* of the codes made */
+  int32_t zero;
+} Layer;
+
+typedef struct {
+  int32_t layers, features, outputs, stride;
+  const float *mean, *factor; /* [features] */
+  float least, greatest;      /* of the observations, normalised */
+  float step;                 /* of their codes, where the first product is of integers */
+  int32_t zero;
+  const Layer *layer;
+  float *floats[2]; /* [rows, stride], read and written in turns */
+  uint8_t *codes[2];
+} Chain;
+
+/* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */
+#define LEAST(zero) ((float)-(zero))
+#define GREATEST(zero) ((float)(255 - (zero)))
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
+#define NAME(name) name##_avx512
+#define LANES 16
+#define MAX_ROWS 8
+#define FLOATS __m512
+#define INTEGERS __m512i
+#define LOAD(p) _mm512_loadu_ps(p)
+#define STORE(p, v) _mm512_storeu_ps(p, v)
+#define SET(x) _mm512_set1_ps(x)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define SUBTRACT(a, b) _mm512_sub_ps(a, b)
+#define MULTIPLY(a, b) _mm512_mul_ps(a, b)
+#define DIVIDE(a, b) _mm512_div_ps(a, b)
+#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define MIN(a, b) _mm512_min_ps(a, b)
+#define MAX(a, b) _mm512_max_ps(a, b)
+#define LOAD_INTEGERS(p) _mm512_loadu_si512(p)
+#define SET_INTEGERS(x) _mm512_set1_epi32(x)
+#define PRODUCTS(sum, x, w) _mm512_dpbusd_epi32(sum, x, w)
+#define TO_FLOATS(v) _mm512_cvtepi32_ps(v)
+#define STORE_CODES(p, v, zero) \
+  _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(v), SET_INTEGERS(zero))))
+#include "dense.h"
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(name) name##_avx2
+#define LANES 8
+#define MAX_ROWS 4
+#define FLOATS __m256
+#define INTEGERS __m256i
+#define LOAD(p) _mm256_loadu_ps(p)
+#define STORE(p, v) _mm256_storeu_ps(p, v)
+#define SET(x) _mm256_set1_ps(x)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define SUBTRACT(a, b) _mm256_sub_ps(a, b)
+#define MULTIPLY(a, b) _mm256_mul_ps(a, b)
+#define DIVIDE(a, b) _mm256_div_ps(a, b)
+#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define MIN(a, b) _mm256_min_ps(a, b)
+#define MAX(a, b) _mm256_max_ps(a, b)
+#define LOAD_INTEGERS(p) _mm256_loadu_si256((const __m256i *)(p))
+#define SET_INTEGERS(x) _mm256_set1_epi32(x)
+/* pairs of products in 16 bits: exact for weights of at most 64 in size, which chain.py sees to */
+#define PRODUCTS(sum, x, w) \
+  _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)))
+#define TO_FLOATS(v) _mm256_cvtepi32_ps(v)
+#define STORE_CODES(p, v, zero) NAME(store_codes)(p, _mm256_add_epi32(_mm256_cvtps_epi32(v), SET_INTEGERS(zero)))
+static inline TARGET void store_codes_avx2(uint8_t *p, __m256i v) {
+  __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
+#include "dense.h"
+
+/* Vector outputs of the best kernels that this CPU runs: 16 with VNNI, 8 with AVX2, 0 for none. */
+int lanes(void) {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma"))
+    return 16;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
+}
+#else
+int lanes(void) { return 0; }
+void run_avx512(const Chain *chain, int rows, const float *x, float *y) { (void)chain, (void)rows, (void)x, (void)y; }
+void run_avx2(const Chain *chain, int rows, const float *x, float *y) { (void)chain, (void)rows, (void)x, (void)y; }
+#endif
+
+/* Of the structures and functions, for chain.py; see INTERFACE in library.py. */
+int interface(void) { return 1; }
+
+/* w [n, k] with these strides, to [ceil(n / lanes), k, lanes]; zeros beyond n are there already. */
+void pack_floats(const float *w, int n, int k, long row, long column, int lanes, float *packed) {
+  for (int block = 0; block < n; block += lanes) {
+    int count = n - block < lanes ? n - block : lanes;
+    for (int i = 0; i < k; i++, packed += lanes)
+      for (int j = 0; j < count; j++) packed[j] = w[(block + j) * row + i * column];
+  }
+}
+
+/* w [n, k] with these strides, to [ceil(n / lanes), ceil(k / 4), lanes, 4], and the bias less the zero point's part. */
+void pack_codes(const int8_t *w, int n, int k, long row, long column, int lanes, int32_t zero, int8_t *packed,
+                int32_t *bias) {
+  int fours = (k + 3) / 4;
+  for (int j = 0; j < n; j++) {
+    const int8_t *from = w + j * row;
+    int8_t *to = packed + ((long)(j / lanes) * fours * lanes + j % lanes) * 4;
+    int32_t sum = 0;
+    if (column == 1) {
+      for (int i = 0; i < k / 4; i++) memcpy(to + (long)i * lanes * 4, from + i * 4, 4);
+      for (int i = k & ~3; i < k; i++) to[(long)(i / 4) * lanes * 4 + i % 4] = from[i];
+      for (int i = 0; i < k; i++) sum += from[i];
+    } else {
+      for (int i = 0; i < k; i++) {
+        to[(long)(i / 4) * lanes * 4 + i % 4] = from[i * column];
+        sum += from[i * column];
+      }
+    }
+    bias[j] -= zero * sum;
+  }
+}

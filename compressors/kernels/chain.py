@@ -1,0 +1,392 @@
+"""A policy that is a chain of dense layers, in one call of a compiled kernel. No torch, no onnx.
+
+A graph runtime looks up, checks and calls a kernel for each node: for a policy of 64×2 that takes ten times as long as
+the arithmetic. Here the whole chain, from observations to distribution parameters, is one function. It computes what
+onnxruntime's kernels compute, in the same 32-bit sums and roundings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import cast
+
+import numpy as np
+
+from compressors.arrays import Array, FloatArray
+from compressors.artifact import CompressedPolicy
+from compressors.kernels.graph import Graph, Node, read_graph
+from compressors.kernels.library import lanes_here, load_kernels
+
+_ACTIVATIONS = {"": 0, "Relu": 1, "Tanh": 2}
+_ALIGNMENT = 64
+# products of two bytes are summed in pairs, in 16 bits, without VNNI
+_GREATEST_WITHOUT_VNNI = 64
+_FLOAT_TYPE = 1  # of ONNX
+_SAME_OPERATOR = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}, "QGemm": {"alpha": 1.0, "transA": 0}}
+
+
+class _UnsuitedError(Exception):
+    """The model is no chain of the layers that the kernels know."""
+
+
+@dataclass(frozen=True)
+class CodeNames:
+    """Names of the scale and the zero point of a value in codes."""
+
+    scale: str
+    zero: str
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """One layer: names of initializers.
+
+    Attributes:
+        weight: [outputs, inputs] where ``transposed``, else [inputs, outputs].
+        bias: "" without one.
+        reads: codes of the input; None: floats.
+        scale, zero: of the weight's codes.
+        activation: of ``_ACTIVATIONS``.
+        writes: codes of the output; None: floats.
+        rescales: whether sums become codes by one factor, without floats in between.
+    """
+
+    weight: str
+    transposed: bool
+    bias: str
+    reads: CodeNames | None = None
+    scale: str = ""
+    zero: str = ""
+    activation: str = ""
+    writes: CodeNames | None = None
+    rescales: bool = False
+
+
+@dataclass(frozen=True)
+class DenseChain:
+    """A model as these layers: observations less ``mean``, times ``factor``, clipped, as ``codes`` or as floats."""
+
+    layers: tuple[DenseLayer, ...]
+    mean: str
+    factor: str
+    clips: tuple[tuple[str, str], ...]
+    codes: CodeNames | None
+    widened: dict[str, str]
+    """Weights in single precision, to the ones in half precision that they are made of."""
+
+
+def find_chain(graph: Graph) -> DenseChain | None:
+    """The chain that a model is; None where it is none."""
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        return None
+    try:
+        return _Reader(graph).chain()
+    except _UnsuitedError:
+        return None
+
+
+class _Reader:
+    """Follows the value from the model's input through its nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._value = graph.inputs[0]
+        self._codes: CodeNames | None = None  # the value's, while it is in codes
+        self._layers: list[DenseLayer] = []
+        self._chain = DenseChain((), "", "", (), None, {})
+
+    def chain(self) -> DenseChain:
+        for node in self._graph.nodes:
+            if node.operator == "Cast" and node.attributes == {"to": _FLOAT_TYPE} and self._is_fixed(node.inputs[0]):
+                self._chain.widened[node.outputs[0]] = node.inputs[0]
+                continue
+            if not node.inputs or node.inputs[0] != self._value or len(node.outputs) != 1:
+                raise _UnsuitedError
+            self._value = node.outputs[0]
+            self._follow(node)
+        if not self._layers or self._codes is not None or self._value != self._graph.outputs[0]:
+            raise _UnsuitedError
+        return replace(self._chain, layers=tuple(self._layers))
+
+    def _follow(self, node: Node) -> None:
+        operator = node.operator
+        if operator == "QGemm":
+            self._integers(node)
+        elif self._codes is not None:
+            raise _UnsuitedError
+        elif operator in ("Gemm", "FusedGemm"):
+            self._floats(node)
+        elif operator == "QuantizeLinear":
+            self._quantise(node)
+        elif self._layers:
+            self._activate(operator)
+        else:
+            self._normalise(node)
+
+    def _normalise(self, node: Node) -> None:
+        chain, others = self._chain, node.inputs[1:]
+        if node.operator == "Flatten" and node.attributes.get("axis", 1) == 1:
+            return
+        if not others or not all(map(self._is_fixed, others)):
+            raise _UnsuitedError
+        if node.operator == "Sub" and not (chain.mean or chain.factor or chain.clips):
+            self._chain = replace(chain, mean=others[0])
+        elif node.operator == "Mul" and not (chain.factor or chain.clips):
+            self._chain = replace(chain, factor=others[0])
+        elif node.operator == "Clip" and len(others) == 2:
+            self._chain = replace(chain, clips=(*chain.clips, (others[0], others[1])))
+        else:
+            raise _UnsuitedError
+
+    def _quantise(self, node: Node) -> None:
+        if len(node.inputs) != 3 or not all(map(self._is_fixed, node.inputs[1:])):
+            raise _UnsuitedError
+        self._codes = CodeNames(node.inputs[1], node.inputs[2])
+        if self._layers:
+            self._layers[-1] = replace(self._layers[-1], writes=self._codes)
+        else:
+            self._chain = replace(self._chain, codes=self._codes)
+
+    def _activate(self, operator: str) -> None:
+        if operator not in _ACTIVATIONS or self._layers[-1].activation:
+            raise _UnsuitedError
+        self._layers[-1] = replace(self._layers[-1], activation=operator)
+
+    def _floats(self, node: Node) -> None:
+        attributes = self._plain(node, "Gemm")
+        activation = str(attributes.pop("activation", ""))
+        transposed = bool(attributes.pop("transB", 0))
+        weight, bias = (*node.inputs[1:], "")[:2]
+        is_known = activation in _ACTIVATIONS and not attributes and len(node.inputs) <= 3
+        if not is_known or not self._is_fixed(self._chain.widened.get(weight, weight)):
+            raise _UnsuitedError
+        self._layers.append(DenseLayer(weight, transposed, self._optional(bias), activation=activation))
+
+    def _integers(self, node: Node) -> None:
+        attributes = self._plain(node, "QGemm")
+        transposed = bool(attributes.pop("transB", 0))
+        names = (*node.inputs[1:], "", "", "")[:8]
+        reads = CodeNames(names[0], names[1])
+        if attributes or reads != self._codes or not all(map(self._is_fixed, names[2:5])):
+            raise _UnsuitedError
+        made = CodeNames(names[6], names[7]) if names[6] else None
+        if made is not None and not (self._is_fixed(made.scale) and self._is_fixed(made.zero)):
+            raise _UnsuitedError
+        layer = DenseLayer(names[2], transposed, self._optional(names[5]), reads, names[3], names[4])
+        self._layers.append(replace(layer, writes=made, rescales=made is not None))
+        self._codes = made
+
+    def _plain(self, node: Node, operator: str) -> dict[str, float | int | str | None]:
+        """The node's attributes, but those that must have and do have the values that make it a plain product."""
+        attributes = dict(node.attributes)
+        if any(attributes.pop(name, value) != value for name, value in _SAME_OPERATOR[operator].items()):
+            raise _UnsuitedError
+        return attributes
+
+    def _optional(self, name: str) -> str:
+        if name and not self._is_fixed(name):
+            raise _UnsuitedError
+        return name
+
+    def _is_fixed(self, name: str) -> bool:
+        return name in self._graph.places
+
+
+class _CLayer(ctypes.Structure):
+    _fields_ = (
+        ("is_integer", ctypes.c_int32), ("activation", ctypes.c_int32), ("quantises", ctypes.c_int32),
+        ("inputs", ctypes.c_int32), ("outputs", ctypes.c_int32), ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _CChain(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.c_int32), ("features", ctypes.c_int32), ("outputs", ctypes.c_int32),
+        ("stride", ctypes.c_int32), ("mean", ctypes.c_void_p), ("factor", ctypes.c_void_p), ("least", ctypes.c_float),
+        ("greatest", ctypes.c_float), ("step", ctypes.c_float), ("zero", ctypes.c_int32),
+        ("layer", ctypes.POINTER(_CLayer)), ("floats", ctypes.c_void_p * 2), ("codes", ctypes.c_void_p * 2),
+    )  # fmt: skip
+    kept: tuple[object, ...] = ()
+    """What its pointers point to, alive as long as it is."""
+
+
+_latest: tuple[Graph, DenseChain | None] | None = None
+
+
+def _chain_of(model: bytes) -> tuple[Graph, DenseChain | None]:
+    """What a model is; read once for models that differ in their numbers alone, as a policy's versions do."""
+    global _latest
+    if _latest is None or not _latest[0].is_of(model):
+        graph = read_graph(model)
+        _latest = graph, find_chain(graph)
+    return _latest
+
+
+def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKernel | None:
+    """The artifact as a kernel; None where it is no chain, or no kernel for it runs on this CPU.
+
+    Args:
+        artifact: its header need not be true: names and sizes are compared with the model's.
+        lanes: floats in a vector, 16 or 8; None: the most that this CPU has.
+    """
+    lanes = lanes_here() if lanes is None else lanes
+    if not lanes or len(artifact.inputs) != 1 or len(artifact.outputs) != 1:
+        return None
+    try:
+        graph, chain = _chain_of(artifact.model)
+        if chain is None or (graph.inputs[0], graph.outputs[0]) != (artifact.inputs[0].name, artifact.outputs[0].name):
+            return None
+        return ChainKernel(artifact, graph, chain, lanes)
+    except (ValueError, _UnsuitedError):  # no such model, or other types and sizes: onnxruntime says what is wrong
+        return None
+
+
+class ChainKernel:
+    """A chain's packed weights; ``bind`` makes what runs it. Built by ``make_chain``."""
+
+    def __init__(self, artifact: CompressedPolicy, graph: Graph, chain: DenseChain, lanes: int) -> None:
+        self._model, self._graph, self._chain, self._lanes = artifact.model, graph, chain, lanes
+        kernels = load_kernels()
+        if kernels is None:
+            raise _UnsuitedError
+        self._kernels = kernels
+        self._kept: list[Array] = []
+        source, target = artifact.inputs[0], artifact.outputs[0]
+        self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
+        if source.dtype != "float32" or target.dtype != "float32" or len(target.shape) != 2:
+            raise _UnsuitedError
+        self._layers = (_CLayer * len(chain.layers))()
+        width, sizes = self._features, [self._features]
+        for made, layer in zip(self._layers, chain.layers, strict=True):
+            width = self._fill(made, layer, width)
+            sizes.append(made.outputs)
+        if width != target.shape[1]:
+            raise _UnsuitedError
+        self._outputs = width
+        # room for a whole vector, or four codes, behind the last observation
+        self._stride = max(_up(size, 2 * lanes) for size in sizes)
+
+    def bind(self, x: FloatArray, y: FloatArray) -> Callable[[], None]:
+        """What computes ``y`` [rows, P] from ``x`` [rows, *observation]: both are its for good."""
+        rows = len(x)
+        kept = [self._zeros(rows * self._stride, kind) for kind in (np.float32, np.float32, np.uint8, np.uint8)]
+        chain = self._observed()
+        chain.layers, chain.features, chain.outputs = len(self._layers), self._features, self._outputs
+        chain.stride, chain.layer = self._stride, self._layers
+        chain.floats[:] = [array.ctypes.data for array in kept[:2]]
+        chain.codes[:] = [array.ctypes.data for array in kept[2:]]
+        function = self._kernels.run_avx512 if self._lanes == 16 else self._kernels.run_avx2
+        arguments = (
+            ctypes.byref(chain), ctypes.c_int(rows), ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data)
+        )  # fmt: skip
+        chain.kept = (self, x, y, *kept)
+        return partial(function, *arguments)
+
+    def _observed(self) -> _CChain:
+        chain = _CChain()
+        mean, factor = self._zeros(self._stride, np.float32), self._zeros(self._stride, np.float32)
+        factor[: self._features] = 1.0
+        for target, name in ((mean, self._chain.mean), (factor, self._chain.factor)):
+            if name:
+                array = self._array(name, np.float32)
+                if array.size not in (1, self._features):
+                    raise _UnsuitedError
+                target[: self._features] = array.reshape(-1)
+        least, greatest = -np.inf, np.inf
+        for low, high in self._chain.clips:
+            bounds = float(self._scalar(low, np.float32)), float(self._scalar(high, np.float32))
+            least, greatest = (min(max(edge, bounds[0]), bounds[1]) for edge in (least, greatest))
+        chain.mean, chain.factor, chain.least, chain.greatest = self._keep(mean), self._keep(factor), least, greatest
+        chain.step, chain.zero = self._step(self._chain.codes)
+        return chain
+
+    def _fill(self, made: _CLayer, layer: DenseLayer, inputs: int) -> int:
+        """Pack one layer; returns how many outputs it has."""
+        integers = layer.reads is not None
+        weight = self._weight(layer, np.int8 if integers else np.float32)
+        n, k = weight.shape
+        if k != inputs:
+            raise _UnsuitedError
+        outputs = _up(n, 2 * self._lanes)
+        made.is_integer, made.activation = integers, _ACTIVATIONS[layer.activation]
+        made.inputs, made.outputs = _up(k, 4) if integers else k, outputs
+        bias = self._zeros(outputs, np.int32 if integers else np.float32)
+        if layer.bias:
+            given = self._array(layer.bias, bias.dtype)
+            if given.size != n:
+                raise _UnsuitedError
+            bias[:n] = given.reshape(-1)
+        packed = self._zeros(outputs * made.inputs, weight.dtype)
+        strides = (step // weight.itemsize for step in weight.strides)
+        arguments = (weight.ctypes.data, n, k, *strides, self._lanes)
+        if layer.reads is not None:
+            made.scale = self._keep(self._scales(layer, layer.reads, weight, outputs))
+            zero = int(self._scalar(layer.reads.zero, np.uint8))
+            self._kernels.pack_codes(*arguments, zero, packed.ctypes.data, bias.ctypes.data)
+        else:
+            self._kernels.pack_floats(*arguments, packed.ctypes.data)
+        made.weights, made.bias = self._keep(packed), self._keep(bias)
+        made.quantises = layer.writes is not None
+        made.step, made.zero = self._step(layer.writes)
+        if layer.rescales:
+            made.step = 1.0
+        return int(n)
+
+    def _weight(self, layer: DenseLayer, dtype: type[np.generic]) -> Array:
+        half = self._chain.widened.get(layer.weight)
+        found = self._array(layer.weight, dtype) if half is None else self._array(half, np.float16).astype(np.float32)
+        if found.ndim != 2:
+            raise _UnsuitedError
+        return found if layer.transposed else found.T
+
+    def _scales(self, layer: DenseLayer, reads: CodeNames, weight: Array, outputs: int) -> Array:
+        """Of the integer sums, one for each output, with the rounding of single precision at every product."""
+        n = len(weight)
+        scale = self._array(layer.scale, np.float32).reshape(-1)
+        if scale.size not in (1, n) or self._array(layer.zero, np.int8).any():
+            raise _UnsuitedError
+        if self._lanes == 8 and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
+            raise _UnsuitedError
+        factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
+        if layer.rescales and layer.writes is not None:
+            factors = np.divide(factors, self._scalar(layer.writes.scale, np.float32))
+        padded = self._zeros(outputs, np.float32)
+        padded[:n] = factors
+        return padded
+
+    def _step(self, codes: CodeNames | None) -> tuple[float, int]:
+        if codes is None:
+            return 1.0, 0
+        return float(self._scalar(codes.scale, np.float32)), int(self._scalar(codes.zero, np.uint8))
+
+    def _array(self, name: str, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
+        array = self._graph.array(self._model, name)
+        if array.dtype != dtype:
+            raise _UnsuitedError
+        return array
+
+    def _scalar(self, name: str, dtype: type[np.generic]) -> Array:
+        array = self._array(name, dtype)
+        if array.size != 1:
+            raise _UnsuitedError
+        return array.reshape(())
+
+    def _zeros(self, count: int, dtype: type[np.generic] | np.dtype[np.generic]) -> Array:
+        """An array that begins at a cache line."""
+        size = count * np.dtype(dtype).itemsize
+        raw = np.zeros(size + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        return raw[start : start + size].view(dtype)
+
+    def _keep(self, array: Array) -> int:
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+
+def _up(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple

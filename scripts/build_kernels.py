@@ -1,0 +1,61 @@
+"""Compiles the kernels of ``compressors/kernels`` when the package is installed: hatchling calls this.
+
+Without a C compiler the package works all the same: every policy then runs on onnxruntime. CC names a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+KERNELS = Path("compressors", "kernels")
+LIBRARY = KERNELS / "_chain.so"
+FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-Wall")
+MACHINES = ("x86_64", "AMD64")
+
+
+class KernelsHook(BuildHookInterface):  # type: ignore[misc]
+    """Compiles before a wheel, an editable one included, is put together."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """See hatchling."""
+        if self.target_name != "wheel":
+            return
+        root = Path(self.root)
+        error = compile_kernels(root)
+        if error:
+            print(f"warning: kernels are not compiled ({error}): policies run on onnxruntime", file=sys.stderr)
+            return
+        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data.update(pure_python=False, tag=f"py3-none-{tag}")
+        build_data["artifacts"].append(f"/{LIBRARY}")
+
+
+def compile_kernels(root: Path) -> str:
+    """Make the library, whole or not at all; returns why there is none, "" when there is one."""
+    library, unfinished = root / LIBRARY, root / KERNELS / f"_chain.{os.getpid()}.tmp"
+    library.unlink(missing_ok=True)
+    if platform.machine() not in MACHINES:
+        return f"there are none for {platform.machine()}"
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return "no C compiler is found"
+    command = [compiler, *FLAGS, "-o", str(unfinished), str(root / KERNELS / "chain.c")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            return f"{compiler} failed: {done.stderr.strip()}"
+        unfinished.replace(library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler} failed: {error}"
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return ""

@@ -1,0 +1,333 @@
+"""Compiled kernels: onnxruntime's answers to the bit where products are of integers; anything else stays with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.kernels import library
+from compressors.kernels.chain import make_chain
+from compressors.kernels.graph import read_graph
+from compressors.kernels.library import lanes_here, load_kernels, why_none
+from compressors.runtime import PolicySession
+from tests.compressors.policies import CASES, randomise
+
+Floats = NDArray[np.float32]
+
+LANES = [lanes for lanes in (16, 8) if lanes <= lanes_here()]
+CHAINS = ("tanh-mlp", "relu-mlp", "deep-relu-mlp")
+# exact on every CPU
+INT8 = "int8(reduce_range)"
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    if not lanes_here():
+        pytest.skip(f"no kernels: {why_none()}")
+
+
+def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
+    module = randomise(CASES[case].make(), seed)
+    return CASES[case].bind(scheme, module).refresh(module, version=1)
+
+
+def on_onnxruntime(artifact: CompressedPolicy, x: Floats) -> Floats:
+    session = PolicySession(artifact, batch=len(x), runtime="onnxruntime")
+    assert session.runtime == "onnxruntime"
+    session.inputs[artifact.inputs[0].name][...] = x
+    session.run()
+    return np.array(session.outputs[artifact.outputs[0].name], np.float32)
+
+
+def on_kernels(artifact: CompressedPolicy, x: Floats, lanes: int) -> Floats:
+    kernel = make_chain(artifact, lanes)
+    assert kernel is not None
+    y = np.full((len(x), artifact.outputs[0].shape[1] or 0), 7.0, np.float32)
+    kernel.bind(x, y)()
+    return y
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("case", CHAINS)
+@pytest.mark.parametrize("scheme", ["fp32", "fp16", INT8, "int8(reduce_range,x8,per_channel)", "int8(reduce_range,x4)"])
+def test_a_chain_computes_what_onnxruntime_does(case: str, scheme: str, lanes: int) -> None:
+    artifact = artifact_of(case, scheme)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 20):
+        x = np.random.default_rng(rows).standard_normal((rows, 11), np.float32)
+        np.testing.assert_allclose(
+            on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x), rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows"
+        )
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("scheme", ["fp32", INT8, "int8(reduce_range,x8)"])
+@pytest.mark.parametrize("case", CHAINS)
+def test_numbers_that_are_not_finite_or_huge_become_what_onnxruntime_makes_of_them(
+    case: str, scheme: str, lanes: int
+) -> None:
+    artifact = artifact_of(case, scheme)
+    x = np.zeros((6, 11), np.float32)
+    x[0, 3], x[1, 2], x[2, 1], x[3], x[4], x[5] = np.nan, np.inf, -np.inf, 1e30, -1e30, np.nan
+    np.testing.assert_allclose(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x), rtol=1e-5, atol=1e-5)
+
+
+@st.composite
+def integer_chains(draw: st.DrawFn) -> CompressedPolicy:
+    """Layers of integer products in every form that onnxruntime has: codes or floats made, one scale or several."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = draw(st.lists(st.integers(1, 70), min_size=2, max_size=4))
+    tensors = {"least": np.float32(-3), "greatest": np.float32(3), "s0": np.float32(0.05), "z0": np.uint8(60)}
+    nodes = [
+        helper.make_node("Clip", ["x", "least", "greatest"], ["clipped"]),
+        helper.make_node("QuantizeLinear", ["clipped", "s0", "z0"], ["c0"]),
+    ]
+    for i, (k, n) in enumerate(itertools.pairwise(sizes)):
+        is_last, transposed = i == len(sizes) - 2, draw(st.booleans())
+        scales = (n,) if draw(st.booleans()) else ()
+        tensors |= {
+            f"w{i}": rng.integers(-64, 65, (n, k) if transposed else (k, n)).astype(np.int8),
+            f"ws{i}": rng.uniform(1e-3, 1e-2, scales).astype(np.float32),
+            f"wz{i}": np.zeros(scales, np.int8),
+            f"b{i}": rng.integers(-3000, 3000, n).astype(np.int32),
+            f"s{i + 1}": np.float32(rng.uniform(0.005, 0.1)),
+            f"z{i + 1}": np.uint8(rng.integers(0, 256)),
+        }
+        bias = f"b{i}" if draw(st.booleans()) else ""
+        inputs = [f"c{i}", f"s{i}", f"z{i}", f"w{i}", f"ws{i}", f"wz{i}", bias]
+        code = [f"s{i + 1}", f"z{i + 1}"]
+        if is_last:
+            made, following = "y", []
+        elif draw(st.booleans()):  # codes at once
+            inputs, made, following = [*inputs, *code], f"c{i + 1}", []
+        else:
+            made = f"f{i}"
+            following = [
+                helper.make_node("Relu", [made], [f"r{i}"]),
+                helper.make_node("QuantizeLinear", [f"r{i}", *code], [f"c{i + 1}"]),
+            ]
+        nodes += [helper.make_node("QGemm", inputs, [made], domain="com.microsoft", transB=int(transposed)), *following]
+    return artifact_from(nodes, tensors, sizes[0], sizes[-1])
+
+
+def artifact_from(
+    nodes: list[onnx.NodeProto], tensors: dict[str, np.generic | NDArray[np.generic]], features: int, outputs: int
+) -> CompressedPolicy:
+    graph = helper.make_graph(
+        nodes,
+        "policy",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", features])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", outputs])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items()],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+    x, y = TensorSpec("x", "float32", (None, features)), TensorSpec("y", "float32", (None, outputs))
+    return CompressedPolicy("test", 1, (x,), (y,), {}, (), model)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@given(artifact=integer_chains(), rows=st.integers(1, 19), seed=st.integers(0, 999))
+def test_integer_layers_agree_to_the_bit(lanes: int, artifact: CompressedPolicy, rows: int, seed: int) -> None:
+    features = artifact.inputs[0].shape[1] or 0
+    x = (2.0 * np.random.default_rng(seed).standard_normal((rows, features))).astype(np.float32)
+    np.testing.assert_array_equal(on_kernels(artifact, x, lanes), on_onnxruntime(artifact, x))
+
+
+def test_a_session_runs_a_chain_natively_and_anything_else_on_onnxruntime() -> None:
+    runtimes = {}
+    for case, scheme in [
+        *((case, scheme) for case in CHAINS for scheme in ("fp32", INT8, f"prune(0.25)+{INT8}", "lowrank(0.5)")),
+        *((case, "fp32") for case in CASES if case not in CHAINS),
+        ("tanh-mlp", "int4"),
+        ("tanh-mlp", "int8(s8s8)"),
+    ]:
+        session = PolicySession(artifact_of(case, scheme), batch=2)
+        runtimes.setdefault(session.runtime, []).append(f"{case} {scheme}")
+        session.run()
+    others = [f"{case} fp32" for case in CASES if case not in CHAINS]
+    assert runtimes["onnxruntime"] == [*others, "tanh-mlp int4", "tanh-mlp int8(s8s8)"]
+    assert len(runtimes["native"]) == 12
+
+
+def test_weights_that_would_saturate_are_left_to_onnxruntime() -> None:
+    if 16 not in LANES:
+        pytest.skip("needs VNNI")
+    artifact = artifact_of("tanh-mlp", "int8")
+    assert make_chain(artifact, 16) is not None and make_chain(artifact, 8) is None
+
+
+def test_versions_differ_and_batches_share_the_weights() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    plan = case.bind(INT8, module)
+    x = case.inputs(5)["observations"].astype(np.float32)
+    answers = []
+    for version in range(3):
+        artifact = plan.refresh(randomise(module, seed=version), version)
+        session = PolicySession(artifact, batch=2)
+        wider = session.with_batch(5)
+        assert session.runtime == wider.runtime == "native" and wider.inputs["observations"].shape == (5, 11)
+        wider.inputs["observations"][...] = x
+        session.inputs["observations"][...] = x[3:]
+        wider.run()
+        session.run()
+        np.testing.assert_array_equal(wider.outputs["params"], on_onnxruntime(artifact, x))
+        np.testing.assert_array_equal(wider.outputs["params"][3:], session.outputs["params"])
+        answers.append(wider.outputs["params"].copy())
+    assert not np.array_equal(answers[0], answers[1]) and not np.array_equal(answers[1], answers[2])
+
+
+def test_a_kernel_outlives_what_it_was_made_from() -> None:
+    artifact = artifact_of("tanh-mlp", INT8)
+    x, y = np.ones((1, 11), np.float32), np.zeros((1, 6), np.float32)
+    kernel = make_chain(artifact)
+    assert kernel is not None
+    run = kernel.bind(x, y)
+    wanted = on_onnxruntime(artifact, x)
+    del artifact, kernel
+    for _ in range(100):
+        np.zeros(2**16)
+        run()
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": (TensorSpec("observations", "float32", (None, 12)),)},
+        {"inputs": (TensorSpec("other", "float32", (None, 11)),)},
+        {"inputs": (TensorSpec("observations", "uint8", (None, 11)),)},
+        {"outputs": (TensorSpec("params", "float32", (None, 5)),)},
+        {"outputs": (TensorSpec("other", "float32", (None, 6)),)},
+        {"model": b""},
+        {"model": b"\x3a\x02\xff\xff"},
+    ],
+)
+def test_a_header_that_is_not_the_models_gets_no_kernel(changes: dict[str, object]) -> None:
+    artifact = artifact_of("tanh-mlp", "fp32")
+    assert make_chain(artifact) is not None
+    assert make_chain(dataclasses.replace(artifact, **changes)) is None  # type: ignore[arg-type]
+
+
+def _changed(model: bytes) -> Iterator[onnx.ModelProto]:
+    """Models that are no chain, or that the kernels do not know, one change each."""
+
+    def copy() -> onnx.ModelProto:
+        return onnx.load_from_string(model)
+
+    def node(changed: onnx.ModelProto, operator: str) -> onnx.NodeProto:
+        return next(node for node in changed.graph.node if node.op_type == operator)
+
+    changed = copy()
+    node(changed, "FusedGemm").attribute.append(helper.make_attribute("alpha", 2.0))
+    yield changed
+    changed = copy()
+    next(a for a in node(changed, "FusedGemm").attribute if a.name == "activation").s = b"LeakyRelu"
+    yield changed
+    changed = copy()
+    node(changed, "Gemm").input[1] = changed.graph.input[0].name
+    yield changed
+    changed = copy()
+    node(changed, "Sub").op_type = "Add"
+    yield changed
+    changed = copy()
+    changed.graph.node.append(helper.make_node("Softmax", [changed.graph.output[0].name], ["more"]))
+    yield changed
+    changed = copy()
+    tensor = next(t for t in changed.graph.initializer if t.name == node(changed, "Gemm").input[1])
+    tensor.dims[0], tensor.dims[1] = tensor.dims[1], tensor.dims[0]
+    yield changed
+    changed = copy()
+    tensor = next(t for t in changed.graph.initializer if t.name == node(changed, "Gemm").input[2])
+    values = numpy_helper.to_array(tensor).astype(np.float64)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    yield changed
+    changed = copy()
+    tensor = next(t for t in changed.graph.initializer if t.name == node(changed, "Sub").input[1])
+    tensor.CopyFrom(helper.make_tensor(tensor.name, onnx.TensorProto.FLOAT, [11], [0.0] * 11))  # no raw bytes
+    yield changed
+
+
+def test_models_that_the_kernels_do_not_know_get_none() -> None:
+    artifact = artifact_of("tanh-mlp", "fp32")
+    changed = [dataclasses.replace(artifact, model=model.SerializeToString()) for model in _changed(artifact.model)]
+    assert len(changed) == 8 and [make_chain(other) for other in changed] == [None] * 8
+    assert make_chain(artifact) is not None
+
+
+@given(data=st.data())
+def test_damaged_models_are_refused_or_run(data: st.DataObject) -> None:
+    artifact = artifact_of("relu-mlp", INT8)
+    model = bytearray(artifact.model)
+    for _ in range(data.draw(st.integers(1, 4))):
+        model[data.draw(st.integers(0, len(model) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([len(model), len(model) // 2, len(model) - 1]))
+    kernel = make_chain(dataclasses.replace(artifact, model=bytes(model[:cut])))
+    if kernel is not None:
+        with np.errstate(all="ignore"):
+            kernel.bind(np.ones((3, 11), np.float32), np.zeros((3, 3), np.float32))()
+
+
+def test_the_reader_agrees_with_onnx() -> None:
+    for case, scheme in (("tanh-mlp", INT8), ("lstm", "fp32"), ("nature-cnn", "fp16")):
+        model = artifact_of(case, scheme).model
+        graph, wanted = read_graph(model), onnx.load_from_string(model).graph
+        assert [node.operator for node in graph.nodes] == [node.op_type for node in wanted.node]
+        assert [node.inputs for node in graph.nodes] == [tuple(node.input) for node in wanted.node]
+        assert [node.outputs for node in graph.nodes] == [tuple(node.output) for node in wanted.node]
+        assert graph.inputs == tuple(value.name for value in wanted.input)
+        assert graph.outputs == tuple(value.name for value in wanted.output)
+        assert graph.places.keys() == {tensor.name for tensor in wanted.initializer}
+        for tensor in wanted.initializer:
+            np.testing.assert_array_equal(graph.array(model, tensor.name), numpy_helper.to_array(tensor))
+        for node, theirs in zip(graph.nodes, wanted.node, strict=True):
+            values = {a.name: helper.get_attribute_value(a) for a in theirs.attribute}
+            for name, value in node.attributes.items():
+                if value is not None:
+                    theirs_value = values[name].decode() if isinstance(values[name], bytes) else values[name]
+                    assert value == pytest.approx(theirs_value) if isinstance(value, float) else value == theirs_value
+
+
+def test_a_graph_is_recognised_by_everything_but_its_numbers() -> None:
+    case = CASES["tanh-mlp"]
+    module = case.make()
+    plan = case.bind(INT8, module)
+    first, second = (plan.refresh(randomise(module, seed), 1).model for seed in (0, 1))
+    graph = read_graph(first)
+    assert first != second and graph.is_of(second)
+    renamed = first.replace(b"QGemm", b"QGemn", 1)
+    assert len(renamed) == len(first) and not graph.is_of(renamed) and not graph.is_of(first[:-1])
+
+
+def test_kernels_can_be_switched_off() -> None:
+    code = (
+        "from compressors.kernels.library import lanes_here, why_none; print(lanes_here(), why_none());"
+        "import numpy as np; from compressors.kernels.chain import make_chain"
+    )
+    environment = os.environ | {library.SWITCH: "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"0 {library.SWITCH}=0 switches them off\n"
+
+
+def test_a_library_of_another_interface_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = artifact_of("tanh-mlp", "fp32")
+    load_kernels.cache_clear()
+    try:
+        monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
+        assert load_kernels() is None and lanes_here() == 0 and "install a C compiler" in why_none()
+        assert PolicySession(artifact, batch=1).runtime == "onnxruntime"
+    finally:
+        load_kernels.cache_clear()

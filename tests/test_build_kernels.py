@@ -1,0 +1,72 @@
+"""The build hook: a library where there is a compiler, a reason and no file where there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import platform
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from compressors.kernels.library import INTERFACE, lanes_here, why_none
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels are for x86-64")
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The hook's module, without hatchling, which is installed for building alone."""
+    interface = ModuleType("interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+        monkeypatch.setitem(__import__("sys").modules, name, ModuleType(name))
+    monkeypatch.setitem(__import__("sys").modules, "hatchling.builders.hooks.plugin.interface", interface)
+    spec = importlib.util.spec_from_file_location("build_kernels", PROJECT / "scripts" / "build_kernels.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with nothing but the sources."""
+    target = tmp_path / "compressors" / "kernels"
+    target.mkdir(parents=True)
+    for name in ("chain.c", "dense.h"):
+        shutil.copy(PROJECT / "compressors" / "kernels" / name, target)
+    return tmp_path
+
+
+def test_this_installation_has_its_kernels() -> None:
+    if not lanes_here():
+        assert "this CPU" in why_none(), why_none()
+
+
+def test_a_compiled_library_has_the_interface(build: ModuleType, root: Path) -> None:
+    assert build.compile_kernels(root) == ""
+    assert ctypes.CDLL(str(root / build.LIBRARY)).interface() == INTERFACE
+    assert sorted(path.name for path in (root / build.KERNELS).iterdir()) == ["_chain.so", "chain.c", "dense.h"]
+
+
+def test_without_warnings(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-Wextra", "-Werror"))
+    assert build.compile_kernels(root) == ""
+
+
+def test_a_failure_is_told_and_leaves_no_library(
+    build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build.compile_kernels(root) == ""
+    (root / build.KERNELS / "dense.h").write_text("#error on purpose\n")
+    assert "on purpose" in build.compile_kernels(root)
+    assert sorted(path.name for path in (root / build.KERNELS).iterdir()) == ["chain.c", "dense.h"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert build.compile_kernels(root) == "no C compiler is found"
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    assert build.compile_kernels(root) == "there are none for riscv64"
