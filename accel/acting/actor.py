@@ -66,6 +66,7 @@ class Actor:
         self._send_s = 0.0
         self._refused = False
         self._newest = -1
+        self._runtime = ""
         self._timed = ""
         self._untimed: Mapping[str, bytes] = {}
         self._collected: Unroll | None = None
@@ -99,7 +100,7 @@ class Actor:
         seat = Seat(self._rows, config.unroll_length, config.number(self._transport.actor), config.actors)
         sampler = rule.bind(seat, self._generator)
         self._transport.configure(self.layout.nbytes, config.unrolls_in_flight)
-        self._timer = LevelTimer(self.layout, rule, sampler)
+        self._timer = LevelTimer(self.layout, rule, sampler, config.runtime)
         self._policy = self._make_policy(sampler)
         if not config.central:
             self._load(self._transport.wait_policy(timeout_s))
@@ -197,7 +198,7 @@ class Actor:
             transport = cast(InferenceTransport, self._transport)
             return CentralPolicy(self.layout, sampler, transport, self.config.peer_timeout_s + PREPARATION_S)
         make = ReadyPolicy if self.config.env_workers else SessionPolicy
-        return make(self.layout, sampler, self.config.schemes)
+        return make(self.layout, sampler, self.config.schemes, self.config.runtime)
 
     def _wait_for_newer(self) -> PolicyUpdate:
         """The policy that was learned from this actor's last unroll, waited for. Raises Stopped, TransportError."""
@@ -219,6 +220,9 @@ class Actor:
             acting, payloads = split_update(update)
             deserialise_s = self._policy.load(acting)
             self._refused = False
+            if self._policy.runtime != self._runtime:
+                self._runtime = self._policy.runtime
+                self._transport.report({"runtime": self._runtime})
             if update.scheme != self._timed:
                 self._timed, self._untimed = update.scheme, payloads
             return deserialise_s

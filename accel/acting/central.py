@@ -39,7 +39,7 @@ from accel.transport.inference import Questions
 from accel.transport.remote_actor import RemoteActor
 from compressors.artifact import CompressedPolicy, TensorSpec
 from compressors.errors import CompressorError
-from compressors.runtime import PolicySession
+from compressors.runtime import PolicySession, Runtime
 
 EXIT_ABORTED = 3
 _WORDS = 2
@@ -185,7 +185,7 @@ class InferenceServer:
     def _load(self, update: PolicyUpdate, config: ActorConfig) -> None:
         try:
             if self._batcher is None:
-                self._batcher = PolicyBatcher(config.schemes)
+                self._batcher = PolicyBatcher(config.schemes, config.runtime)
             self._batcher.load(update)
         except CompressorError as error:
             if self._batcher is None or self._batcher.version < 0:
@@ -199,11 +199,12 @@ class PolicyBatcher:
 
     Args:
         schemes: every scheme that may act; answers name them by place.
+        runtime: see ``PolicySession``.
     """
 
-    def __init__(self, schemes: tuple[str, ...]) -> None:
+    def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
         self.version = -1
-        self._schemes = schemes
+        self._schemes, self._runtime = schemes, runtime
         self._scheme_id = 0
         self._refused = False
         self._sessions: dict[int, PolicySession] = {}
@@ -214,7 +215,7 @@ class PolicyBatcher:
         if update.payload is not None:
             self._refused = True
             artifact = CompressedPolicy.from_bytes(update.payload)
-            session = PolicySession(artifact, batch=1)
+            session = PolicySession(artifact, batch=1, runtime=self._runtime)
             self._scheme_id = self._schemes.index(artifact.scheme)
             self._question, self._answer = _message_of(artifact.inputs), _message_of(artifact.outputs)
             self._sessions = {1: session}

@@ -14,7 +14,7 @@ from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import PolicyUpdate
 from compressors.artifact import CompressedPolicy
 from compressors.errors import ArtifactError
-from compressors.runtime import PolicySession
+from compressors.runtime import PolicySession, Runtime
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -22,10 +22,15 @@ Bools = npt.NDArray[np.bool_]
 
 
 class ActingPolicy(Protocol):
-    """What the actor's loop sees of a policy. Recurrent state belongs to the implementation."""
+    """What the actor's loop sees of a policy. Recurrent state belongs to the implementation.
+
+    Attributes:
+        version, scheme: of the policy loaded last. runtime: what it runs on; "" where that is elsewhere.
+    """
 
     version: int
     scheme: str
+    runtime: str
 
     def load(self, update: PolicyUpdate) -> float:
         """Take a newer policy; on any error the old one stays in place.
@@ -70,12 +75,23 @@ class InPlaceSession(Protocol):
 
 
 class SessionPolicy:
-    """Acts with the newest artifact it could load. A recurrent state survives a change of version."""
+    """Acts with the newest artifact it could load. A recurrent state survives a change of version.
 
-    def __init__(self, layout: UnrollLayout, sampler: Sampler, schemes: Sequence[str] = ()) -> None:
-        """Args: layout: of the unrolls; sampler: chooses actions; schemes: that unrolls name by place."""
+    Attributes:
+        version, scheme: of that artifact. runtime: what it runs on.
+    """
+
+    def __init__(
+        self, layout: UnrollLayout, sampler: Sampler, schemes: Sequence[str] = (), runtime: Runtime = "native"
+    ) -> None:
+        """Args:
+        layout: of the unrolls. sampler: chooses actions. schemes: that unrolls name by place.
+        runtime: see ``PolicySession``.
+        """
         self.version = -1
         self.scheme = ""
+        self.runtime = ""
+        self._wanted_runtime = runtime
         self._layout = layout
         self._schemes = schemes
         self._sampler = sampler
@@ -105,8 +121,9 @@ class SessionPolicy:
             artifact = CompressedPolicy.from_bytes(update.payload)
             deserialise_s = perf_counter() - before
             self._check_contract(artifact)
-            self._use(PolicySession(artifact, batch=self._layout.envs))
-            self.scheme = artifact.scheme
+            session = PolicySession(artifact, batch=self._layout.envs, runtime=self._wanted_runtime)
+            self._use(session)
+            self.scheme, self.runtime = artifact.scheme, session.runtime
         self.version = update.version
         return deserialise_s
 

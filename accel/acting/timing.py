@@ -34,6 +34,7 @@ from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 from accel.json_object import Json
 from accel.transport.base import PolicyUpdate
 from compressors.errors import ArtifactError
+from compressors.runtime import Runtime
 from monitor.divergence import divergences
 
 ROUNDS = 15
@@ -84,13 +85,22 @@ class LevelTimer:
 
     Args:
         layout: of the unrolls. rule, sampler: what the actor chooses actions with.
+        runtime: see ``PolicySession``.
         reference: the level that the others' mismatch is measured against.
     """
 
-    def __init__(self, layout: UnrollLayout, rule: ActionRule, sampler: Sampler, reference: str = "fp32") -> None:
+    def __init__(
+        self,
+        layout: UnrollLayout,
+        rule: ActionRule,
+        sampler: Sampler,
+        runtime: Runtime = "native",
+        reference: str = "fp32",
+    ) -> None:
         self._layout = layout
         self._rule = rule
         self._sampler = sampler
+        self._runtime = runtime
         self._reference = reference
 
     def time(self, payloads: Mapping[str, bytes], unroll: Unroll) -> Json:
@@ -105,7 +115,7 @@ class LevelTimer:
         load_us: dict[str, float] = {}
         for level, payload in payloads.items():
             before = perf_counter()
-            policy = SessionPolicy(self._layout, self._sampler)
+            policy = SessionPolicy(self._layout, self._sampler, runtime=self._runtime)
             policy.load(PolicyUpdate(0, level, payload))
             if policy.scheme == level:
                 policies[level], load_us[level] = policy, 1e6 * (perf_counter() - before)

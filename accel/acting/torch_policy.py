@@ -44,6 +44,7 @@ class TorchPolicy:
         torch.set_num_threads(1)
         self.version = -1
         self.scheme = ""
+        self.runtime = "torch"
         self._sampler = sampler
         self._spec = layout.spec
         self._module = module.eval()

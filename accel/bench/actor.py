@@ -21,7 +21,7 @@ from accel.acting.torch_policy import TorchPolicy, serialise_module
 from accel.algorithms.catalogue import agreement_for
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, speedups, spread
-from accel.bench.subject import NO_MISMATCH, Subject, make_subject, of_free_actors
+from accel.bench.subject import NO_MISMATCH, Subject, make_subject, of_free_actors, placed
 from accel.bench.timing import interleave, torch_threads
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
@@ -32,7 +32,7 @@ from accel.runs.trained_policy import TrainedPolicy
 from accel.transport.base import PolicyUpdate
 from accel.transport.local import LocalTransport
 
-RUNTIMES = ("torch", "onnxruntime")
+RUNTIMES = ("torch", "onnxruntime", "native")
 SAMPLE_S = 0.02
 
 logger = logging.getLogger("accel")
@@ -63,8 +63,9 @@ def bench_actor(
         run: a run's directory or a trained policy: its environment, network and weights; excludes ``config`` and
             ``networks``.
         envs_per_actor: environments that one actor steps together.
-        schemes: compression schemes, on onnxruntime. Full precision is always measured too.
-        runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``.
+        schemes: compression schemes. Full precision is always measured too.
+        runtimes: ``torch`` (eager, uncompressed), ``onnxruntime``, ``native`` (compiled kernels, for the policies that
+            these run here).
         seconds: total measuring time, without making environments and compressing.
         repeats: samples of each cell at most, each of whole unrolls over 20 ms or more.
         notify: called with a message about each refused scheme.
@@ -108,11 +109,11 @@ class _ActorCells:
     def __init__(self, subject: Subject, schemes: Sequence[str], runtimes: Sequence[str], notify: Notify) -> None:
         self._subject = subject
         self._payloads: dict[tuple[str, str], bytes] = {}
-        artifacts = subject.artifacts(schemes, notify) if "onnxruntime" in runtimes else {}
+        artifacts = subject.artifacts(schemes, notify) if {*runtimes} - {"torch"} else {}
         if "torch" in runtimes:
             self._payloads["torch", FULL_PRECISION] = serialise_module(subject.run.policy)
-        for scheme, artifact in artifacts.items():
-            self._payloads["onnxruntime", scheme] = artifact.to_bytes()
+        for runtime, scheme, artifact in placed(artifacts, runtimes):
+            self._payloads[runtime, scheme] = artifact.to_bytes()
         self._mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
 
     def measure(self, envs: int, budget_s: float, repeats: int) -> list[Row]:
@@ -155,7 +156,7 @@ class _ActorCells:
         row |= spread("env_only_us", [sample.total for sample in env_only])
         row |= spread("env_share", [env.total / actor.total for env, actor in zip(env_only, taken, strict=True)])
         row |= {"seconds_per_million_env_steps": total}
-        in_session = runtime == "onnxruntime"
+        in_session = runtime != "torch"
         row |= {"session_us": session_us if in_session else None}
         row |= {"python_us_per_vector_step": (total - env_us - session_us) * envs if in_session else None}
         row |= self._mismatches[scheme] if in_session else NO_MISMATCH
@@ -229,7 +230,7 @@ class _MeteredActor(Actor):
     def _make_policy(self, sampler: Sampler) -> ActingPolicy:
         if self.module is not None:
             return TorchPolicy(self.module, self.layout, sampler)
-        self.metered = _MeteredPolicy(self.layout, sampler, self.config.schemes)
+        self.metered = _MeteredPolicy(self.layout, sampler, self.config.schemes, self.config.runtime)
         return self.metered
 
 
@@ -237,7 +238,7 @@ class ActorLoop:
     """A real actor on a local transport, whose learner's end receives its unrolls."""
 
     def __init__(self, run: TrainedPolicy, runtime: str, scheme: str, payload: bytes) -> None:
-        config = of_free_actors(run.config.replace(actors=1))
+        config = of_free_actors(run.config.replace(actors=1, actor_runtime="native" if runtime == "torch" else runtime))
         transport = LocalTransport(1)
         self._learner = transport.learner
         self._actor = _MeteredActor(ActorConfig.of(config, schemes=(scheme,)), transport.actor(0))

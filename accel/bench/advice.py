@@ -142,7 +142,7 @@ def _policy_line(cells: Sequence[Row]) -> str:
     head = f"{cells[0]['network']}, batch {cells[0]['batch']}"
     compared = _Comparison(cells, "us")
     if compared.baseline is None:
-        return f"{head}: nothing to recommend, as onnxruntime was not measured"
+        return f"{head}: nothing to recommend, as no compressed policy was measured"
     torch = "" if compared.torch is None else f", {_us(number(compared.torch, 'us'))} on torch eager"
     if compared.best is None:
         return f"{head}: no compression. {compared.why_none('per call')}{torch}"
@@ -156,7 +156,7 @@ def _actor_line(cells: Sequence[Row]) -> str:
     head = f"{cells[0]['env']}, {cells[0]['network']}, {count:.0f} environment{'s' if count > 1 else ''} per actor"
     compared = _Comparison(cells, "us_per_env_step")
     if compared.baseline is None:
-        return f"{head}: nothing to recommend, as onnxruntime was not measured"
+        return f"{head}: nothing to recommend, as no compressed policy was measured"
     torch = ""
     chosen = compared.best or compared.baseline
     if compared.torch is not None:
@@ -213,16 +213,17 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
 
 
 class _Comparison:
-    """Schemes of one cell against full precision on onnxruntime, by the median of one column.
+    """Schemes of one cell against full precision, each as an actor runs it, by the median of one column.
 
     Attributes:
-        baseline: full precision on onnxruntime. torch: torch eager. best: the fastest scheme that is worth it.
+        baseline: full precision. torch: torch eager. best: the fastest scheme that is worth it.
     """
 
     def __init__(self, cells: Iterable[Row], column: str) -> None:
         self._column = column
         cells = list(cells)
-        sessions = [row for row in cells if row.get("runtime", "onnxruntime") == "onnxruntime"]
+        placed = sorted((row for row in cells if not _is_torch(row)), key=_is_native)
+        sessions = list({str(row["scheme"]): row for row in placed}.values())
         self.torch = next((row for row in cells if row.get("runtime") == "torch"), None)
         self.baseline = next((row for row in sessions if row["scheme"] == "fp32"), None)
         self._others = sorted((r for r in sessions if _may_be_faster(str(r["scheme"]))), key=self._time)
@@ -267,6 +268,14 @@ class _Comparison:
 
     def _time(self, row: Row) -> float:
         return number(row, self._column)
+
+
+def _is_native(row: Row) -> bool:
+    return row.get("runtime") == "native"
+
+
+def _is_torch(row: Row) -> bool:
+    return str(row.get("runtime", "")).startswith("torch")
 
 
 def _may_be_faster(scheme: str) -> bool:

@@ -42,7 +42,7 @@ Send = Annotated[
     Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the transfer to an actor on this machine")
 ]
 PolicyRuntimes = Annotated[
-    str, tyro.conf.arg(help="any of torch, torch.compile and onnxruntime; compiling takes seconds to minutes")
+    str, tyro.conf.arg(help="any of torch, torch.compile, onnxruntime and native; compiling takes seconds to minutes")
 ]
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
@@ -168,7 +168,7 @@ class LayoutOptions(EnvironmentOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
-    """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime.
+    """Microseconds, bytes and mismatch of a policy call: torch, torch.compile, each scheme on onnxruntime and native.
 
     Observations and actions come from --run, --env, or --observation-shape and --actions. Default: 4x84x84 frames and 6
     choices for a CNN, 17 numbers and 6 continuous actions otherwise. Your own policy, on inputs that it meets: --module
@@ -177,7 +177,7 @@ class PolicyOptions(SubjectOptions, LayoutOptions, BudgetOptions):
 
     batch: Annotated[str, tyro.conf.arg(help="rows per call, separated by commas")] = "1,8,32"
     schemes: Schemes = _SCHEMES
-    runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime"
+    runtimes: PolicyRuntimes = "torch,torch.compile,onnxruntime,native"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
         argument("compression schemes, separated by commas; default: fp32 and int8"),
     ] = None
     runtimes: Annotated[
-        str | None, argument("any of torch (eager) and onnxruntime; default: both; not with central")
+        str | None, argument("any of torch (eager), onnxruntime and native; default: all; not with central")
     ] = None
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 
@@ -210,7 +210,7 @@ class ActorOptions(SubjectOptions, BudgetOptions):
 class RefreshOptions(SubjectOptions, LayoutOptions, BudgetOptions):
     """Milliseconds from new weights to a loaded policy: bind, requantise, serialise, send, load; and the break-even.
 
-    Break-even: the environment steps per refresh from which on an actor is faster than with onnxruntime's fp32. Your
+    Break-even: the environment steps per refresh from which on an actor is faster than with fp32. Your
     own policy, whose weights change a little each time: --module or --sb3, with --env.
     """
 

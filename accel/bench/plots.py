@@ -225,7 +225,8 @@ def _cells(rows: Sequence[Row], columns: Sequence[str], title: str) -> list[tupl
 
 def _label(row: Row) -> str:
     runtime = str(row["runtime"])
-    return str(row["scheme"]) if runtime == "onnxruntime" else runtime
+    scheme = str(row["scheme"])
+    return {"onnxruntime": scheme, "native": f"{scheme}, native"}.get(runtime, runtime)
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:

@@ -17,17 +17,17 @@ from torch import nn
 from accel.acting.torch_policy import serialise_module
 from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtimes, check_schemes, check_source
 from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
-from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject
+from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject, placed
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.runs.trained_policy import TrainedPolicy
 from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
+from compressors.runtime import PolicySession, Runtime
 
 Call = Callable[[], npt.NDArray[np.generic]]
 
-RUNTIMES = ("torch", "torch.compile", "onnxruntime")
+RUNTIMES = ("torch", "torch.compile", "onnxruntime", "native")
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 logger = logging.getLogger("accel")
@@ -100,7 +100,7 @@ def _measure(
     notify: Notify,
 ) -> list[Row]:
     logger.info("compressing %s", subject.network)
-    artifacts = subject.artifacts(schemes, notify) if "onnxruntime" in runtimes else {}
+    artifacts = subject.artifacts(schemes, notify) if {*runtimes} & {"onnxruntime", "native"} else {}
     mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
     torch_bytes = len(serialise_module(subject.run.policy))
     rows: list[Row] = []
@@ -113,10 +113,11 @@ def _measure(
             samples, cpu_share = interleave(takers, budget_s, repeats)
         cells: list[Row] = []
         for (runtime, scheme), (detail, times_us) in _faster_formats(samples).items():
-            size = torch_bytes if runtime != "onnxruntime" else len(artifacts[scheme].to_bytes())
+            is_compressed = not runtime.startswith("torch")
+            size = len(artifacts[scheme].to_bytes()) if is_compressed else torch_bytes
             cell: Row = {"network": subject.network, "batch": batch, "runtime": runtime, "scheme": scheme}
             cell |= spread("us", times_us) | {"bytes": size, "samples": len(times_us), "cpu_share": cpu_share}
-            cell |= mismatches.get(scheme, NO_MISMATCH) if runtime == "onnxruntime" else NO_MISMATCH
+            cell |= mismatches.get(scheme, NO_MISMATCH) if is_compressed else NO_MISMATCH
             cell |= {"memory_format": detail, "compile_s": compile_s if runtime == "torch.compile" else None}
             cells.append(cell)
         rows += [row | speedups(row, cells, "us") for row in cells]
@@ -147,8 +148,8 @@ def _calls(
         except (RuntimeError, ImportError, OSError) as error:
             first_line = str(error).strip().partition("\n")[0]
             notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
-    for scheme, artifact in artifacts.items():
-        calls["onnxruntime", scheme, None] = session_call(artifact, inputs)
+    for runtime, scheme, artifact in placed(artifacts, runtimes):
+        calls[runtime, scheme, None] = session_call(artifact, inputs, runtime)
     return calls, compile_s
 
 
@@ -162,9 +163,9 @@ def _faster_formats(
     return {(runtime, scheme): chosen[runtime, scheme] for runtime, scheme, _ in samples}
 
 
-def session_call(artifact: CompressedPolicy, inputs: Inputs) -> Call:
+def session_call(artifact: CompressedPolicy, inputs: Inputs, runtime: Runtime = "native") -> Call:
     """As an actor calls a session: copy observations in, run, carry the recurrent state over. Raises ArtifactError."""
-    session = PolicySession(artifact, batch=len(next(iter(inputs.values()))))
+    session = PolicySession(artifact, batch=len(next(iter(inputs.values()))), runtime=runtime)
     for name, array in session.inputs.items():
         array[...] = inputs[name]
     arrays = list(session.inputs.values())

@@ -102,7 +102,7 @@ def bench_refresh(
         ``upkeep_row``; ``bytes``; ``us`` per call of the loaded policy;
         ``weights``, ``kl``, ``ess``, ``greedy_agreement`` as of ``bench_policy``; ``saving_us_per_env_step`` against
         fp32; ``break_even_env_steps``, the fewest environment steps per refresh at which an actor is faster than with
-        onnxruntime's fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
+        fp32 (0: always, None: never, as the call is no faster); ``break_even_shared_env_steps``, the same
         where the learner's part, upkeep and schedule share the actor's core; threads, machine and versions.
     Raises:
         ConfigError: an empty list, an unknown network or carrier, a count that is not positive, a run beside a config.

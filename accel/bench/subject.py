@@ -21,9 +21,10 @@ from accel.runs.playing import collect_inputs
 from accel.runs.trained_policy import TrainedPolicy, make_env
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError
+from compressors.kernels.chain import make_chain
 from compressors.pipeline import make_compressor
 from compressors.plan import Compressor, Plan
-from compressors.runtime import PolicySession
+from compressors.runtime import PolicySession, Runtime
 from monitor.divergence import divergences
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
@@ -98,7 +99,7 @@ class Subject:
         }
 
     def mismatch_of(self, artifact: CompressedPolicy) -> Row:
-        """``mismatch`` of the policy as actors have it, on onnxruntime."""
+        """``mismatch`` of the policy as actors have it."""
         session = PolicySession(artifact, batch=len(next(iter(self.held_out.values()))))
         for name, array in session.inputs.items():
             array[...] = self.held_out[name]
@@ -236,3 +237,12 @@ def _played(run: TrainedPolicy, weights: str) -> Subject:
 def _row_counts(spec: EnvSpec) -> tuple[int, int]:
     """Rows for calibration and for mismatch; fewer for images, which take memory."""
     return (128, 128) if spec.has_images else (512, 512)
+
+
+def placed(
+    artifacts: Mapping[str, CompressedPolicy], runtimes: Sequence[str]
+) -> list[tuple[Runtime, str, CompressedPolicy]]:
+    """Runtime, scheme and artifact of everything that is to be measured: on compiled kernels what runs on them here."""
+    every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
+    every += [("native", scheme, made) for scheme, made in artifacts.items() if make_chain(made) is not None]
+    return [cell for cell in every if cell[0] in runtimes]

@@ -187,7 +187,7 @@ def _inference(
     from accel.bench.inference import SCHEMES, bench_inference
 
     if options.runtimes is not None:
-        raise ConfigError("--inference central compares actors on onnxruntime: leave out --runtimes")
+        raise ConfigError("--inference central compares actors with compressed policies: leave out --runtimes")
     rows = bench_inference(
         config,
         networks=networks,

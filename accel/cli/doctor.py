@@ -146,6 +146,7 @@ def _libraries() -> Iterator[Finding]:
 
 def _processor(machine: Machine) -> Iterator[Finding]:
     from compressors.cpu import ARM, AVX2, VNNI, cpu_features
+    from compressors.kernels.library import lanes_here, why_none
 
     yield Finding("processor", "ok", f"{machine.cpu} ({machine.architecture})")
     flags, features = " ".join(machine.int8_flags) or "none known", cpu_features()
@@ -160,6 +161,12 @@ def _processor(machine: Machine) -> Iterator[Finding]:
         yield Finding("int8", "note", flags, advice)
     else:
         yield Finding("int8", "note", flags, "no fast int8 instructions: --compressor fp32 is likely faster")
+    reason = why_none()
+    if reason:
+        yield Finding("kernels", "note", "none: every policy runs on onnxruntime", reason)
+    else:
+        vectors = "AVX-512 and VNNI" if lanes_here() == 16 else "AVX2"
+        yield Finding("kernels", "ok", f"{vectors}: policies of dense layers run natively")
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:
         advice = "learner and actors share one core; ask the scheduler or the container for more"

@@ -82,6 +82,7 @@ class ActorConfig(_Message):
     learner: int = 0
     learners: int = 1
     central: bool = False
+    runtime: Literal["native", "onnxruntime"] = "native"
     torch_options: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +132,7 @@ class ActorConfig(_Message):
             learner=learner,
             learners=config.learner.learners,
             central=config.inference_ranks > 0,
+            runtime=acting.session_runtime,
             torch_options=config.to_json() if acting.actor_runtime == "torch" else None,
         )
 

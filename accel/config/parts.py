@@ -73,8 +73,11 @@ class ActingConfig(Options):
     unrolls_in_flight: int = Field(
         1, ge=1, le=64, description="unrolls that an actor may have sent and the learner has not received yet"
     )
-    actor_runtime: Literal["onnxruntime", "torch"] = Field(
-        "onnxruntime", description="torch runs the actors on torch eager, uncompressed, for comparison only"
+    actor_runtime: Literal["native", "onnxruntime", "torch"] = Field(
+        "native",
+        description="what runs the actors' policy: native, a compiled kernel for a chain of dense layers where the "
+        "actor's CPU has one, and onnxruntime for anything else; onnxruntime in any case; torch eager, uncompressed, "
+        "for comparison only",
     )
     inference: Literal["local", "central"] = Field(
         "local",
@@ -92,6 +95,11 @@ class ActingConfig(Options):
     )
     hosts: str | None = Field(None, description="node names for mpirun, such as a:1,b:16; the first holds the learner")
     hostfile: Path | None = Field(None, description="an mpirun hostfile; its first slot holds the learner")
+
+    @property
+    def session_runtime(self) -> Literal["native", "onnxruntime"]:
+        """What runs compressed policies."""
+        return "onnxruntime" if self.actor_runtime == "onnxruntime" else "native"
 
     @model_validator(mode="after")
     def _actors_make_sense(self) -> Self:

@@ -150,7 +150,7 @@ class TrainConfig(BaseModel):
                 "one policy for a whole round: use --inference local, or an algorithm that does not wait, such as ppo"
             )
         if self.acting.actor_runtime == "torch":
-            raise ConfigError("inference = 'central' runs on onnxruntime: leave actor_runtime = 'torch' out")
+            raise ConfigError("inference = 'central' runs compressed policies: leave actor_runtime = 'torch' out")
         if self.compression.compressor.startswith("auto"):
             raise ConfigError(
                 f"inference = 'central': compressor '{self.compression.compressor}' chooses for each actor what it "
@@ -163,7 +163,7 @@ class TrainConfig(BaseModel):
         name = f"env_workers = {self.acting.env_workers}"
         if self.acting.actor_runtime == "torch" or self.inference_ranks:
             raise ConfigError(
-                f"{name}: the policy runs on onnxruntime in the actor itself: leave actor_runtime = 'torch' and "
+                f"{name}: the actor itself runs a compressed policy: leave actor_runtime = 'torch' and "
                 "inference = 'central' out"
             )
         if self.environment.backend == "envpool" and "num_threads" in self.environment.kwargs:
@@ -373,7 +373,7 @@ def _build_parts(options: Mapping[str, object]) -> dict[str, Options]:
 def _default_compressor(values: Mapping[str, object]) -> str:
     """Measured where actors can time the levels; else full precision, so that one process stays deterministic."""
     timed = values.get("actors", 1) != 0 and values.get("learners", 1) == 1
-    here = values.get("actor_runtime", "onnxruntime") == "onnxruntime" and values.get("inference", "local") == "local"
+    here = values.get("actor_runtime") != "torch" and values.get("inference", "local") == "local"
     return "auto" if timed and here else "fp32"
 
 

@@ -30,10 +30,12 @@ class Actors:
         processes: (host, number, start) of each actor's rank, as in ``Crew``.
     Attributes:
         restarts: how often an actor was replaced. environment_restarts: how often one of its environments was.
+        runtimes: what their policies have run on.
     """
 
     def __init__(self, transport: LearnerTransport, processes: Sequence[tuple[str, int, int]] = ()) -> None:
         self.restarts = self.environment_restarts = 0
+        self.runtimes: set[str] = set()
         self._transport = transport
         self._processes = processes
         self._down: set[int] = set()
@@ -69,6 +71,8 @@ class Actors:
             self._silent -= {actor}
             self.restarts += 1
             logger.warning("actor %d acts again, in a new process (restart %s)", actor, message["up"])
+        elif "runtime" in message:
+            self.runtimes.add(str(message["runtime"]))
         elif "environment" in message:
             self.environment_restarts += 1
             shown = message.get("traceback", "") if self.environment_restarts <= _SHOWN_TRACEBACKS else ""

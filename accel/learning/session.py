@@ -513,7 +513,7 @@ class Session:
             reason=reason,
             env=config.environment.env,
             scheme=scheme,
-            actor_runtime=config.acting.actor_runtime,
+            actor_runtime=", ".join(sorted(loop.actors.runtimes)) or config.acting.actor_runtime,
             algorithm=config.algorithm.algorithm,
             corrector=str(config.options().get("corrector", "none")),
             actors=config.acting.actors,
@@ -567,6 +567,7 @@ class Session:
             self.crew.spec.action,
             batch=envs,
             env_us=env_us,
+            runtime=self.config.acting.session_runtime,
         )
 
 

@@ -96,7 +96,7 @@ class Publisher:
         self._copy = ModuleCopy(self._module)
         self._last_served = FULL_PRECISION
         self.scheme = FULL_PRECISION
-        if config.acting.actor_runtime == "onnxruntime":
+        if config.acting.actor_runtime != "torch":
             self._level(FULL_PRECISION)
             self.set_levels(self.levels[:1])
 

@@ -14,7 +14,7 @@ from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
 from compressors.artifact import CompressedPolicy
 from compressors.checks.executed_kernels import weight_only_layers
-from compressors.runtime import PolicySession
+from compressors.runtime import PolicySession, Runtime
 
 ROUNDS = 25
 ROUND_S = 0.002
@@ -31,6 +31,7 @@ def compare_with_fp32(
     *,
     batch: int,
     env_us: float,
+    runtime: Runtime = "native",
 ) -> SchemeComparison:
     """Time both policies in turns and compare their outputs; takes about a tenth of a second.
 
@@ -40,8 +41,9 @@ def compare_with_fp32(
         distribution: of outputs [N, P]. action: the action space.
         batch: rows per call, as on an actor.
         env_us: duration of a vector step of the environments, for comparison.
+        runtime: see ``PolicySession``.
     """
-    sessions = [PolicySession(a, batch=batch) for a in (artifact, fp32)]
+    sessions = [PolicySession(a, batch=batch, runtime=runtime) for a in (artifact, fp32)]
     rows = len(next(iter(inputs.values())))
     order = np.resize(np.arange(rows), batch)
     for session in sessions:

@@ -30,7 +30,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class SchemeComparison:
-    """The final policy under the run's scheme against fp32, both on onnxruntime, on the actors' batch and this machine.
+    """The final policy under the run's scheme against fp32, as actors run them, on their batch and this machine.
 
     Attributes:
         scheme: the run's scheme. batch: environments per actor.
@@ -291,6 +291,7 @@ class Summary:
     def text(self) -> str:
         """What happened, in a few lines."""
         mean = "no finished episode" if self.return_mean is None else f"mean return {self.return_mean:.1f}"
+        runtime = self.actor_runtime.replace("native", "native kernels")
         lines = [
             f"{self.env}: {mean} after {self.env_steps:,} environment steps, {self.updates:,} updates: {self.reason}.",
             f"{self.env_steps_per_s:,.0f} environment steps/s over {self.training_s:.1f} s of training; "
@@ -299,7 +300,7 @@ class Summary:
             f"versions (min / mean / max), {self.dropped_unrolls} unrolls dropped as too old, "
             f"{self.dead_actors} actors died, {self.actor_restarts} were replaced.",
             f"learner ({', '.join([self.device, *self._learner_options()])}): {_shares(self.learner_s)}",
-            f"{self.actors or 1} actor(s), {self.scheme} on {self.actor_runtime}: {_shares(self.actor_s)}",
+            f"{self.actors or 1} actor(s), {self.scheme} on {runtime}: {_shares(self.actor_s)}",
         ]
         if self.finished and not self.updates:
             lines.append(

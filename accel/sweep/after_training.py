@@ -279,8 +279,9 @@ class Workbench:
         actions."""
         run = self._run
         found = compare_with_fp32(
-            artifact, self.fp32, self._inputs, run.distribution, run.spec.action, batch=self._batch, env_us=0.0
-        )
+            artifact, self.fp32, self._inputs, run.distribution, run.spec.action,
+            batch=self._batch, env_us=0.0, runtime="onnxruntime",
+        )  # fmt: skip
         measured = {
             "kl": found.kl, "policy_us": found.policy_us, "fp32_us": found.fp32_us, "bytes": float(found.bytes),
         }  # fmt: skip
@@ -297,7 +298,7 @@ class Workbench:
 
     def latencies(self, artifacts: Sequence[CompressedPolicy]) -> list[CallTime]:
         """Times of a policy call of each of at least one artifact, in turns over many rounds."""
-        sessions = [PolicySession(artifact, batch=self._batch) for artifact in artifacts]
+        sessions = [PolicySession(artifact, batch=self._batch, runtime="onnxruntime") for artifact in artifacts]
         rows = np.resize(np.arange(len(next(iter(self._inputs.values())))), self._batch)
         calls = []
         for session in sessions:

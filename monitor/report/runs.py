@@ -246,23 +246,28 @@ Config = Mapping[str, object]
 def labels(configs: Sequence[Config], differing: Sequence[str]) -> list[str]:
     """A label for each configuration, all of them different.
 
-    The scheme always, the runtime where it is torch, and of the other options those whose value is not the majority's.
-    A value that follows from another option is omitted: the default batch takes one unroll of each actor.
+    The scheme always, the runtime where it is torch, or onnxruntime beside compiled kernels, and of the other options
+    those whose value is not the majority's. A value that follows from another option is omitted: the default batch takes
+    one unroll of each actor.
 
     Args:
         configs: one for each group. differing: the options in which they differ.
     """
     usual = {key: _majority([config.get(key) for config in configs]) for key in differing}
-    found = [_label(config, differing, usual) for config in configs]
+    shown = {"torch": "torch eager"}
+    if any(config.get("actor_runtime") == "native" for config in configs):
+        shown["onnxruntime"] = "onnxruntime"
+    found = [_label(config, differing, usual, shown) for config in configs]
     return [label if found.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(found)]
 
 
-def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | None]) -> str:
+def _label(config: Config, differing: Sequence[str], usual: Mapping[str, str | None], shown: Mapping[str, str]) -> str:
     parts = []
     if "compressor" in differing or not differing:
         parts.append(_value(config.get("compressor", "run")))
-    if config.get("actor_runtime") == "torch" and ("actor_runtime" in differing or not differing):
-        parts = [*(f"{part} (torch eager)" for part in parts)] or ["torch eager"]
+    runtime = shown.get(str(config.get("actor_runtime")))
+    if runtime is not None and ("actor_runtime" in differing or not differing):
+        parts = [*(f"{part} ({runtime})" for part in parts)] or [runtime]
     rest = [key for key in differing if key not in {"compressor", "actor_runtime"} and not _follows(key, config)]
     parts += [_option(key, config) for key in rest if repr(config.get(key)) != usual[key]]
     return ", ".join(parts or [_option(key, config) for key in rest]) or str(config.get("actor_runtime"))

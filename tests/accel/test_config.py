@@ -149,7 +149,7 @@ def test_presets_are_valid() -> None:
             {"algorithm": "a3c", "schedule": "synchronous", "learners": 2, "actors": 2},
             "learners = 2: those of algorithm 'a3c' do not wait for each other, schedule 'synchronous' does",
         ),
-        ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs on onnxruntime"),
+        ({"algorithm": "seed", "actor_runtime": "torch"}, "inference = 'central' runs compressed policies"),
         ({"algorithm": "seed", "compressor": "auto(fp32;int8)"}, "choose a scheme for all, such as fp32 or int8"),
         ({"compressor": "qat", "mixed_precision": "bf16", "device": "cuda"}, "mixed_precision = 'none'"),
         ({"hosts": "a", "hostfile": "b"}, "not both"),
