@@ -247,8 +247,8 @@ def labels(configs: Sequence[Config], differing: Sequence[str]) -> list[str]:
     """A label for each configuration, all of them different.
 
     The scheme always, the runtime where it is torch, or onnxruntime beside compiled kernels, and of the other options
-    those whose value is not the majority's. A value that follows from another option is omitted: the default batch takes
-    one unroll of each actor.
+    those whose value is not the majority's. A value that follows from another option is omitted: the default batch
+    takes one unroll of each actor.
 
     Args:
         configs: one for each group. differing: the options in which they differ.
