@@ -3,8 +3,8 @@
 
     python scripts/evidence/refresh_ratio.py        (a minute)
 
-Ours is ``Plan.refresh``, ``to_bytes`` and a ``PolicySession``: what stands between new weights and a policy that acts;
-activation ranges were calibrated before, as in a run, where that is done some hundred times more rarely. Theirs is
+Ours is ``Plan.refresh``, ``to_bytes`` and a ``PolicySession``, on compiled kernels and on onnxruntime: what stands
+between new weights and a policy that acts; activation ranges were calibrated before, as in a run, where that is done some hundred times more rarely. Theirs is
 ``quantize_static`` on the same float graph with the same 64 rows to calibrate, and an ``InferenceSession``; the float
 file is written before the clock starts. New weights before each, one thread.
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -29,7 +30,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 from accel.bench.rows import provenance
 from accel.bench.subject import make_subject
-from compressors.runtime import PolicySession
+from compressors.kernels.library import why_none
+from compressors.runtime import PolicySession, Runtime
 from tests.compressors.oracle import float_model
 
 NETWORKS = ("mlp:256x2", "mlp:512x3", "mlp:2048x3")
@@ -61,8 +63,8 @@ def main() -> None:
     print(page(rows, facts))
 
 
-def measure(network: str) -> dict[str, object]:
-    """Milliseconds of either way, by round, in turns and repeated."""
+def measure(network: str) -> dict[str, Any]:
+    """Milliseconds of every way, by round, in turns and repeated."""
     subject = make_subject(network, None, None, None, "relu")
     module, rows = subject.run.policy, {k: v[:ROWS] for k, v in subject.calibration.items()}
     plans = {scheme: subject.bind(scheme) for scheme in ("fp32", "int8")}
@@ -72,10 +74,17 @@ def measure(network: str) -> dict[str, object]:
             for parameter in module.parameters():
                 parameter.mul_(1.001)
 
-    def ours() -> None:
+    def load(runtime: Runtime) -> None:
         artifact = plans["int8"].refresh(module, version=1)
         artifact.to_bytes()
-        PolicySession(artifact, batch=ENVS)
+        if PolicySession(artifact, batch=ENVS, runtime=runtime).runtime != runtime:
+            raise SystemExit(f"no kernels: {why_none()}")
+
+    def native() -> None:
+        load("native")
+
+    def onnxruntime() -> None:
+        load("onnxruntime")
 
     with tempfile.TemporaryDirectory() as directory:
         whole, quantised = Path(directory, "whole.onnx"), Path(directory, "quantised.onnx")
@@ -91,38 +100,44 @@ def measure(network: str) -> dict[str, object]:
             way()
             return 1e3 * (time.perf_counter() - start)
 
-        def turn() -> tuple[float, float]:
+        ways = (native, theirs, onnxruntime, theirs)
+
+        def turn() -> list[float]:
             change()
             onnx.save(float_model(plans["fp32"], module), whole)
-            return timed(ours), timed(theirs)
+            return [timed(way) for way in ways]
 
         def again(way: Callable[[], None]) -> float:
             change()
             return timed(way)
 
         turns = [turn() for _ in range(ROUNDS + 1)][1:]  # the first one pays for imports
-        found = {"ours": [mine for mine, _ in turns], "theirs": [other for _, other in turns]}
-        found |= {f"{way.__name__}_repeated": [again(way) for _ in range(ROUNDS + 1)][1:] for way in (ours, theirs)}
+        columns = list(zip(*turns, strict=True))
+        found = {"native": columns[0], "onnxruntime": columns[2], "theirs": columns[1]}
+        found |= {f"{way.__name__}_repeated": [again(way) for _ in range(ROUNDS + 1)][1:] for way in ways[:3]}
     return {"network": network, **found}
 
 
-def page(rows: list[dict[str, object]], facts: dict[str, object]) -> str:
+def page(rows: list[dict[str, Any]], facts: dict[str, object]) -> str:
     """The table."""
     lines = [
         "# A refresh and a load, against quantize_static", "",
         "`python scripts/evidence/refresh_ratio.py`; every sample is in `rows.json`. Median of "
-        f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. In turns "
+        f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. Loaded on compiled "
+        "kernels, as by default, and on onnxruntime. In turns "
         "either finds the caches as the other left them, repeated as it left them itself; in a run "
         "a publication follows an update.",
         "",
-        "| network | | refresh, serialise and load | quantize_static and load | ratio |", "|---|---|---|---|---:|",
+        "| network | | refresh, serialise and load | quantize_static and load | ratio | loaded on onnxruntime | ratio |",
+        "|---|---|---|---|---:|---|---:|",
     ]  # fmt: skip
     for row in rows:
         for way, ending in (("in turns", ""), ("repeated", "_repeated")):
-            ours, theirs = row[f"ours{ending}"], row[f"theirs{ending}"]
-            cells = [f"{median(v):.3g} ({min(v):.3g} to {max(v):.3g})" for v in (ours, theirs)]  # type: ignore[type-var, call-overload]
-            ratio = median(theirs) / median(ours)  # type: ignore[type-var]
-            lines.append(f"| {row['network']} | {way} | {' | '.join(cells)} | {ratio:.1f} |")
+            native, theirs, other = (row[f"{name}{ending}"] for name in ("native", "theirs", "onnxruntime"))
+            cells = [f"{median(v):.3g} ({min(v):.3g} to {max(v):.3g})" for v in (native, theirs, other)]
+            ratios = [f"{median(theirs) / median(v):.1f}" for v in (native, other)]
+            cells = [*cells[:2], ratios[0], cells[2], ratios[1]]
+            lines.append(f"| {row['network']} | {way} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{facts['cpu']}, onnxruntime {facts['onnxruntime']}, commit {facts['commit']}.", ""])
 
 
