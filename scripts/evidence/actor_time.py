@@ -249,11 +249,12 @@ def render(output: Path) -> None:
 
 def _actor_section(rows: Sequence[Row]) -> str:
     schemes = _ordered(row["scheme"] for row in rows if row["runtime"] == "onnxruntime")
-    heads = ["environment", "network", "envs", "alone", "torch eager", *schemes]
+    heads = ["environment", "network", "envs", "alone", "torch eager", "onnxruntime fp32", *schemes]
     heads += ["best whole", "× torch", "× fp32", "best", "× torch", "× fp32", "limit", "policy's share on torch"]
     lines, passed, possible, counted = [], 0, 0, 0
     for cells in _groups(rows, ("env", "network", "envs")):
-        sessions = {row["scheme"]: row for row in cells if row["runtime"] == "onnxruntime"}
+        on_onnxruntime = {row["scheme"]: row for row in cells if row["runtime"] == "onnxruntime"}
+        sessions = on_onnxruntime | {row["scheme"]: row for row in cells if row["runtime"] == "native"}
         torch = next(row for row in cells if row["runtime"] == "torch")
         total = torch["us_per_env_step"]
         limit, share = total / torch["env_only_us"], torch["policy_us"] / total
@@ -263,6 +264,7 @@ def _actor_section(rows: Sequence[Row]) -> str:
             passed += best["speedup_torch"] > PAPER_RATIO
             possible += limit > PAPER_RATIO
         line = [torch["env"], torch["network"], torch["envs"], _time(torch["env_only_us"]), _time(total)]
+        line.append(_time(on_onnxruntime[FULL_PRECISION]["us_per_env_step"]))
         line += [_time(sessions[scheme]["us_per_env_step"]) if scheme in sessions else "–" for scheme in schemes]
         for chosen in (whole, best):
             line += [chosen["scheme"], f"{chosen['speedup_torch']:.2f}", f"{chosen['speedup_fp32']:.2f}"]
@@ -270,7 +272,8 @@ def _actor_section(rows: Sequence[Row]) -> str:
     text = (
         "## Seconds per million environment steps\n\n"
         "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
-        "environment stepped by random actions, without a policy. `best whole`: the fastest that keeps every unit of "
+        "environment stepped by random actions, without a policy. A scheme's column is of compiled kernels where these "
+        "run it, else of onnxruntime, as an actor chooses; `× fp32` is against onnxruntime's fp32. `best whole`: the fastest that keeps every unit of "
         "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. fp16 "
         "computes as fp32 does, and is neither. `limit`: "
         "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
@@ -331,7 +334,7 @@ def _refresh_section(rows: Sequence[Row]) -> str:
     text = (
         f"## Refresh\n\nFrom new weights to a loaded policy; {envs} environments an actor. `pays from`: environment "
         "steps between two refreshes from which on the faster call makes up for the slower refresh, on the actor, and "
-        "where one core does everything else too, against onnxruntime's fp32. `schedule` and `upkeep`: a publication's "
+        "where one core does everything else too, against fp32. `schedule` and `upkeep`: a publication's "
         "share, at default intervals, of students' training, selections, calibrations and looks for drift, which "
         "a worker's thread does beside the learner, and of copies, predictions and checks, for which the learner "
         "waits.\n\n"

@@ -4,9 +4,10 @@
     python scripts/evidence/refresh_ratio.py        (a minute)
 
 Ours is ``Plan.refresh``, ``to_bytes`` and a ``PolicySession``, on compiled kernels and on onnxruntime: what stands
-between new weights and a policy that acts; activation ranges were calibrated before, as in a run, where that is done some hundred times more rarely. Theirs is
-``quantize_static`` on the same float graph with the same 64 rows to calibrate, and an ``InferenceSession``; the float
-file is written before the clock starts. New weights before each, one thread.
+between new weights and a policy that acts; activation ranges were calibrated before, as in a run, where that is done
+some hundred times more rarely. Theirs is ``quantize_static`` on the same float graph with the same 64 rows to
+calibrate, and an ``InferenceSession``; the float file is written before the clock starts. New weights before each, one
+thread.
 
 Measured in two ways: in turns, so that either finds the processor's caches as the other left them, and repeated, each
 after itself. A run is between the two: a publication follows an update. OUT/rows.json has every sample.
@@ -128,7 +129,7 @@ def page(rows: list[dict[str, Any]], facts: dict[str, object]) -> str:
         "either finds the caches as the other left them, repeated as it left them itself; in a run "
         "a publication follows an update.",
         "",
-        "| network | | refresh, serialise and load | quantize_static and load | ratio | loaded on onnxruntime | ratio |",
+        "| network | | refresh, serialise, load | quantize_static, load | ratio | loaded on onnxruntime | ratio |",
         "|---|---|---|---|---:|---|---:|",
     ]  # fmt: skip
     for row in rows:
