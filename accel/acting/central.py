@@ -145,6 +145,7 @@ class InferenceServer:
         self._transport, self._questions, self._pin = transport, questions, pin
         self._config: ActorConfig | None = None
         self._batcher: PolicyBatcher | None = None
+        self._runtime = ""
 
     def serve(self) -> int:
         """Answer until the learner stops this rank; returns the exit status.
@@ -187,6 +188,9 @@ class InferenceServer:
             if self._batcher is None:
                 self._batcher = PolicyBatcher(config.schemes, config.runtime)
             self._batcher.load(update)
+            if self._batcher.runtime != self._runtime:
+                self._runtime = self._batcher.runtime
+                self._transport.report({"runtime": self._runtime})
         except CompressorError as error:
             if self._batcher is None or self._batcher.version < 0:
                 raise
@@ -200,11 +204,14 @@ class PolicyBatcher:
     Args:
         schemes: every scheme that may act; answers name them by place.
         runtime: see ``PolicySession``.
+    Attributes:
+        version: of the policy loaded last. runtime: what it runs on.
     """
 
     def __init__(self, schemes: tuple[str, ...], runtime: Runtime = "native") -> None:
         self.version = -1
-        self._schemes, self._runtime = schemes, runtime
+        self.runtime = ""
+        self._schemes, self._wanted_runtime = schemes, runtime
         self._scheme_id = 0
         self._refused = False
         self._sessions: dict[int, PolicySession] = {}
@@ -215,10 +222,10 @@ class PolicyBatcher:
         if update.payload is not None:
             self._refused = True
             artifact = CompressedPolicy.from_bytes(update.payload)
-            session = PolicySession(artifact, batch=1, runtime=self._runtime)
+            session = PolicySession(artifact, batch=1, runtime=self._wanted_runtime)
             self._scheme_id = self._schemes.index(artifact.scheme)
             self._question, self._answer = _message_of(artifact.inputs), _message_of(artifact.outputs)
-            self._sessions = {1: session}
+            self._sessions, self.runtime = {1: session}, session.runtime
             self._refused = False
         if not self._refused:  # An update without a payload refers to the last one that had one.
             self.version = update.version

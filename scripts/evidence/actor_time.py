@@ -273,10 +273,10 @@ def _actor_section(rows: Sequence[Row]) -> str:
         "## Seconds per million environment steps\n\n"
         "One actor process on one thread, the real loop; the same figure is µs per environment step. `alone`: the "
         "environment stepped by random actions, without a policy. A scheme's column is of compiled kernels where these "
-        "run it, else of onnxruntime, as an actor chooses; `× fp32` is against onnxruntime's fp32. `best whole`: the fastest that keeps every unit of "
-        "the network; `best`: the fastest but for distill, whose students are other networks, untrained here. fp16 "
-        "computes as fp32 does, and is neither. `limit`: "
-        "torch eager over the environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
+        "run it, else of onnxruntime, as an actor chooses; `× fp32` is against onnxruntime's fp32. `best whole`: the "
+        "fastest that keeps every unit of the network; `best`: the fastest but for distill, whose students are other "
+        "networks, untrained here. fp16 computes as fp32 does, and is neither. `limit`: torch eager over the "
+        "environment alone, which no policy can pass. A dash: the scheme refuses the network, as "
         "the text under rows/ explains, or was not asked for, as most are not with an LSTM.\n\n"
     )
     verdict = (
