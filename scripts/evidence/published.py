@@ -46,7 +46,7 @@ EXPORTED = {"schemes": ("int8", "prune(0.5)+int8"), "formats": ("onnx", "c")}
 Row = Mapping[str, Any]
 STEP, PULL = ("env", "policy", "overhead"), ("pull", "deserialise", "load")
 _MAY_DIFFER = frozenset({"compressor", "actor_runtime", "seed", "name", "results_dir", "variant"})
-_OTHER_NETWORKS, _SAME_KERNELS = "distill", "fp16"
+_OTHER_NETWORKS, _SAME_KERNELS, _ORT = "distill", "fp16", "ORT fp32"
 _ACTING = ("torch", "fp32", "int8", "prune", "auto")
 _BOUNDS = {
     "learner": "learner",
@@ -100,8 +100,8 @@ PAPERS = (
 )
 CAVEAT = (
     "The published figures are of other machines, frameworks, environments and algorithms than ours, each against its "
-    "own baseline; ours are against torch eager actors. What onnxruntime (ORT) gains without compression stands under "
-    "fp32. Below, within and above say where a figure of ours lies beside a published range, not which system is "
+    "own baseline; ours are against torch eager actors. What a runtime gains without compression stands under fp32. "
+    "Below, within and above say where a figure of ours lies beside a published range, not which system is "
     "better."
 )
 
@@ -156,17 +156,18 @@ def actor_table(cells: Sequence[ActorCell]) -> Table | None:
                 torch["env"],
                 torch["network"],
                 str(torch["envs"]),
-                *(_times(cell.ratio(scheme)) for scheme in SCHEMES),
+                *(_times(cell.ratio(scheme)) for scheme in (_ORT, *SCHEMES)),
                 "–" if best is None else f"{_times(cell.ratio(best))} {best}",
                 _times(cell.limit),
                 f"{'policy' if share >= 0.5 else 'environment'}, {share:.0%}",
                 "–" if best is None else ACTOR.placed(cell.ratio(best)),
             )
         )
-    names = ("environment", "network", "envs", "ORT fp32", *(f"ORT {scheme}" for scheme in SCHEMES[1:]), "best")
+    names = ("environment", "network", "envs", _ORT, *SCHEMES, "best")
     columns = (*names, "limit", "bound by, and policy's share", f"AcceRL {ACTOR.low:g}–{ACTOR.high:g}")
     caption = (
-        "One actor alone, without a learner: torch eager's time per environment step over the scheme's. Best: the "
+        "One actor alone, without a learner: torch eager's time per environment step over the scheme's, which runs on "
+        "compiled kernels where it is a chain of dense layers, else on onnxruntime (ORT). Best: the "
         "fastest scheme of this network, without students and fp16. Limit: over the environment's time alone. Bound: "
         "the greater part of torch eager's time, and how much of it the policy takes."
     )
@@ -431,7 +432,8 @@ class ActorCell:
     """The time of one actor alone, without a learner, by scheme.
 
     Attributes:
-        torch: the row of torch eager. by_scheme: those of onnxruntime.
+        torch: the row of torch eager.
+        by_scheme: those of the schemes as actors run them, on compiled kernels or on onnxruntime, and ``_ORT``.
     """
 
     torch: Row
@@ -445,7 +447,7 @@ class ActorCell:
     @property
     def best(self) -> str | None:
         """The fastest scheme that compresses this very network; None without one."""
-        names = [name for name in self.by_scheme if not name.startswith(_OTHER_NETWORKS) and name != _SAME_KERNELS]
+        names = [n for n in self.by_scheme if not n.startswith(_OTHER_NETWORKS) and n not in (_SAME_KERNELS, _ORT)]
         return max(names, key=self.ratio, default=None)
 
     @property
@@ -465,8 +467,13 @@ def read_actor_time(results: Path) -> list[ActorCell]:
     cells: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
         if "us_per_env_step" in row:
-            key = "torch" if row["runtime"] == "torch" else row["scheme"]
-            cells.setdefault((row["env"], row["network"], row["envs"]), {})[key] = row
+            cell = cells.setdefault((row["env"], row["network"], row["envs"]), {})
+            if row["runtime"] == "torch":
+                cell["torch"] = row
+            elif row["runtime"] == "native" or row["scheme"] not in cell:
+                cell[row["scheme"]] = row
+            if (row["runtime"], row["scheme"]) == ("onnxruntime", SCHEMES[0]):
+                cell[_ORT] = row
     return [
         ActorCell(found["torch"], {name: row for name, row in found.items() if name != "torch"})
         for _, found in sorted(cells.items())
