@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("compressors", "kernels")
-LIBRARY = KERNELS / "_chain.so"
+LIBRARY, SOURCES = KERNELS / "_chain.so", ("chain.c", "dense.h")
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-Wall")
 MACHINES = ("x86_64", "AMD64")
 
@@ -40,15 +41,18 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
 
 
 def compile_kernels(root: Path) -> str:
-    """Make the library, whole or not at all; returns why there is none, "" when there is one."""
+    """Make the library, whole or not at all; returns why it is not made, "" when it is.
+
+    One that is there already stays until then: it is used where it was compiled from the same sources.
+    """
     library, unfinished = root / LIBRARY, root / KERNELS / f"_chain.{os.getpid()}.tmp"
-    library.unlink(missing_ok=True)
     if platform.machine() not in MACHINES:
         return f"there are none for {platform.machine()}"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
     if compiler is None:
         return "no C compiler is found"
-    command = [compiler, *FLAGS, "-o", str(unfinished), str(root / KERNELS / "chain.c")]
+    source = zlib.crc32(b"".join((root / KERNELS / name).read_bytes() for name in SOURCES))
+    command = [compiler, *FLAGS, f"-DSOURCE={source}u", "-o", str(unfinished), str(root / KERNELS / "chain.c")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         if done.returncode:

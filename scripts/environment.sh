@@ -24,6 +24,7 @@ wanted() {
   for part in constraints.txt pyproject.toml scripts/build_kernels.py compressors/kernels/{chain.c,dense.h}; do
     printf '%s\n' "$(<"$project/$part")"
   done
+  command -v cc gcc clang || : # A compiler that is installed later compiles the kernels then.
 }
 
 is_current() { [[ -f $venv/ready-$1 && $(<"$venv/ready-$1") == "$(wanted)" ]]; }

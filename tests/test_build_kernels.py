@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from compressors.kernels.library import INTERFACE, lanes_here, why_none
+from compressors.kernels import library
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -44,13 +44,19 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_this_installation_has_its_kernels() -> None:
-    if not lanes_here():
-        assert "this CPU" in why_none(), why_none()
+    compiled = ctypes.CDLL(str(library.PATH))
+    compiled.source.restype = ctypes.c_uint32
+    assert compiled.source() == library.checksum(library.PATH.parent)
 
 
-def test_a_compiled_library_has_the_interface(build: ModuleType, root: Path) -> None:
-    assert build.compile_kernels(root) == ""
-    assert ctypes.CDLL(str(root / build.LIBRARY)).interface() == INTERFACE
+def test_a_compiled_library_knows_its_sources(build: ModuleType, root: Path) -> None:
+    assert build.compile_kernels(root) == "" and build.SOURCES == library.SOURCES
+    assert build.MACHINES == library.MACHINES
+    compiled = ctypes.CDLL(str(root / build.LIBRARY))
+    compiled.source.restype = ctypes.c_uint32
+    assert compiled.source() == library.checksum(root / build.KERNELS)
+    (root / build.KERNELS / "dense.h").write_text("changed")
+    assert compiled.source() != library.checksum(root / build.KERNELS)
     assert sorted(path.name for path in (root / build.KERNELS).iterdir()) == ["_chain.so", "chain.c", "dense.h"]
 
 
@@ -59,10 +65,7 @@ def test_without_warnings(build: ModuleType, root: Path, monkeypatch: pytest.Mon
     assert build.compile_kernels(root) == ""
 
 
-def test_a_failure_is_told_and_leaves_no_library(
-    build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert build.compile_kernels(root) == ""
+def test_a_failure_is_told_and_leaves_no_part(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / build.KERNELS / "dense.h").write_text("#error on purpose\n")
     assert "on purpose" in build.compile_kernels(root)
     assert sorted(path.name for path in (root / build.KERNELS).iterdir()) == ["chain.c", "dense.h"]

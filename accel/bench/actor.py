@@ -112,7 +112,7 @@ class _ActorCells:
         artifacts = subject.artifacts(schemes, notify) if {*runtimes} - {"torch"} else {}
         if "torch" in runtimes:
             self._payloads["torch", FULL_PRECISION] = serialise_module(subject.run.policy)
-        for runtime, scheme, artifact in placed(artifacts, runtimes):
+        for runtime, scheme, artifact in placed(artifacts, runtimes, notify):
             self._payloads[runtime, scheme] = artifact.to_bytes()
         self._mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
 

@@ -54,9 +54,10 @@ def bench_policy(
     Args:
         networks: network texts; ignored with ``run``, which has its own network.
         batches: rows per call: environments that one actor steps together.
-        schemes: compression schemes, on onnxruntime. Full precision is always measured too.
+        schemes: compression schemes. Full precision is always measured too.
         runtimes: any of ``torch`` (eager, in the memory format that is faster here), ``torch.compile`` (compiled for
-            each batch, seconds to minutes) and ``onnxruntime``.
+            each batch, seconds to minutes), ``onnxruntime`` and ``native`` (compiled kernels, for the policies that
+            these run here).
         spec: observations and actions; None: those of ``config``'s environment, or ``default_spec``.
         config: a configuration whose environment provides layout and inputs; inputs are random numbers without it.
         run: a run's directory or a trained policy: its weights, on inputs from its environment.
@@ -148,7 +149,7 @@ def _calls(
         except (RuntimeError, ImportError, OSError) as error:
             first_line = str(error).strip().partition("\n")[0]
             notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
-    for runtime, scheme, artifact in placed(artifacts, runtimes):
+    for runtime, scheme, artifact in placed(artifacts, runtimes, notify):
         calls[runtime, scheme, None] = session_call(artifact, inputs, runtime)
     return calls, compile_s
 

@@ -22,6 +22,7 @@ from accel.runs.trained_policy import TrainedPolicy, make_env
 from compressors.artifact import CompressedPolicy
 from compressors.errors import CompressorError
 from compressors.kernels.chain import make_chain
+from compressors.kernels.library import why_none
 from compressors.pipeline import make_compressor
 from compressors.plan import Compressor, Plan
 from compressors.runtime import PolicySession, Runtime
@@ -240,9 +241,17 @@ def _row_counts(spec: EnvSpec) -> tuple[int, int]:
 
 
 def placed(
-    artifacts: Mapping[str, CompressedPolicy], runtimes: Sequence[str]
+    artifacts: Mapping[str, CompressedPolicy], runtimes: Sequence[str], notify: Notify
 ) -> list[tuple[Runtime, str, CompressedPolicy]]:
-    """Runtime, scheme and artifact of everything that is to be measured: on compiled kernels what runs on them here."""
+    """Runtime, scheme and artifact of everything that is to be measured: on compiled kernels what runs on them here.
+
+    Raises ConfigError: these alone are asked for, and run none of it; beside others that is told to ``notify``.
+    """
     every: list[tuple[Runtime, str, CompressedPolicy]] = [("onnxruntime", *item) for item in artifacts.items()]
     every += [("native", scheme, made) for scheme, made in artifacts.items() if make_chain(made) is not None]
+    if "native" in runtimes and artifacts and not any(runtime == "native" for runtime, _, _ in every):
+        reason = f"no row for compiled kernels: {why_none() or 'the policy is no chain of dense layers'}"
+        if {*runtimes} == {"native"}:
+            raise ConfigError(reason)
+        notify(reason)
     return [cell for cell in every if cell[0] in runtimes]

@@ -164,9 +164,12 @@ def _processor(machine: Machine) -> Iterator[Finding]:
     reason = why_none()
     if reason:
         yield Finding("kernels", "note", "none: every policy runs on onnxruntime", reason)
+    elif lanes_here() == 16:
+        yield Finding("kernels", "ok", "AVX-512 and VNNI: policies of dense layers run natively")
     else:
-        vectors = "AVX-512 and VNNI" if lanes_here() == 16 else "AVX2"
-        yield Finding("kernels", "ok", f"{vectors}: policies of dense layers run natively")
+        floats = VNNI in features  # whose int8 has codes of 8 bits, which AVX2 cannot sum
+        value = f"AVX2: policies of dense layers run natively{', int8 on onnxruntime' if floats else ''}"
+        yield Finding("kernels", "ok", value)
     cores = f"{machine.usable_cores:g} usable of {machine.cores}"
     if machine.usable_cores < 2:
         advice = "learner and actors share one core; ask the scheduler or the container for more"

@@ -1,8 +1,8 @@
 /* A chain of dense layers for a few rows, in one call: float or u8 x s8 products, tanh or ReLU, rounding to codes.
 
    compressors/kernels/chain.py owns all memory and checks all sizes. Weights are packed for vectors of outputs
-   (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. Arithmetic is that of
-   onnxruntime's kernels: 32-bit sums of products, one float factor, rounding half to even, its rational tanh. */
+   (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. From equal codes it
+   computes what onnxruntime does: 32-bit sums of products, one float factor, rounding half to even, its rational tanh. */
 
 #include <stdint.h>
 #include <string.h>
@@ -105,8 +105,8 @@ void run_avx512(const Chain *chain, int rows, const float *x, float *y) { (void)
 void run_avx2(const Chain *chain, int rows, const float *x, float *y) { (void)chain, (void)rows, (void)x, (void)y; }
 #endif
 
-/* Of the structures and functions, for chain.py; see INTERFACE in library.py. */
-int interface(void) { return 1; }
+/* The checksum of what this was compiled from; see checksum in library.py. */
+uint32_t source(void) { return SOURCE; }
 
 /* w [n, k] with these strides, to [ceil(n / lanes), k, lanes]; zeros beyond n are there already. */
 void pack_floats(const float *w, int n, int k, long row, long column, int lanes, float *packed) {

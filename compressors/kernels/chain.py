@@ -1,8 +1,8 @@
 """A policy that is a chain of dense layers, in one call of a compiled kernel. No torch, no onnx.
 
 A graph runtime looks up, checks and calls a kernel for each node: for a policy of 64×2 that takes ten times as long as
-the arithmetic. Here the whole chain, from observations to distribution parameters, is one function. It computes what
-onnxruntime's kernels compute, in the same 32-bit sums and roundings.
+the arithmetic. Here the whole chain, from observations to distribution parameters, is one function. Equal codes give
+onnxruntime's answers to the bit; sums of floats differ by rounding, and a code made of them may round the other way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import cast
 import numpy as np
 
 from compressors.arrays import Array, FloatArray
-from compressors.artifact import CompressedPolicy
-from compressors.kernels.graph import Graph, Node, read_graph
+from compressors.artifact import CompressedPolicy, TensorSpec
+from compressors.kernels.graph import Graph, Node, Value, read_graph
 from compressors.kernels.library import lanes_here, load_kernels
 
 _ACTIVATIONS = {"": 0, "Relu": 1, "Tanh": 2}
@@ -26,6 +26,7 @@ _ALIGNMENT = 64
 # products of two bytes are summed in pairs, in 16 bits, without VNNI
 _GREATEST_WITHOUT_VNNI = 64
 _FLOAT_TYPE = 1  # of ONNX
+_DOMAINS = {"FusedGemm": "com.microsoft", "QGemm": "com.microsoft"}
 _SAME_OPERATOR = {"Gemm": {"alpha": 1.0, "beta": 1.0, "transA": 0}, "QGemm": {"alpha": 1.0, "transA": 0}}
 
 
@@ -94,26 +95,33 @@ class _Reader:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._value = graph.inputs[0]
+        self._value = graph.inputs[0].name
+        self._is_flat = len(graph.inputs[0].shape) == 2
         self._codes: CodeNames | None = None  # the value's, while it is in codes
         self._layers: list[DenseLayer] = []
         self._chain = DenseChain((), "", "", (), None, {})
 
     def chain(self) -> DenseChain:
         for node in self._graph.nodes:
+            if not node.inputs or len(node.outputs) != 1 or self._graph.places.keys() & {*node.outputs}:
+                raise _UnsuitedError
+            if node.domain != _DOMAINS.get(node.operator, ""):
+                raise _UnsuitedError
             if node.operator == "Cast" and node.attributes == {"to": _FLOAT_TYPE} and self._is_fixed(node.inputs[0]):
                 self._chain.widened[node.outputs[0]] = node.inputs[0]
                 continue
-            if not node.inputs or node.inputs[0] != self._value or len(node.outputs) != 1:
+            if node.inputs[0] != self._value:
                 raise _UnsuitedError
             self._value = node.outputs[0]
             self._follow(node)
-        if not self._layers or self._codes is not None or self._value != self._graph.outputs[0]:
+        if not self._layers or self._codes is not None or self._value != self._graph.outputs[0].name:
             raise _UnsuitedError
         return replace(self._chain, layers=tuple(self._layers))
 
     def _follow(self, node: Node) -> None:
         operator = node.operator
+        if operator not in ("Gemm", "FusedGemm", "QGemm", "Flatten") and node.attributes:
+            raise _UnsuitedError
         if operator == "QGemm":
             self._integers(node)
         elif self._codes is not None:
@@ -129,9 +137,10 @@ class _Reader:
 
     def _normalise(self, node: Node) -> None:
         chain, others = self._chain, node.inputs[1:]
-        if node.operator == "Flatten" and node.attributes.get("axis", 1) == 1:
+        if node.operator == "Flatten" and node.attributes in ({}, {"axis": 1}):
+            self._is_flat = True
             return
-        if not others or not all(map(self._is_fixed, others)):
+        if not others or not all(map(self._is_fixed, others)) or (len(others) > 1 and node.operator != "Clip"):
             raise _UnsuitedError
         if node.operator == "Sub" and not (chain.mean or chain.factor or chain.clips):
             self._chain = replace(chain, mean=others[0])
@@ -160,8 +169,8 @@ class _Reader:
         attributes = self._plain(node, "Gemm")
         activation = str(attributes.pop("activation", ""))
         transposed = bool(attributes.pop("transB", 0))
-        weight, bias = (*node.inputs[1:], "")[:2]
-        is_known = activation in _ACTIVATIONS and not attributes and len(node.inputs) <= 3
+        weight, bias = (*node.inputs[1:], "", "")[:2]
+        is_known = activation in _ACTIVATIONS and not attributes and len(node.inputs) in (2, 3)
         if not is_known or not self._is_fixed(self._chain.widened.get(weight, weight)):
             raise _UnsuitedError
         self._layers.append(DenseLayer(weight, transposed, self._optional(bias), activation=activation))
@@ -169,7 +178,7 @@ class _Reader:
     def _integers(self, node: Node) -> None:
         attributes = self._plain(node, "QGemm")
         transposed = bool(attributes.pop("transB", 0))
-        names = (*node.inputs[1:], "", "", "")[:8]
+        names = (*node.inputs[1:], *[""] * 8)[:8]
         reads = CodeNames(names[0], names[1])
         if attributes or reads != self._codes or not all(map(self._is_fixed, names[2:5])):
             raise _UnsuitedError
@@ -183,6 +192,8 @@ class _Reader:
     def _plain(self, node: Node, operator: str) -> dict[str, float | int | str | None]:
         """The node's attributes, but those that must have and do have the values that make it a plain product."""
         attributes = dict(node.attributes)
+        if not self._is_flat:
+            raise _UnsuitedError
         if any(attributes.pop(name, value) != value for name, value in _SAME_OPERATOR[operator].items()):
             raise _UnsuitedError
         return attributes
@@ -193,7 +204,7 @@ class _Reader:
         return name
 
     def _is_fixed(self, name: str) -> bool:
-        return name in self._graph.places
+        return bool(name) and name in self._graph.places
 
 
 class _CLayer(ctypes.Structure):
@@ -221,17 +232,18 @@ _latest: tuple[Graph, DenseChain | None] | None = None
 def _chain_of(model: bytes) -> tuple[Graph, DenseChain | None]:
     """What a model is; read once for models that differ in their numbers alone, as a policy's versions do."""
     global _latest
-    if _latest is None or not _latest[0].is_of(model):
+    found = _latest  # once: another thread may change it
+    if found is None or not found[0].is_of(model):
         graph = read_graph(model)
-        _latest = graph, find_chain(graph)
-    return _latest
+        _latest = found = graph, find_chain(graph)
+    return found
 
 
 def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKernel | None:
     """The artifact as a kernel; None where it is no chain, or no kernel for it runs on this CPU.
 
     Args:
-        artifact: its header need not be true: names and sizes are compared with the model's.
+        artifact: its header need not be true: names, types and sizes are compared with the model's.
         lanes: floats in a vector, 16 or 8; None: the most that this CPU has.
     """
     lanes = lanes_here() if lanes is None else lanes
@@ -239,7 +251,10 @@ def make_chain(artifact: CompressedPolicy, lanes: int | None = None) -> ChainKer
         return None
     try:
         graph, chain = _chain_of(artifact.model)
-        if chain is None or (graph.inputs[0], graph.outputs[0]) != (artifact.inputs[0].name, artifact.outputs[0].name):
+        if chain is None or not (
+            _is_as_declared(artifact.inputs[0], graph.inputs[0])
+            and _is_as_declared(artifact.outputs[0], graph.outputs[0])
+        ):
             return None
         return ChainKernel(artifact, graph, chain, lanes)
     except (ValueError, _UnsuitedError):  # no such model, or other types and sizes: onnxruntime says what is wrong
@@ -258,7 +273,7 @@ class ChainKernel:
         self._kept: list[Array] = []
         source, target = artifact.inputs[0], artifact.outputs[0]
         self._features = prod(cast("tuple[int, ...]", source.shape[1:]))
-        if source.dtype != "float32" or target.dtype != "float32" or len(target.shape) != 2:
+        if len(target.shape) != 2:
             raise _UnsuitedError
         self._layers = (_CLayer * len(chain.layers))()
         width, sizes = self._features, [self._features]
@@ -270,12 +285,24 @@ class ChainKernel:
         self._outputs = width
         # room for a whole vector, or four codes, behind the last observation
         self._stride = max(_up(size, 2 * lanes) for size in sizes)
+        self._observed = _CChain()
+        self._observe(self._observed, source.shape[1:])
 
     def bind(self, x: FloatArray, y: FloatArray) -> Callable[[], None]:
-        """What computes ``y`` [rows, P] from ``x`` [rows, *observation]: both are its for good."""
-        rows = len(x)
+        """What computes ``y`` [rows, P] from ``x`` [rows, *observation], both contiguous: they are its for good.
+
+        Raises ValueError: another shape or type.
+        """
+        rows = x.shape[0]
+        fits = x.size == rows * self._features and y.shape == (rows, self._outputs)
+        plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in (x, y))
+        if not fits or not plain:
+            raise ValueError(
+                f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)} are not rows of {self._features} and "
+                f"{self._outputs} contiguous float32"
+            )
         kept = [self._zeros(rows * self._stride, kind) for kind in (np.float32, np.float32, np.uint8, np.uint8)]
-        chain = self._observed()
+        chain = _CChain.from_buffer_copy(self._observed)
         chain.layers, chain.features, chain.outputs = len(self._layers), self._features, self._outputs
         chain.stride, chain.layer = self._stride, self._layers
         chain.floats[:] = [array.ctypes.data for array in kept[:2]]
@@ -287,14 +314,14 @@ class ChainKernel:
         chain.kept = (self, x, y, *kept)
         return partial(function, *arguments)
 
-    def _observed(self) -> _CChain:
-        chain = _CChain()
+    def _observe(self, chain: _CChain, shape: tuple[int | None, ...]) -> None:
+        """Fill in what is done to an observation of this shape before the first product."""
         mean, factor = self._zeros(self._stride, np.float32), self._zeros(self._stride, np.float32)
         factor[: self._features] = 1.0
         for target, name in ((mean, self._chain.mean), (factor, self._chain.factor)):
             if name:
                 array = self._array(name, np.float32)
-                if array.size not in (1, self._features):
+                if array.shape not in ((), (1,), shape, (self._features,)):
                     raise _UnsuitedError
                 target[: self._features] = array.reshape(-1)
         least, greatest = -np.inf, np.inf
@@ -303,7 +330,6 @@ class ChainKernel:
             least, greatest = (min(max(edge, bounds[0]), bounds[1]) for edge in (least, greatest))
         chain.mean, chain.factor, chain.least, chain.greatest = self._keep(mean), self._keep(factor), least, greatest
         chain.step, chain.zero = self._step(self._chain.codes)
-        return chain
 
     def _fill(self, made: _CLayer, layer: DenseLayer, inputs: int) -> int:
         """Pack one layer; returns how many outputs it has."""
@@ -318,9 +344,9 @@ class ChainKernel:
         bias = self._zeros(outputs, np.int32 if integers else np.float32)
         if layer.bias:
             given = self._array(layer.bias, bias.dtype)
-            if given.size != n:
+            if given.shape != (n,):
                 raise _UnsuitedError
-            bias[:n] = given.reshape(-1)
+            bias[:n] = given
         packed = self._zeros(outputs * made.inputs, weight.dtype)
         strides = (step // weight.itemsize for step in weight.strides)
         arguments = (weight.ctypes.data, n, k, *strides, self._lanes)
@@ -347,14 +373,15 @@ class ChainKernel:
     def _scales(self, layer: DenseLayer, reads: CodeNames, weight: Array, outputs: int) -> Array:
         """Of the integer sums, one for each output, with the rounding of single precision at every product."""
         n = len(weight)
-        scale = self._array(layer.scale, np.float32).reshape(-1)
-        if scale.size not in (1, n) or self._array(layer.zero, np.int8).any():
+        scale = self._array(layer.scale, np.float32)
+        if scale.shape not in ((), (1,), (n,)) or self._array(layer.zero, np.int8).any():
             raise _UnsuitedError
         if self._lanes == 8 and np.abs(weight.view(np.int8).astype(np.int16)).max() > _GREATEST_WITHOUT_VNNI:
             raise _UnsuitedError
-        factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
-        if layer.rescales and layer.writes is not None:
-            factors = np.divide(factors, self._scalar(layer.writes.scale, np.float32))
+        with np.errstate(all="ignore"):  # what is not finite becomes so in the answers too
+            factors = np.multiply(scale, self._scalar(reads.scale, np.float32))
+            if layer.rescales and layer.writes is not None:
+                factors = np.divide(factors, self._scalar(layer.writes.scale, np.float32))
         padded = self._zeros(outputs, np.float32)
         padded[:n] = factors
         return padded
@@ -386,6 +413,14 @@ class ChainKernel:
     def _keep(self, array: Array) -> int:
         self._kept.append(array)
         return int(array.ctypes.data)
+
+
+def _is_as_declared(spec: TensorSpec, value: Value) -> bool:
+    """Whether an artifact's header says of a tensor what its model says: floats, any number of rows, these sizes."""
+    shape = spec.shape
+    if (spec.name, spec.dtype, value.element) != (value.name, "float32", _FLOAT_TYPE) or len(shape) < 2:
+        return False
+    return shape[0] is None and value.shape == shape
 
 
 def _up(size: int, multiple: int) -> int:

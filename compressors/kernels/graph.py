@@ -14,16 +14,17 @@ from compressors.protobuf import BYTES, FIXED32, VARINT, message_fields, read_va
 # Field numbers in onnx.proto.
 _MODEL_GRAPH = 7
 _NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12
-_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE = 1, 2, 4, 5
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_FLOAT, _ATTRIBUTE_INTEGER, _ATTRIBUTE_TEXT = 1, 2, 3, 4
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW = 1, 2, 8, 9
-_VALUE_NAME = 1
+_VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT, _TENSOR_SHAPE, _SHAPE_DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
 _DTYPES = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 10: np.float16}
 
 
 class Node(NamedTuple):
     """A node; attributes that are no number and no text are ``None``."""
 
+    domain: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -39,20 +40,28 @@ class TensorPlace(NamedTuple):
     stop: int
 
 
+class Value(NamedTuple):
+    """A model's input or output; ``None`` where a size is free."""
+
+    name: str
+    element: int
+    shape: tuple[int | None, ...]
+
+
 @dataclass(frozen=True)
 class Graph:
     """A model without the content of its initializers.
 
     Attributes:
-        nodes: in topological order. inputs, outputs: names.
+        nodes: in topological order. inputs, outputs: as declared.
         places: of the initializers with raw content of a known type.
         between: (start, bytes) of everything but that content: models with the same differ in numbers alone.
         size: of the model, in bytes.
     """
 
     nodes: tuple[Node, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
     places: dict[str, TensorPlace]
     between: tuple[tuple[int, bytes], ...]
     size: int
@@ -75,8 +84,8 @@ def read_graph(model: bytes) -> Graph:
     if len(bounds) != 1:
         raise ValueError(f"the model has {len(bounds)} graphs")
     nodes: list[Node] = []
-    inputs: list[str] = []
-    outputs: list[str] = []
+    inputs: list[Value] = []
+    outputs: list[Value] = []
     places: dict[str, TensorPlace] = {}
     for number, wire, start, stop in message_fields(data, *bounds[0]):
         if wire != BYTES:
@@ -86,7 +95,7 @@ def read_graph(model: bytes) -> Graph:
         elif number == _INITIALIZER:
             _place(data, start, stop, places)
         elif number in (_INPUT, _OUTPUT):
-            (inputs if number == _INPUT else outputs).append(_name(data, start, stop))
+            (inputs if number == _INPUT else outputs).append(_value(data, start, stop))
     edges = [0, *(edge for place in sorted(places.values(), key=lambda p: p.start) for edge in place[2:]), len(data)]
     between = tuple((start, model[start:stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True))
     return Graph(tuple(nodes), tuple(inputs), tuple(outputs), places, between, len(data))
@@ -95,7 +104,7 @@ def read_graph(model: bytes) -> Graph:
 def _node(data: memoryview, start: int, stop: int) -> Node:
     inputs: list[str] = []
     outputs: list[str] = []
-    operator = ""
+    operator = domain = ""
     attributes: dict[str, float | int | str | None] = {}
     for number, wire, begin, end in message_fields(data, start, stop):
         if wire != BYTES:
@@ -108,7 +117,9 @@ def _node(data: memoryview, start: int, stop: int) -> Node:
             operator = _text(data, begin, end)
         elif number == _NODE_ATTRIBUTE:
             attributes |= [_attribute(data, begin, end)]
-    return Node(operator, tuple(inputs), tuple(outputs), attributes)
+        elif number == _NODE_DOMAIN:
+            domain = _text(data, begin, end)
+    return Node(domain, operator, tuple(inputs), tuple(outputs), attributes)
 
 
 def _attribute(data: memoryview, start: int, stop: int) -> tuple[str, float | int | str | None]:
@@ -145,13 +156,37 @@ def _place(data: memoryview, start: int, stop: int, places: dict[str, TensorPlac
     count = 1
     for size in dims:
         count *= size
+    if name in places:
+        raise ValueError(f"the model has two initializers {name!r}")
     if dtype.itemsize and count * dtype.itemsize == raw[1] - raw[0] > 0:
         places[name] = TensorPlace(dtype, tuple(dims), *raw)
 
 
-def _name(data: memoryview, start: int, stop: int) -> str:
+def _value(data: memoryview, start: int, stop: int) -> Value:
+    name, element = "", 0
+    shape: list[int | None] = []
+    for number, wire, begin, end in message_fields(data, start, stop):
+        if (number, wire) == (_VALUE_NAME, BYTES):
+            name = _text(data, begin, end)
+        elif (number, wire) == (_VALUE_TYPE, BYTES):
+            for of_tensor in _within(data, begin, end, _TYPE_TENSOR):
+                fields = list(message_fields(data, *of_tensor))
+                element = next(
+                    (read_varint(data, s)[0] for n, w, s, _ in fields if (n, w) == (_TENSOR_ELEMENT, VARINT)), 0
+                )
+                for of_shape in _within(data, *of_tensor, _TENSOR_SHAPE):
+                    shape += [_size(data, *of_dim) for of_dim in _within(data, *of_shape, _SHAPE_DIM)]
+    return Value(name, element, tuple(shape))
+
+
+def _size(data: memoryview, start: int, stop: int) -> int | None:
     fields = message_fields(data, start, stop)
-    return next((_text(data, s, e) for number, wire, s, e in fields if (number, wire) == (_VALUE_NAME, BYTES)), "")
+    return next((read_varint(data, s)[0] for n, wire, s, _ in fields if (n, wire) == (_DIM_VALUE, VARINT)), None)
+
+
+def _within(data: memoryview, start: int, stop: int, wanted: int) -> list[tuple[int, int]]:
+    """Where the messages of a field number are."""
+    return [(s, e) for number, wire, s, e in message_fields(data, start, stop) if (number, wire) == (wanted, BYTES)]
 
 
 def _text(data: memoryview, start: int, stop: int) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
+import zlib
 from pathlib import Path
 
-INTERFACE = 1
-"""Of the structures and functions; a library of another one, left over from an older installation, is not used."""
 PATH = Path(__file__).with_name("_chain.so")
+SOURCES = ("chain.c", "dense.h")
+MACHINES = ("x86_64", "AMD64")
 SWITCH = "ACCEL_KERNELS"
 """Environment variable; ``0``: act without these kernels."""
 
@@ -21,7 +23,8 @@ def load_kernels() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(PATH))
-        if library.interface() != INTERFACE:
+        library.source.restype = ctypes.c_uint32
+        if library.source() != checksum(PATH.parent):  # left over from other sources
             return None
     except (OSError, AttributeError):  # absent, for another machine, or no such function
         return None
@@ -31,6 +34,11 @@ def load_kernels() -> ctypes.CDLL | None:
     library.pack_floats.restype = library.pack_codes.restype = None
     library.run_avx512.restype = library.run_avx2.restype = None
     return library
+
+
+def checksum(directory: Path) -> int:
+    """Of the sources, which the library made from them knows too."""
+    return zlib.crc32(b"".join((directory / name).read_bytes() for name in SOURCES))
 
 
 def lanes_here() -> int:
@@ -43,6 +51,10 @@ def why_none() -> str:
     """Why no policy runs on these kernels here; "" where they can."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 switches them off"
-    if load_kernels() is None:
-        return "they were not compiled when the package was installed: install a C compiler, then the package again"
-    return "" if lanes_here() else "this CPU has neither AVX2 nor AVX-512 with VNNI"
+    if load_kernels() is not None:
+        return "" if lanes_here() else "this CPU has neither AVX2 nor AVX-512 with VNNI"
+    if platform.machine() not in MACHINES:
+        return f"there are none for {platform.machine()}"
+    if PATH.exists():
+        return "the library is of other sources, or does not load: install the package again"
+    return "they were not compiled when the package was installed: install a C compiler, then the package again"
