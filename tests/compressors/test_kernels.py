@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import subprocess
@@ -40,6 +41,7 @@ def _kernels() -> None:
         pytest.skip(f"no kernels: {why_none()}")
 
 
+@functools.cache
 def artifact_of(case: str, scheme: str, seed: int = 0) -> CompressedPolicy:
     module = randomise(CASES[case].make(), seed)
     return CASES[case].bind(scheme, module).refresh(module, version=1)
