@@ -2,7 +2,7 @@
 
    compressors/kernels/chain.py owns all memory and checks all sizes. Weights are packed for vectors of outputs
    (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. From equal codes it
-   computes what onnxruntime does: 32-bit sums of products, one float factor, rounding half to even, its rational tanh. */
+   computes what onnxruntime does: 32-bit sums of products, a float factor, rounding half to even, its rational tanh. */
 
 #include <stdint.h>
 #include <string.h>
@@ -108,13 +108,13 @@ void run_avx2(const Chain *chain, int rows, const float *x, float *y) { (void)ch
 /* The checksum of what this was compiled from; see checksum in library.py. */
 uint32_t source(void) { return SOURCE; }
 
-/* w [n, k] with these strides, to [ceil(n / lanes), k, lanes]; zeros beyond n are there already. w lies in a model's bytes,
-   so it need not be aligned. */
+/* w [n, k] with these strides, to [ceil(n / lanes), k, lanes]; zeros beyond n are there already. w lies in a model's
+   bytes, so it need not be aligned. */
 void pack_floats(const char *w, int n, int k, long row, long column, int lanes, float *packed) {
   for (int block = 0; block < n; block += lanes) {
     int count = n - block < lanes ? n - block : lanes;
     for (int i = 0; i < k; i++, packed += lanes)
-      for (int j = 0; j < count; j++) memcpy(packed + j, w + ((block + j) * row + i * column) * (long)sizeof(float), sizeof(float));
+      for (int j = 0; j < count; j++) memcpy(packed + j, w + 4 * ((block + j) * row + i * column), 4);
   }
 }
 

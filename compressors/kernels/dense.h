@@ -107,13 +107,14 @@ TARGET void NAME(run)(const Chain *chain, int rows, const float *x, float *y) {
   int now = 0;
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < chain->features; i += LANES) {
-      float *to = chain->floats[0] + (long)r * chain->stride + i, row[LANES] = {0};
+      long at = (long)r * chain->stride + i;
+      float row[LANES] = {0};
       int count = chain->features - i < LANES ? chain->features - i : LANES;
       memcpy(row, x + (long)r * chain->features + i, count * sizeof(float));
       FLOATS v = MULTIPLY(SUBTRACT(LOAD(row), LOAD(chain->mean + i)), LOAD(chain->factor + i));
       v = MIN(SET(chain->greatest), MAX(SET(chain->least), v));
-      STORE(to, v);
-      if (chain->layer->is_integer) NAME(round)(v, chain->step, chain->zero, chain->codes[0] + (long)r * chain->stride + i);
+      STORE(chain->floats[0] + at, v);
+      if (chain->layer->is_integer) NAME(round)(v, chain->step, chain->zero, chain->codes[0] + at);
     }
   for (int i = 0; i < chain->layers; i++, now = !now) NAME(dense)(chain->layer + i, rows, chain, now);
   for (int r = 0; r < rows; r++)
