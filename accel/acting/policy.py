@@ -1,4 +1,4 @@
-"""The policy an actor acts with: an onnxruntime session on a compressed artifact. No torch."""
+"""The policy an actor acts with: a compressed artifact, in compiled kernels or onnxruntime. No torch."""
 
 from __future__ import annotations
 

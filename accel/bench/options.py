@@ -42,7 +42,10 @@ Send = Annotated[
     Literal["none", "local", "mpi"], tyro.conf.arg(help="also time the transfer to an actor on this machine")
 ]
 PolicyRuntimes = Annotated[
-    str, tyro.conf.arg(help="any of torch, torch.compile, onnxruntime and native; compiling takes seconds to minutes")
+    str,
+    tyro.conf.arg(
+        help="any of torch, torch.compile (takes seconds to minutes), onnxruntime and native (compiled kernels)"
+    ),
 ]
 Repeats = Annotated[int, tyro.conf.arg(help="samples of each cell at most; cells are measured in turns")]
 
@@ -201,7 +204,8 @@ class ActorOptions(SubjectOptions, BudgetOptions):
         argument("compression schemes, separated by commas; default: fp32 and int8"),
     ] = None
     runtimes: Annotated[
-        str | None, argument("any of torch (eager), onnxruntime and native; default: all; not with central")
+        str | None,
+        argument("any of torch (eager), onnxruntime and native (compiled kernels); default: all; not with central"),
     ] = None
     unroll_length: Annotated[int | None, argument("T, vector steps per unroll; default: 20, or the run's")] = None
 

@@ -33,7 +33,7 @@ POLICY = (
     Column("µs", "us", "number"),
     Column("10–90 %", "us", "spread", True),
     Column("× torch", "speedup_torch", "ratio"),
-    Column("× fp32", "speedup_fp32", "ratio"),
+    Column("× ORT", "speedup_fp32", "ratio"),
     Column("bytes", "bytes", "count", True),
     Column("KL", "kl", "small"),
     Column("greedy", "greedy_agreement", "share", True),
@@ -51,7 +51,7 @@ ACTOR = (
     Column("env only", "env_only_us", "number", True),
     Column("env share", "env_share", "share"),
     Column("× torch", "speedup_torch", "ratio"),
-    Column("× fp32", "speedup_fp32", "ratio"),
+    Column("× ORT", "speedup_fp32", "ratio"),
     Column("Python", "python_us_per_vector_step", "number", True),
     Column("KL", "kl", "small", True),
 )

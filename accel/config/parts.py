@@ -75,9 +75,8 @@ class ActingConfig(Options):
     )
     actor_runtime: Literal["native", "onnxruntime", "torch"] = Field(
         "native",
-        description="what runs the actors' policy: native, a compiled kernel for a chain of dense layers where the "
-        "actor's CPU has one, and onnxruntime for anything else; onnxruntime in any case; torch eager, uncompressed, "
-        "for comparison only",
+        description="what runs the actors' policy: native: compiled kernels for policies of dense layers, onnxruntime "
+        "for others; onnxruntime: always that; torch: torch eager, uncompressed, for comparison",
     )
     inference: Literal["local", "central"] = Field(
         "local",

@@ -67,7 +67,7 @@ class SchemeComparison:
                 f"smaller, {size:.0%} of fp32's bytes"
             )
         elif ratio > 0.95:
-            verdict = f"{self.scheme} gains nothing here ({speed}): the call costs more than the layers"
+            verdict = f"{self.scheme} gains nothing here ({speed})"
         else:
             advice = ": --compressor fp32 would be faster" if chosen else ""
             verdict = f"{self.scheme} loses here ({speed}){advice}"

@@ -184,7 +184,7 @@ class AfterTraining:
         """See ``driver.Experiment.configuration``: the run's own, with the scheme in it."""
         if not isinstance(self._run, TrainedRun):
             return None
-        config = self._run.config.replace(compressor=self.label(trial), actor_runtime="onnxruntime", name=None)
+        config = self._run.config.replace(compressor=self.label(trial), actor_runtime="native", name=None)
         return {name: value for name, value in config.to_toml_values().items() if name != "results_dir"}
 
     def export_command(self, label: str, directory: Path) -> str | None:
@@ -198,10 +198,10 @@ class AfterTraining:
         """See ``driver.Experiment.how_measured``."""
         batch, latency = self._batch, self._references["latency"]
         return (
-            f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} on this machine, one "
-            f"thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The Pareto front was "
-            "measured again, all in turns, with quartiles in pareto.json. Devices usually act on one observation: "
-            "`--batch 1`."
+            f"Latency: median of a policy call of {batch} observation{'' if batch == 1 else 's'} on onnxruntime, this "
+            f"machine, one thread, relative to fp32 measured in turns, scaled to fp32's {latency:.4g} µs. The Pareto "
+            "front was measured again, all in turns, with quartiles in pareto.json. Devices usually act on one "
+            "observation: `--batch 1`."
         )
 
     def measure_again(self, rows: list[Candidate]) -> list[Candidate]:

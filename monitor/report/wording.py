@@ -75,7 +75,7 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "the threshold, a bound counts them at the budget they spent.",
             _margin(analysis),
             *([_correction(analysis)] if len(analysis.comparisons) > 1 else []),
-            "A graph runtime alone is faster than torch eager: compare with fp32 on the same runtime as well.",
+            "Other runtimes beat torch eager without any compression: compare with fp32 on the same runtime as well.",
         ]
     return tuple(found)
 

@@ -29,11 +29,12 @@ from accel.system.atomic import write_atomically  # noqa: E402
 
 PERIODS = {30: 3_000, 300: 9_000}  # steps a policy: steps of a run
 REPETITIONS = 3
+ONNXRUNTIME = ("--actor-runtime", "onnxruntime")
 VARIANTS = {
     "torch eager": ["--compressor", "fp32", "--actor-runtime", "torch"],
-    "onnxruntime fp32": ["--compressor", "fp32"],
-    "int8": ["--compressor", "int8"],
-    "prune(0.5)+int8": ["--compressor", "prune(0.5)+int8"],
+    "onnxruntime fp32": ["--compressor", "fp32", *ONNXRUNTIME],
+    "int8": ["--compressor", "int8", *ONNXRUNTIME],
+    "prune(0.5)+int8": ["--compressor", "prune(0.5)+int8", *ONNXRUNTIME],
 }
 BASE = "torch eager"
 COMMON = (

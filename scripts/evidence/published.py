@@ -226,7 +226,8 @@ def _training_row(case: KeptCase, index: int) -> tuple[str, ...]:
     comparison, baseline = case.analysis.comparisons[index], case.analysis.groups[0]
     speedup, bound = comparison.speedups.get(case.quantity), comparison.bounds.get(case.quantity)
     what = "equal steps" if case.quantity == "training_s" else f"to {case.analysis.threshold:.4g}"
-    against = "torch eager" if case.on_torch else f"{baseline.label}, ORT"
+    runtime = "ORT" if baseline.runs[0].config.get("actor_runtime") == "onnxruntime" else "kernels"
+    against = "torch eager" if case.on_torch else f"{baseline.label}, {runtime}"
     head = (case.name, comparison.group.label, against, f"{len(comparison.group.runs)} / {len(baseline.runs)}", what)
     tail = (
         OUTCOMES.get(comparison.verdict.outcome, "not tested"),
@@ -319,7 +320,7 @@ class KeptCase:
 
     Attributes:
         name: its directory's. runs: of all its variants that can be compared.
-        analysis: against torch eager, or against fp32 on onnxruntime where torch was not run.
+        analysis: against torch eager, or against fp32 where torch was not run.
     """
 
     name: str

@@ -62,7 +62,9 @@ def test_a_sweep_ends_in_a_front_with_figures_and_tables(swept: SweepResult) -> 
     played = sum("returns" in trial for trial in document["trials"])
     assert f"\n10 candidates: {played} played, " in table
     assert f"; {repeated} proposals repeated others" in table
-    assert "median of a policy call of 4 observations on this machine, one thread, relative to fp32" in table
+    assert (
+        "median of a policy call of 4 observations on onnxruntime, this machine, one thread, relative to fp32" in table
+    )
     assert f"scaled to fp32's {document['fp32']['latency']:.4g} µs" in table
     for entry in document["front"]:
         figures = entry["values"]
