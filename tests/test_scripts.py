@@ -37,6 +37,10 @@ def project(tmp_path: Path) -> Path:
     shutil.copytree(PROJECT / "scripts", copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("constraints.txt", "pyproject.toml"):
         shutil.copy(PROJECT / name, copy)
+    kernels = copy / "compressors" / "kernels"
+    kernels.mkdir(parents=True)
+    for name in ("chain.c", "dense.h"):
+        shutil.copy(PROJECT / "compressors" / "kernels" / name, kernels)
     (copy / ".venv" / "bin").mkdir(parents=True)
     (copy / ".venv" / "bin" / "python").symlink_to(sys.executable)
     assert shell(copy, 'wanted >"$venv/ready-openmpi"').returncode == 0

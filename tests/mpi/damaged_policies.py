@@ -23,11 +23,12 @@ def tell(**finding: object) -> None:
 
 
 def wait_for_message(transport: RemoteLearner, received: list[int], layout: Any) -> dict[str, object]:
-    """The next message of the actor, taking its unrolls meanwhile."""
+    """The actor's next message but for what its policy runs on, taking its unrolls meanwhile."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for _, message in transport.messages():
-            return message
+            if "runtime" not in message:
+                return message
         take(transport, received, layout, 0.01)
     return {}
 
