@@ -5,22 +5,22 @@ Without a C compiler the package works all the same: every policy then runs on o
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
-import zlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("compressors", "kernels")
-LIBRARY, SOURCES = KERNELS / "_chain.so", ("chain.c", "dense.h")
+LIBRARY = KERNELS / "_chain.so"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-Wall")
-MACHINES = ("x86_64", "AMD64")
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc]
@@ -46,12 +46,13 @@ def compile_kernels(root: Path) -> str:
     One that is there already stays until then: it is used where it was compiled from the same sources.
     """
     library, unfinished = root / LIBRARY, root / KERNELS / f"_chain.{os.getpid()}.tmp"
-    if platform.machine() not in MACHINES:
+    loader = _loader(root)
+    if platform.machine() not in loader.MACHINES:
         return f"there are none for {platform.machine()}"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
     if compiler is None:
         return "no C compiler is found"
-    source = zlib.crc32(b"".join((root / KERNELS / name).read_bytes() for name in SOURCES))
+    source = loader.checksum(root / KERNELS)
     command = [compiler, *FLAGS, f"-DSOURCE={source}u", "-o", str(unfinished), str(root / KERNELS / "chain.c")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -63,3 +64,13 @@ def compile_kernels(root: Path) -> str:
     finally:
         unfinished.unlink(missing_ok=True)
     return ""
+
+
+def _loader(root: Path) -> ModuleType:
+    """What loads the library later: it knows the sources and their checksum. The package is not installed yet."""
+    spec = importlib.util.spec_from_file_location("library", root / KERNELS / "library.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{root / KERNELS} has no library.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

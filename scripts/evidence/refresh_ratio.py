@@ -10,7 +10,7 @@ calibrate, and an ``InferenceSession``; the float file is written before the clo
 thread.
 
 Measured in two ways: in turns, so that either finds the processor's caches as the other left them, and repeated, each
-after itself. A run is between the two: a publication follows an update. OUT/rows.json has every sample.
+after itself. A run is between the two: a publication follows an update. OUT/rows.json has the samples.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(network: str) -> dict[str, Any]:
             way()
             return 1e3 * (time.perf_counter() - start)
 
-        ways = (native, theirs, onnxruntime, theirs)
+        ways = (native, theirs, onnxruntime, theirs)  # theirs before each of ours; its second times are not kept
 
         def turn() -> list[float]:
             change()
@@ -123,7 +123,7 @@ def page(rows: list[dict[str, Any]], facts: dict[str, object]) -> str:
     """The table."""
     lines = [
         "# A refresh and a load, against quantize_static", "",
-        "`python scripts/evidence/refresh_ratio.py`; every sample is in `rows.json`. Median of "
+        "`python scripts/evidence/refresh_ratio.py`; the samples are in `rows.json`. Median of "
         f"{ROUNDS} rounds, least and greatest, milliseconds; one thread, {ROWS} rows to calibrate. Loaded on compiled "
         "kernels, as by default, and on onnxruntime. In turns "
         "either finds the caches as the other left them, repeated as it left them itself; in a run "
