@@ -102,12 +102,13 @@ def _measure(
 ) -> list[Row]:
     logger.info("compressing %s", subject.network)
     artifacts = subject.artifacts(schemes, notify) if {*runtimes} & {"onnxruntime", "native"} else {}
+    sessions = placed(artifacts, runtimes, notify)
     mismatches = {scheme: subject.mismatch_of(artifact) for scheme, artifact in artifacts.items()}
     torch_bytes = len(serialise_module(subject.run.policy))
     rows: list[Row] = []
     for batch in batches:
         inputs = {name: np.resize(a, (batch, *a.shape[1:])) for name, a in subject.held_out.items()}
-        calls, compile_s = _calls(subject, inputs, runtimes, artifacts, notify)
+        calls, compile_s = _calls(subject, inputs, runtimes, sessions, notify)
         logger.info("measuring %s, batch %d", subject.network, batch)
         with torch.inference_mode():
             takers = {key: timed_calls(call) for key, call in calls.items()}
@@ -130,7 +131,7 @@ def _calls(
     subject: Subject,
     inputs: Inputs,
     runtimes: Sequence[str],
-    artifacts: dict[str, CompressedPolicy],
+    sessions: Sequence[tuple[Runtime, str, CompressedPolicy]],
     notify: Notify,
 ) -> tuple[dict[tuple[str, str, str | None], Call], float]:
     """Calls by runtime, scheme and memory format for one batch, and the seconds that ``torch.compile`` took."""
@@ -149,7 +150,7 @@ def _calls(
         except (RuntimeError, ImportError, OSError) as error:
             first_line = str(error).strip().partition("\n")[0]
             notify(f"torch.compile does not work here: {type(error).__name__}: {first_line}")
-    for runtime, scheme, artifact in placed(artifacts, runtimes, notify):
+    for runtime, scheme, artifact in sessions:
         calls[runtime, scheme, None] = session_call(artifact, inputs, runtime)
     return calls, compile_s
 
