@@ -98,6 +98,14 @@ def test_the_page_of_a_kept_case_is_written_anew(tmp_path: Path) -> None:
     assert "Raw samples: `runs.json`." in (case / "README.md").read_text()
 
 
+def test_seeds_count_from_the_first_one_and_variants_are_interleaved(tmp_path: Path) -> None:
+    table = TABLE.replace("seeds = 1", "first_seed = 7\nseeds = 2").replace("elsewhere = {", "elsewhere = { seeds = 1,")
+    (tmp_path / "table.toml").write_text(table)
+    case = conditions().read_cases(tmp_path / "table.toml")["tiny"]
+    order = [conditions().run_name(variant, seed) for variant, seed in case.order()]
+    assert order == ["fp32-s7", "broken-s7", "elsewhere-s7", "fp32-s8", "broken-s8"]
+
+
 def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
     text = conditions().conditions_text
     interleaved = made(("a", 10.0), ("b", 20.0), ("a", 30.0), ("b", 40.0))

@@ -81,14 +81,14 @@ class Variant:
     Attributes:
         name: a plain directory name.
         arguments: of ``accel train``, after the case's own.
-        seeds: how many, counted from 0.
+        seeds: of its runs.
         needs: what a machine must have, such as ``cuda`` or ``module:mujoco``.
         program: runs instead of ``accel``, a script and its own arguments.
     """
 
     name: str
     arguments: tuple[str, ...]
-    seeds: int
+    seeds: range
     needs: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 
@@ -111,8 +111,8 @@ class Case:
 
     def order(self) -> list[tuple[Variant, int]]:
         """Every run, variants interleaved, so that a machine that gets slower slows all of them."""
-        seeds = max(variant.seeds for variant in self.variants)
-        return [(variant, seed) for seed in range(seeds) for variant in self.variants if seed < variant.seeds]
+        seeds = sorted({seed for variant in self.variants for seed in variant.seeds})
+        return [(variant, seed) for seed in seeds for variant in self.variants if seed in variant.seeds]
 
 
 def main() -> int:
@@ -238,10 +238,10 @@ def print_state(case: Case, runs: Path, results: Path) -> None:
     kept = read_samples(results / case.name)
     print(f"{case.name}: {case.title}")
     for variant in case.variants:
-        names = [run_name(variant, seed) for seed in range(variant.seeds)]
+        names = [run_name(variant, seed) for seed in variant.seeds]
         done = sum(name in kept or is_complete(runs / case.name / name) for name in names)
         words = shlex.join(["accel", "train", *case.arguments, *variant.arguments])
-        print(f"  {done}/{variant.seeds} {variant.name}: {words}")
+        print(f"  {done}/{len(variant.seeds)} {variant.name}: {words}")
 
 
 def parse() -> argparse.Namespace:
@@ -274,8 +274,8 @@ def read_cases(path: Path) -> dict[str, Case]:
 
 
 def _case(name: str, values: dict[str, object]) -> Case:
-    seeds = int(str(values.get("seeds", 5)))
-    variants = tuple(_variant(key, value, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
+    first, seeds = (int(str(values.get(key, default))) for key, default in (("first_seed", 0), ("seeds", 5)))
+    variants = tuple(_variant(key, value, first, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
     baseline = str(values.get("baseline", variants[0].name))
     also_against = values.get("also_against")
     if missing := {baseline, also_against} - {variant.name for variant in variants} - {None}:
@@ -292,14 +292,14 @@ def _case(name: str, values: dict[str, object]) -> Case:
     )
 
 
-def _variant(name: str, value: object, seeds: int) -> Variant:
+def _variant(name: str, value: object, first: int, seeds: int) -> Variant:
     fields = value if isinstance(value, dict) else {"arguments": value}
     if unknown := set(fields) - {"arguments", "seeds", "needs", "program"}:
         raise ValueError(f"variant {name}: unknown {', '.join(sorted(unknown))}")
     return Variant(
         _plain(name),
         _words(fields.get("arguments", [])),
-        int(fields.get("seeds", seeds)),
+        range(first, first + int(fields.get("seeds", seeds))),
         _words(fields.get("needs", [])),
         _words(fields.get("program", [])),
     )
@@ -400,7 +400,7 @@ def _summary(case: Case, samples: Mapping[str, Mapping[str, object]], gaps: Mapp
         for v in case.variants
     ]
     parts += ["## Commands", "\n".join(f"    {word}" for word in words)]
-    parts.append("Seeds count from 0. Raw samples: `runs.json`.")
+    parts.append(f"Seeds count from {case.variants[0].seeds.start}. Raw samples: `runs.json`.")
     if programs:
         parts.append(
             f"The time of the whole command is left out for {escaped(', '.join(sorted(programs)))}: a script trains "
