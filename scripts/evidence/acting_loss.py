@@ -2,8 +2,8 @@
 """What acting with a compressed policy costs, apart from learning with it: one policy played as actors had it, and in
 full precision.
 
-    python scripts/evidence/training_runs.py halfcheetah-preset-returns --runs-dir runs
-    python scripts/evidence/acting_loss.py runs/halfcheetah-preset-returns/int8-s*        (4 s a run)
+    accel train --preset halfcheetah --compressor int8 --seed 100 --results-dir runs --name int8-s100
+    python scripts/evidence/acting_loss.py runs/int8-s*        (4 s a run)
 
 The return of a training is that of the episodes its compressed, sampling actors play. It falls behind where the policy
 learns less, or where a policy that has learned as much acts worse. Here the policy at the end of each run plays as the
