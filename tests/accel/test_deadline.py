@@ -26,3 +26,36 @@ LATE = "the library did not return"
 def test_a_call_that_never_returns(limit_s: str, sleep_s: str, message: str, status: int, told: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, limit_s, sleep_s, message], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (status, told)
+
+
+AT_EXIT = """
+import atexit, ctypes
+from accel.system.deadline import deadline
+
+def leave():
+    with deadline(0.2, "late", 7):
+        ctypes.CDLL(None).sleep(1000)
+
+with deadline(1000.0, "", 1):
+    pass
+atexit.register(leave)
+"""
+
+
+def test_a_limit_holds_while_the_process_ends() -> None:
+    """Python from 3.12 on starts no thread then."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "accel: late\n")
+
+
+NESTED = """
+import ctypes
+from accel.system.deadline import deadline
+with deadline(0.3, "outer", 7), deadline(1000.0, "inner", 8):
+    ctypes.CDLL(None).sleep(1000)
+"""
+
+
+def test_the_first_of_several_limits_counts() -> None:
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "accel: outer\n")
