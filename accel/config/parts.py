@@ -194,10 +194,10 @@ class LearnerConfig(Options):
         "bf16 where such a CPU learns a convolutional network without lstm, gru or qat, else none",
     )
     learner_graphs: Literal["auto", "on", "off"] = Field(
-        "off",
+        "auto",
         description="record the learner's optimiser steps as CUDA graphs, each of which is launched as one; auto: on "
         "CUDA, where steps have few shapes: with one learner, without lstm, gru or qat; on: an error where they cannot "
-        "be recorded; off, the default, until their gain has been measured on a GPU",
+        "be recorded",
     )
     learner_threads: Annotated[int, at_most(1024, "torch starts every one of them")] = Field(
         0, ge=0, description="torch threads of the learner; 0: the cores that actors leave free"

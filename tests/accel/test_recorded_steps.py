@@ -303,7 +303,7 @@ def test_several_learners_exchange_gradients_within_a_step() -> None:
 def test_there_are_no_graphs_on_a_cpu() -> None:
     config = TrainConfig.create(learner_graphs="auto")
     assert make_runner(config, LocalGradients(), CPU).outcome == "off: the learner is on no CUDA device"
-    assert make_runner(TrainConfig.create(), LocalGradients(), CPU).outcome == "off"
+    assert make_runner(TrainConfig.create(learner_graphs="off"), LocalGradients(), CPU).outcome == "off"
     with pytest.raises(ConfigError, match="no CUDA device"):
         make_runner(TrainConfig.create(learner_graphs="on"), LocalGradients(), CPU)
     with pytest.raises(ConfigError, match="--device cuda"):

@@ -391,9 +391,9 @@ def test_a_batch_that_is_reported_an_update_late_is_the_one_that_is_kept(tmp_pat
 
 def test_a_summary_says_why_steps_were_not_recorded(tmp_path: Path) -> None:
     reason = "off: the learner is on no CUDA device"
-    assert accel.train(configure(tmp_path, device="cpu", learner_graphs="auto")).learner_graphs == reason
+    assert accel.train(configure(tmp_path, device="cpu")).learner_graphs == reason
     assert Summary.read(tmp_path / "run").learner_graphs == reason
-    assert accel.train(configure(tmp_path, "other", device="cpu")).learner_graphs == "off"
+    assert accel.train(configure(tmp_path, "other", device="cpu", learner_graphs="off")).learner_graphs == "off"
 
 
 def test_unrolls_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> None:
