@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,9 @@ def choose_device(name: str) -> torch.device:
     available = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ConfigError("device = 'cuda', but torch sees no CUDA device: use --device cpu, or look at accel doctor")
+    if available:
+        # torch says this once when the thread of its backward pass first multiplies; it means nothing to a user.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     return torch.device("cuda" if available else "cpu")
 
 

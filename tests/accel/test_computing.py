@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -24,6 +25,16 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
         assert choose_device("auto").type == "cpu"
         with pytest.raises(ConfigError, match=r"no CUDA device.*--device cpu"):
             choose_device("cuda")
+
+
+def test_what_torch_says_about_its_own_context_on_cuda_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert choose_device("auto").type == "cuda"
+        warnings.warn("Attempting to run cuBLAS, but there was no current CUDA context! Attempting ...", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert [str(warning.message) for warning in shown] == ["another"]
 
 
 def test_gpus_are_dealt_out_to_a_nodes_learners() -> None:
