@@ -261,14 +261,10 @@ def parse() -> argparse.Namespace:
 
 
 def read_cases(path: Path) -> dict[str, Case]:
-    """The cases of a table by name; one that is ``like`` another has its arguments. Exits where it is damaged."""
+    """The cases of a table by name. Exits where it is damaged."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        cases = table["case"]
-        for values in cases.values():
-            if "like" in values:
-                values["arguments"] = cases[values["like"]]["arguments"]
-        return {name: _case(name, values) for name, values in cases.items()}
+        return {name: _case(name, values) for name, values in table["case"].items()}
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"{path} is no table of cases: {error!r}") from None
 
