@@ -103,7 +103,8 @@ def _taken(level: str, runs: Sequence[Run]) -> str:
         if steps and run["summary"]["scheme"] == level:
             elapsed = zip(run["columns"]["elapsed_s"], run["columns"]["env_steps"], strict=True)
             seconds.append(next((s for s, count in elapsed if count >= steps[-1]), run["summary"]["training_s"]))
-    return f" (after {min(seconds):.2g} to {max(seconds):.2g} s)" if seconds else ""
+    shown = list(dict.fromkeys(f"{found:.2g}" for found in (min(seconds), max(seconds)))) if seconds else []
+    return f" (after {' to '.join(shown)} s)" if shown else ""
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ def _training_row(case: KeptCase, index: int) -> tuple[str, ...]:
     comparison, baseline = case.analysis.comparisons[index], case.analysis.groups[0]
     speedup, bound = comparison.speedups.get(case.quantity), comparison.bounds.get(case.quantity)
     what = "equal steps" if case.quantity == "training_s" else f"to {case.analysis.threshold:.4g}"
-    runtime = "ORT" if baseline.runs[0].config.get("actor_runtime") == "onnxruntime" else "kernels"
+    ran_on = (baseline.runs[0].summary or {}).get("actor_runtime", baseline.runs[0].config.get("actor_runtime"))
+    runtime = "ORT" if ran_on == "onnxruntime" else "kernels"
     against = "torch eager" if case.on_torch else f"{baseline.label}, {runtime}"
     head = (case.name, comparison.group.label, against, f"{len(comparison.group.runs)} / {len(baseline.runs)}", what)
     tail = (
