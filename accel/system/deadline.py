@@ -29,7 +29,7 @@ class _Watch:
         self._thread = threading.Thread()
 
     def start(self) -> None:
-        """Once a process: a forked one has no thread of its parent's."""
+        """Once a process: a forked one has no thread of its parent's, though its condition counts it as waiting."""
         if not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="deadline", daemon=True)
             self._thread.start()
@@ -61,10 +61,10 @@ def deadline(limit_s: float, message: str, exit_code: int) -> Iterator[None]:
     _watch.start()
     with _watch.changed:
         _watch.limits.append(limit)
-        _watch.changed.notify()
+        _watch.changed.notify_all()
     try:
         yield
     finally:
         with _watch.changed:
             _watch.limits.remove(limit)
-            _watch.changed.notify()
+            _watch.changed.notify_all()

@@ -59,3 +59,24 @@ with deadline(0.3, "outer", 7), deadline(1000.0, "inner", 8):
 def test_the_first_of_several_limits_counts() -> None:
     done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (7, "accel: outer\n")
+
+
+FORKED = """
+import ctypes, os, time
+from accel.system.deadline import deadline
+with deadline(1000.0, "", 1):
+    time.sleep(0.1)
+time.sleep(0.1)
+if os.fork() == 0:
+    with deadline(0.2, "late", 7):
+        ctypes.CDLL(None).sleep(1000)
+_, status = os.wait()
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_has_limits_of_its_own() -> None:
+    """The parent's thread waited when it was copied: it is not there, and must not be the only one that is woken."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]  # Python 3.12 and later warn of forks beside threads
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "accel: late\n")
