@@ -14,14 +14,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from monitor.statistics import difference_of_means  # noqa: E402
+from monitor.statistics import ratio_of_means  # noqa: E402
 
 RESULTS = PROJECT / "results"
 OUT = RESULTS / "auto-speed" / "README.md"
@@ -50,13 +50,17 @@ def row(title: str, case: str, runs: Sequence[Run]) -> str:
     names = {run["variant"] for run in runs}
     full = next(name for name in FULL_PRECISION if name in names)
     by_variant = {name: [run for run in runs if run["variant"] == name] for name in (full, "int8", "auto")}
-    times = {name: [_seconds(run) for run in found] for name, found in by_variant.items()}
-    arrived = {name: [log(value) for value in values if value is not None] for name, values in times.items()}
-    rates = {name: [log(_rate(run)) for run in found] for name, found in by_variant.items()}
-    best = min((full, "int8"), key=lambda name: sum(arrived[name]) / len(arrived[name]))
-    fastest = max((full, "int8"), key=lambda name: sum(rates[name]) / len(rates[name]))
-    cells = [f"[{title}](../{case}/README.md)", *(_times(times[name]) for name in (full, "int8", "auto"))]
-    cells += [f"{_ratio(arrived['auto'], arrived[name])} ({_called(name)})" for name in (best, full)]
+    times = {
+        name: [seconds for run in found if (seconds := _seconds(run)) is not None] for name, found in by_variant.items()
+    }
+    rates = {name: [_rate(run) for run in found] for name, found in by_variant.items()}
+    best = min((full, "int8"), key=lambda name: geometric_mean(times[name]))
+    fastest = max((full, "int8"), key=lambda name: geometric_mean(rates[name]))
+    cells = [
+        f"[{title}](../{case}/README.md)",
+        *(_times(times[name], len(found)) for name, found in by_variant.items()),
+    ]
+    cells += [f"{_ratio(times['auto'], times[name])} ({_called(name)})" for name in (best, full)]
     cells += [f"{_ratio(rates['auto'], rates[fastest])} ({_called(fastest)})", _levels(by_variant["auto"])]
     return f"| {' | '.join(cells)} |"
 
@@ -78,16 +82,14 @@ def _called(variant: str) -> str:
     return "fp32" if variant in FULL_PRECISION else variant
 
 
-def _times(values: Sequence[float | None]) -> str:
-    """Geometric mean and range of those that got there, and how many did."""
-    found = [value for value in values if value is not None]
-    centre = exp(sum(map(log, found)) / len(found))
-    return f"{centre:.3g} ({min(found):.3g} to {max(found):.3g}), {len(found)} of {len(values)}"
+def _times(found: Sequence[float], runs: int) -> str:
+    """Geometric mean and range of those that got there, and how many of the runs did."""
+    return f"{geometric_mean(found):.3g} ({min(found):.3g} to {max(found):.3g}), {len(found)} of {runs}"
 
 
-def _ratio(logs: Sequence[float], others: Sequence[float]) -> str:
-    found = difference_of_means(logs, others)
-    return f"{exp(found.estimate):.2f} [{exp(found.low):.2f}, {exp(found.high):.2f}]"
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    found = ratio_of_means(ours, theirs)
+    return f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _levels(runs: Sequence[Run]) -> str:
