@@ -77,7 +77,7 @@ def test_the_time_limit_is_kept_whatever_the_environments_do(tmp_path: Path) -> 
     """It counts from the start of training on; a learner starts then, and an actor that hangs is not waited for."""
     words = ("--actors", "1", *ENDLESS, "--wrapper", f"{TROUBLED}Hangs", "--max-seconds", "2")
     with TrainingRun(tmp_path, *words, "--batch-unrolls", "1") as job:
-        job.wait_for_records(1)
+        job.wait_for(job.records, "a record")
         began = time.monotonic()
         assert job.finish() == 0, job.output
         assert time.monotonic() < began + 2.0 + AFTER_S

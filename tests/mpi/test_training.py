@@ -145,6 +145,17 @@ def test_killed_actor_then_killed_learner(algorithm: str, tmp_path: Path) -> Non
     assert summary.env_steps >= left + 3000 and steps == sorted(steps)
 
 
+def test_a_checkpoint_is_written_when_there_is_something_new(tmp_path: Path) -> None:
+    """The first unroll takes five seconds."""
+    words = (*ENDLESS, "--actors", "1", "--wrapper", f"{TROUBLED}Laborious", "--unroll-length", "64")
+    with TrainingRun(tmp_path, *words, "--checkpoint-interval-s", "0.05") as job:
+        job.wait_for(lambda: len(job.records()) >= 5, "five records")
+        assert job.records()[-1]["env_steps"] == 0 and not job.checkpoints()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 0, job.output
+        assert not job.checkpoints() and "there is no checkpoint yet" in job.output
+
+
 def test_without_fault_tolerance_a_dead_actor_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
     words = (*ENDLESS, "--checkpoint-interval-s", "0.2")  # Its end is mpirun's, which may leave no time for one more.
     with TrainingRun(tmp_path, *words, ranks=3, fault_tolerant=False) as job:

@@ -116,9 +116,13 @@ class TrainingRun:
 
     def wait_for_records(self, count: int = 2) -> dict[int, int]:
         """Waits until training is under way; returns the ranks' pids."""
-        before = len(self.records())
-        self.wait_for(lambda: len(self.records()) >= before + count, f"{count} more records")
+        before = self._records_of_steps()
+        self.wait_for(lambda: self._records_of_steps() >= before + count, f"{count} more records")
         return self.ranks()
+
+    def _records_of_steps(self) -> int:
+        """Records from the first step on: there are some before, where environments are slow to start."""
+        return sum(record["env_steps"] > 0 for record in self.records())
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics recorded until now."""
