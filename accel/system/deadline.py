@@ -6,8 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
+
+_LONGEST_S = 1e9
+"""Thirty years: of what no thread can wait for longer."""
 
 
 class _Limit(NamedTuple):
@@ -24,15 +27,28 @@ class _Watch:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Of a process, also of a forked one: it has no thread of its parent's, and keeps none of its limits."""
         self.changed = threading.Condition()
         self.limits: list[_Limit] = []
-        self._thread = threading.Thread()
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Once a process: a forked one has no thread of its parent's, though its condition counts it as waiting."""
-        if not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="deadline", daemon=True)
-            self._thread.start()
+    def add(self, limit: _Limit) -> None:
+        with self.changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="deadline", daemon=True)
+                thread.start()
+                self._thread = thread
+            self.limits.append(limit)
+            self.changed.notify()
+
+    def remove(self, limit: _Limit) -> None:
+        with self.changed:
+            if limit in self.limits:
+                self.limits.remove(limit)
+                self.changed.notify()
 
     def _run(self) -> None:
         with self.changed:
@@ -43,11 +59,13 @@ class _Watch:
                 first = min(self.limits)
                 if not self.changed.wait(first.ends - time.monotonic()) and first in self.limits:
                     if first.message:
-                        os.write(2, f"accel: {first.message}\n".encode())
+                        with suppress(OSError):  # whoever read it may be gone
+                            os.write(2, f"accel: {first.message}\n".encode())
                     os._exit(first.exit_code)
 
 
 _watch = _Watch()
+os.register_at_fork(after_in_child=_watch.begin)
 
 
 @contextmanager
@@ -57,14 +75,9 @@ def deadline(limit_s: float, message: str, exit_code: int) -> Iterator[None]:
     The block must release the interpreter lock where it waits, as calls through ctypes do. For a block that runs while
     the process ends, from Python 3.12 on, there must have been one before.
     """
-    limit = _Limit(time.monotonic() + limit_s, message, exit_code)
-    _watch.start()
-    with _watch.changed:
-        _watch.limits.append(limit)
-        _watch.changed.notify_all()
+    limit = _Limit(time.monotonic() + min(limit_s, _LONGEST_S), message, exit_code)
     try:
+        _watch.add(limit)
         yield
     finally:
-        with _watch.changed:
-            _watch.limits.remove(limit)
-            _watch.changed.notify_all()
+        _watch.remove(limit)

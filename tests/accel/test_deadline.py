@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -66,17 +67,39 @@ import ctypes, os, time
 from accel.system.deadline import deadline
 with deadline(1000.0, "", 1):
     time.sleep(0.1)
-time.sleep(0.1)
-if os.fork() == 0:
-    with deadline(0.2, "late", 7):
-        ctypes.CDLL(None).sleep(1000)
+with deadline(0.5, "parent", 9):
+    if os.fork() == 0:
+        time.sleep(1.0)
+        with deadline(0.2, "late", 7):
+            ctypes.CDLL(None).sleep(1000)
 _, status = os.wait()
 os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
 def test_a_forked_process_has_limits_of_its_own() -> None:
-    """The parent's thread waited when it was copied: it is not there, and must not be the only one that is woken."""
+    """The parent's thread waited when it was copied: it is not there, and its limits are not the child's."""
     command = [sys.executable, "-W", "ignore", "-c", FORKED]  # Python 3.12 and later warn of forks beside threads
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (7, "accel: late\n")
+
+
+ENDLESS = """
+import ctypes
+from accel.system.deadline import deadline
+with deadline(float("inf"), "never", 8):
+    with deadline(1e12, "never", 8), deadline(0.2, "late", 7):
+        ctypes.CDLL(None).sleep(1000)
+"""
+
+
+def test_a_limit_without_an_end_is_none() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "accel: late\n")
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2> >(exit)"])
+def test_a_limit_holds_where_nobody_reads_the_message(stderr: str) -> None:
+    """In the middle of a pipe, the process would be ended by nothing else."""
+    words = shlex.join([sys.executable, "-c", PROGRAM, "0.5", "1000", LATE])
+    assert subprocess.run(["bash", "-c", f"{words} {stderr}"], timeout=60).returncode == 7
