@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ class LiveEvaluation(Protocol):
         ...
 
     def metrics(self) -> Metrics:
-        """For the metrics record: the newest result, once; empty without news."""
+        """For the metrics record: the oldest result that was not told yet; empty without news."""
         ...
 
     def finish(
@@ -135,7 +136,7 @@ class ProcessEvaluation:
         self.result: EvaluationSummary | None = None
         self._every, self._due = every, (env_steps // every + 1) * every
         self._waits, self._stopped, self._meanwhile = waits, stopped, meanwhile
-        self._news: Metrics = {}
+        self._news: deque[Metrics] = deque()
         self._idle = threading.Event()
         self._idle.set()
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -161,8 +162,7 @@ class ProcessEvaluation:
 
     def metrics(self) -> Metrics:
         """See ``LiveEvaluation.metrics``."""
-        news, self._news = self._news, {}
-        return news
+        return self._news.popleft() if self._news else {}
 
     def finish(
         self, env_steps: int, version: int, artifact: bytes, weights: Callable[[], bytes], timeout_s: float
@@ -243,12 +243,14 @@ class ProcessEvaluation:
             raise OSError(answer["error"])
         length = answer.pop("length")
         result = EvaluationSummary(**answer)  # type: ignore[arg-type]
-        self._news = {
-            "evaluation_return": result.mean,
-            "evaluation_length": float(str(length)),
-            "evaluation_env_steps": result.env_steps,
-            "evaluation_best_return": result.best_mean,
-        }
+        self._news.append(
+            {
+                "evaluation_return": result.mean,
+                "evaluation_length": float(str(length)),
+                "evaluation_env_steps": result.env_steps,
+                "evaluation_best_return": result.best_mean,
+            }
+        )
         self.result = result
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import accel
 from accel.cli import main
@@ -16,7 +18,7 @@ from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import FIRST_SEED, ProcessEvaluation
-from accel.runs.loading import load_run
+from accel.runs.loading import PREFIX, load_run
 from accel.runs.playing import play
 from accel.runs.summary import EvaluationSummary, Summary
 from compressors.artifact import CompressedPolicy
@@ -126,6 +128,24 @@ def test_torch_actors_policies_are_played_too(tmp_path: Path) -> None:
     summary = accel.train(config).evaluation
     assert summary is not None and summary.best_mean > 8
     assert load_run(tmp_path / "run", which="best").env_steps == summary.best_env_steps
+
+
+def test_every_result_is_told_once_however_rare_records_are(evaluated: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(evaluated, tmp_path / "run")
+    artifact = (path / "policy" / "final.accel").read_bytes()
+    state = RunDirectory.open(path, read_only=True).load_checkpoint()
+    weights = save({name.removeprefix(PREFIX): t for name, t in state.tensors.items() if name.startswith(PREFIX)})
+    spec = state.counters["spec"]
+    assert isinstance(spec, dict)
+    evaluation = ProcessEvaluation(
+        path, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
+    )
+    for step in (10, 20):
+        evaluation.offer(step, step, artifact, lambda: weights)
+    evaluation.finish(25, 25, artifact, lambda: weights, 300.0)
+    told = [evaluation.metrics() for _ in range(4)]
+    evaluation.close()
+    assert [news.get("evaluation_env_steps") for news in told] == [10, 20, 25, None]
 
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
