@@ -199,7 +199,6 @@ class Loop:
         self._started = self._last_look = self._last_record = self._last_checkpoint = perf_counter()
         self._recorded_env_steps = self._first_env_steps = self.counters.env_steps
         self._recorded_updates = self.counters.updates
-        self._checkpointed = self._recorded_env_steps, self._recorded_updates
         self._empty_unrolls = 0
         self._faults_before = self.counters.faulty_environments  # A resumed run has all its patience again.
         self._rates = ActorRates(self.transport.actors, self._started)
@@ -366,11 +365,8 @@ class Loop:
             self._write_record(now)
         if now - self._last_checkpoint >= self.config.run.checkpoint_interval_s:
             self._last_checkpoint = now
-            progress = self.counters.env_steps, self.counters.updates
-            if progress != self._checkpointed:  # Environments may be slower than checkpoints, and state is large.
-                self._checkpointed = progress
-                self.checkpoint()
-                self._timer.mark("record")
+            self.checkpoint()
+            self._timer.mark("record")
 
     def _write_record(self, now: float) -> None:
         """One record: progress, learning, lag and where both sides' time went since the last record."""

@@ -342,6 +342,7 @@ class Session:
 
         Raises: RunDirectoryError: what was learned since the newest checkpoint does not fit on the disk.
         """
+        self._saved = self._progress_made()
         try:
             self.transport.configure(self.layout.nbytes)
             self.loop.publish()
@@ -366,12 +367,20 @@ class Session:
 
     def _is_sound(self) -> bool:
         """Whether there is something to save that training can go on from."""
-        if self.learning.exchange.broken or self.loop.counters.updates == 0:
+        if self.learning.exchange.broken or self.loop.counters.env_steps == 0:
             return False
         return self.algorithm.is_finite() and self.loop.rewards.is_finite()
 
+    def _progress_made(self) -> tuple[int, int]:
+        return self.loop.counters.env_steps, self.loop.counters.updates
+
     def _checkpoint(self) -> None:
-        """``save``; that checkpoints do not fit is logged once. Raises RunDirectoryError where the run is gone."""
+        """``save`` where there is something new: environments may be slower than checkpoints, and state is large.
+
+        That a checkpoint does not fit is logged once. Raises RunDirectoryError where the run is gone.
+        """
+        if self._saved == (made := self._progress_made()):
+            return
         try:
             self.save()
         except RunDirectoryError as error:
@@ -380,6 +389,7 @@ class Session:
                 logger.warning("%s; the run goes on", error)
             self._lacks_space = True
         else:
+            self._saved = made
             if self._lacks_space:
                 logger.warning("checkpoints are written again")
             self._lacks_space = False
@@ -439,7 +449,7 @@ class Session:
             content = b"" if artifact is None else artifact.to_bytes()
             patience_s = TIMEOUT_S if alone else _PATIENCE_S
             self._evaluation.finish(counters.env_steps, counters.updates, content, self._weights, patience_s)
-            if self._recorder is not None and (news := self._evaluation.metrics()):
+            while self._recorder is not None and (news := self._evaluation.metrics()):
                 self._recorder.record(counters.env_steps, news)
                 self._upload.record(counters.env_steps, news)
         outcome: Metrics = {"reason": reason, "env_steps": counters.env_steps, "return_mean": counters.mean_return}

@@ -219,7 +219,7 @@ class Summary:
         """Commands that carry on from here."""
         where = Path(self.path)
         path = shlex.quote(str(where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where))
-        if not self.updates:
+        if not self.env_steps:
             return [f"accel train --config {path}/config.toml --name NEW    (anew: there is no checkpoint yet)"]
         lines = [] if self.finished else [f"accel train --resume {path}    (continues the run)"]
         lines.append(f"accel evaluate {path}    (plays the policy)")

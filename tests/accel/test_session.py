@@ -198,6 +198,15 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+def test_a_run_that_stops_before_its_first_update_goes_on(tmp_path: Path) -> None:
+    options = {"algorithm": "dqn", "learning_starts": 2000, "batch_size": 64, "samples_per_insert": 32.0}
+    first = accel.train(configure(tmp_path, stop_at_env_steps=1000, **options))
+    assert first.env_steps >= 1000 and first.updates == 0 and "no checkpoint" not in first.text()
+    assert checkpoint(tmp_path / "run").env_steps == first.env_steps
+    second = accel.train(configure(tmp_path, total_env_steps=5000, **options), resume=tmp_path / "run")
+    assert second.env_steps >= 5000 and second.updates > 0
+
+
 def test_a_run_trained_in_parts_keeps_to_one_schedule(tmp_path: Path) -> None:
     options = {"learning_rate": 0.5, "learning_rate_schedule": "linear", "total_env_steps": 4000}
     summary = accel.train(configure(tmp_path, stop_at_env_steps=2000, **options))
