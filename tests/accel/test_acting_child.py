@@ -174,15 +174,17 @@ def test_a_child_fills_the_buffers_that_it_is_given_and_no_other() -> None:
 def test_a_child_that_waits_says_so_and_one_that_goes_on_too() -> None:
     ours, child = started()
     child.pulse.enter(STEPPING)
-    seen = []
+    found = threading.Event()
 
     def look() -> None:
-        seen.append(ours.pulse.words[1])
+        while ours.pulse.words[1] != WAITING:
+            time.sleep(0.01)
+        found.set()
         ours.send("free", {"buffer": 0})
 
-    threading.Timer(0.3, look).start()
+    threading.Thread(target=look, daemon=True).start()
     child.acquire()
-    assert seen == [WAITING] and ours.pulse.words[1] == STEPPING
+    assert found.is_set() and ours.pulse.words[1] == STEPPING
 
 
 def test_a_child_ends_when_it_is_told_to_or_when_its_rank_is_gone() -> None:

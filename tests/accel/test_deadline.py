@@ -67,9 +67,9 @@ import ctypes, os, time
 from accel.system.deadline import deadline
 with deadline(1000.0, "", 1):
     time.sleep(0.1)
-with deadline(0.5, "parent", 9):
+with deadline(3.0, "parent", 9):
     if os.fork() == 0:
-        time.sleep(1.0)
+        time.sleep(4.0)
         with deadline(0.2, "late", 7):
             ctypes.CDLL(None).sleep(1000)
 _, status = os.wait()

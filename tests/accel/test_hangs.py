@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_environments_that_hang_in_one_step_are_interrupted_one_after_another() 
             times.append(count)
             interrupt(EnvError(why))
 
-        with Watch(environment.pulse, 0.1, 0.1, hung):
+        with Watch(environment.pulse, 1.0, 1.0, hung):
             environment.reset(seed=0)
             environment.step(np.zeros(3, np.int64))
     assert times == [1, 1, 1] and [failure.environment for failure in environment.failures] == [0, 1, 2]
@@ -205,7 +205,7 @@ def test_what_environments_have_started_ends_with_the_command(number: signal.Sig
         family = descendants(command.pid)
         assert sum(b"86400" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family) == 4
         command.send_signal(number)
-        output, _ = command.communicate(timeout=60)
+        output, _ = command.communicate(timeout=300)
         _wait(lambda: not any(map(is_running, family)))
     assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0), output
     assert not any(map(is_running, family))
@@ -216,7 +216,7 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path: Path, capsys: pytest.Cap
     config = configure(tmp_path, "HangsInEvaluation", total_env_steps=1500, evaluate_every=500)
     began = time.monotonic()
     assert accel.train(config).evaluation is None
-    assert time.monotonic() < began + 0.1 * TIMEOUT_S
+    assert time.monotonic() < began + 0.5 * TIMEOUT_S
     assert "no more evaluations: its environments hang: a step took longer than 1 s" in capsys.readouterr().out
 
 
@@ -236,9 +236,10 @@ def test_a_pulse_that_stands_still_is_told_until_it_goes_on(phase: int) -> None:
     assert all(("a step" if phase == STEPPING else "a reset") in why for why, _ in told)
 
 
-def _wait(condition: object) -> None:
-    until_s = time.monotonic() + 30.0
-    while not condition() and time.monotonic() < until_s:  # type: ignore[operator]
+def _wait(condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 300.0
+    while not condition():
+        assert time.monotonic() < until_s
         time.sleep(0.01)
 
 
@@ -249,7 +250,7 @@ def test_the_main_thread_is_interrupted_where_that_applies(applies: bool) -> Non
         thread = threading.Timer(0.1, interrupt, [EnvError("enough")])
         thread.start()
         try:
-            time.sleep(0.5)
+            time.sleep(60.0 if applies else 0.5)
         except EnvError as error:
             raised = str(error)
         thread.join()

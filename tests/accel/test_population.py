@@ -169,9 +169,12 @@ def test_whenever_it_is_interrupted_the_journal_is_the_same(tmp_path: Path) -> N
 def test_several_commands_share_the_members(tmp_path: Path) -> None:
     trained: list[tuple[str, int]] = []
 
+    begun = threading.Barrier(2)
+
     def train(member: Member) -> Outcome:
+        if threading.get_ident() not in {ident for _, ident in trained}:
+            begun.wait()  # One alone could be done before the other starts.
         trained.append((member.name, threading.get_ident()))
-        time.sleep(0.01)
         return earn(member)
 
     both = [threading.Thread(target=population(tmp_path / "both", train).train) for _ in range(2)]

@@ -170,14 +170,15 @@ def test_a_finished_run_leaves_its_directory_complete(tmp_path: Path) -> None:
     assert 0 < sum(summary.actor_s.values()) <= summary.learner_s["wait"] * 1.02
 
 
-def test_the_last_record_counts_every_update(tmp_path: Path) -> None:
+def test_the_last_record_counts_every_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without a new environment step too: five hundred updates for every unroll here."""
     options = {"algorithm": "dqn", "learning_starts": 128, "batch_size": 64, "samples_per_insert": 256.0}
-    limits = {"max_seconds": 1.5, "total_env_steps": 10**6, "log_interval_s": 0.05}
+    limits = {"total_env_steps": 10**6, "log_interval_s": 1e-6}
+    monkeypatch.setattr(Loop, "finished", lambda loop: "enough" if loop.counters.updates >= 700 else None)
     summary = accel.train(configure(tmp_path, **options | limits))
     steps = [row["env_steps"] for row in records(tmp_path / "run")]
     assert len(steps) > len(set(steps)), "no record between two unrolls"
-    assert records(tmp_path / "run")[-1]["updates"] == summary.updates > 100
+    assert records(tmp_path / "run")[-1]["updates"] == summary.updates >= 700
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

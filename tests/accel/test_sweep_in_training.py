@@ -117,7 +117,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_it_had_begun(
     train = _TRAIN.replace("checkpoint_interval_s = 0.2", "checkpoint_interval_s = 1e-6")
     train = train.replace("actors = 0", f"actors = {actors}")
     held = 'wrapper = ["tests.environments.held:Held"]\n'
-    file = write(tmp_path / "sweep.toml", train, held, _SPACE, "[sweep]\ntrials = 1\n", steps=800)
+    file = write(tmp_path / "sweep.toml", train, held, _SPACE, "[sweep]\ntrials = 1\n", steps=1600)
     checkpoints = out / "runs" / "trial-0000" / "checkpoints"
     with worker("--config", file, "--out", out) as killed:
         while not any(checkpoints.glob("*.safetensors")):

@@ -26,7 +26,7 @@ from gymnasium import spaces
 DIARY = "TROUBLED_DIARY"
 HEAVY = ("torch", "onnx", "safetensors", "tensorboard", "pydantic", "tyro")
 SLOW_RANK = 2
-SLOW_S = 0.004
+SLOW_S = 0.01
 LEISURE_S = 0.001
 PACE_S = 0.0002
 LABOUR_S = 0.01

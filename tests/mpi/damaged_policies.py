@@ -23,11 +23,11 @@ def tell(**finding: object) -> None:
 
 
 def wait_for_message(transport: RemoteLearner, received: list[int], layout: Any) -> dict[str, object]:
-    """The actor's next message but for what its policy runs on, taking its unrolls meanwhile."""
+    """The actor's next message but for what its policy runs on and being late, taking its unrolls meanwhile."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for _, message in transport.messages():
-            if "runtime" not in message:
+            if not message.keys() & {"runtime", "late"}:
                 return message
         take(transport, received, layout, 0.01)
     return {}

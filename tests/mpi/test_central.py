@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.test_learners import resume_alone
-from tests.mpi.training_runs import ENDLESS, TrainingRun
+from tests.mpi.training_runs import ENDLESS, LEARNING_LIMIT_S, TrainingRun
 
 pytestmark = [
     pytest.mark.mpi,
@@ -21,12 +21,13 @@ INFERENCE, LAST = 1, 3
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)
 @pytest.mark.parametrize("algorithm", ["seed", pytest.param("ga3c", marks=pytest.mark.long)])
 def test_actors_that_only_step_environments_learn(algorithm: str, tmp_path: Path) -> None:
     limits = ("--stop-at-return", "100", "--stop-window", "20", "--total-env-steps", "200000")
     network = ("--network", "mlp:64x2", "--unroll-length", "20")
     with TrainingRun(tmp_path, *SEED[2:], "--algorithm", algorithm, *network, *limits) as job:
-        assert job.finish() == 0, job.output
+        assert job.finish(LEARNING_LIMIT_S) == 0, job.output
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= 100.0, job.output
         assert job.mostly_acted_with("int8") and summary.actors == 2 and summary.dead_actors == 0

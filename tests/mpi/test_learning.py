@@ -11,12 +11,9 @@ import accel
 from accel.config import TrainConfig
 from tests.contracts.page_algorithm import code
 from tests.contracts.ranks import ROOT
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import LEARNING_LIMIT_S, TrainingRun
 
-LIMIT_S = 1200.0
-"""For learning, whose steps are bounded and whose time, on a machine that does other work too, is not."""
-
-pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LIMIT_S + 60.0)]
+pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)]
 
 IMPACT = {"algorithm": "impact", "envs_per_actor": 8, "unroll_length": 20, "network": "mlp:64x2"}
 DQN = {"algorithm": "dqn", "network": "mlp:128x2"}
@@ -56,7 +53,7 @@ def test_cartpole_is_learned(options: dict[str, object], reward: int, steps: int
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     limits = {"stop_at_return": reward, "stop_window": 20, "total_env_steps": steps, "actors": actors}
     with TrainingRun(tmp_path, *words(options | limits), environment={"PYTHONPATH": path}) as job:
-        assert job.finish(LIMIT_S) == 0, job.output
+        assert job.finish(LEARNING_LIMIT_S) == 0, job.output
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= reward, job.output
         assert summary.env_steps < steps and job.mostly_acted_with("int8")
@@ -70,7 +67,7 @@ def test_a_pendulum_is_swung_up(options: dict[str, object], tmp_path: Path) -> N
     """From −1200 to −300 over episodes of 200 steps, two thirds of which it takes to get up."""
     limits = {"env": "Pendulum-v1", "stop_at_return": -300, "stop_window": 16, "total_env_steps": 60_000, "actors": 1}
     with TrainingRun(tmp_path, *words(options | limits)) as job:
-        assert job.finish(LIMIT_S) == 0, job.output
+        assert job.finish(LEARNING_LIMIT_S) == 0, job.output
         summary = job.summary()
         assert summary.return_mean is not None and summary.return_mean >= -300, job.output
         assert summary.env_steps < 60_000 and job.mostly_acted_with("int8")

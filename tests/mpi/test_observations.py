@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.training_runs import TrainingRun
+from tests.mpi.training_runs import LEARNING_LIMIT_S, TrainingRun
 
-pytestmark = [pytest.mark.mpi, pytest.mark.learning]
+pytestmark = [pytest.mark.mpi, pytest.mark.learning, pytest.mark.timeout(LEARNING_LIMIT_S + 60.0)]
 
 IDS = "tests.environments.structured:"
 COMMON = "--envs-per-actor 16 --unroll-length 10 --learning-rate 1e-2 --calibration-size 64 --compressor int8 --seed 0"
@@ -25,7 +25,7 @@ COMMON = "--envs-per-actor 16 --unroll-length 10 --learning-rate 1e-2 --calibrat
 )
 def test_int8_actors_learn_from_dictionaries_and_masks(options: str, tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *COMMON.split(), *options.split(), "--stop-at-return", "9") as job:
-        assert job.finish() == 0, job.output
+        assert job.finish(LEARNING_LIMIT_S) == 0, job.output
         summary = job.summary()
         assert "reached 9" in summary.reason and job.mostly_acted_with("int8"), job.output
         assert "is masked" not in job.output

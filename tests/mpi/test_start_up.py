@@ -48,7 +48,7 @@ def environment(directory: Path, death: str, rank: int = 2) -> dict[str, str]:
 )
 def test_the_command_names_the_rank_and_ends(death: str, rank: int, tmp_path: Path) -> None:
     died = environment(tmp_path, death, rank)
-    with TrainingRun(tmp_path, "--actors", "2", "--peer-timeout-s", "6", environment=died) as job:
+    with TrainingRun(tmp_path, "--actors", "2", "--peer-timeout-s", "15", environment=died) as job:
         job.wait_for_ranks(1)
         ranks = job.ranks()
         assert job.finish() not in (0, None), job.output

@@ -146,8 +146,8 @@ def test_killed_actor_then_killed_learner(algorithm: str, tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_is_written_when_there_is_something_new(tmp_path: Path) -> None:
-    """The first unroll takes five seconds."""
-    words = (*ENDLESS, "--actors", "1", "--wrapper", f"{TROUBLED}Laborious", "--unroll-length", "64")
+    """There is no unroll."""
+    words = (*ENDLESS, "--actors", "1", "--wrapper", f"{TROUBLED}HangsAtOnce", "--actor-timeout-s", "600")
     with TrainingRun(tmp_path, *words, "--checkpoint-interval-s", "0.05") as job:
         job.wait_for(lambda: len(job.records()) >= 5, "five records")
         assert job.records()[-1]["env_steps"] == 0 and not job.checkpoints()

@@ -19,7 +19,7 @@ from accel.transport.remote_learner import RemoteLearner
 
 UNROLL_BYTES = 1 << 18
 SILENT = sys.argv[1] in ("silent_actor", "late_unrolls", "stopped_relay")
-OPTIONS = TransportOptions(silence_s=2.0, prefetch=1) if SILENT else TransportOptions()
+OPTIONS = TransportOptions(silence_s=4.0, prefetch=1) if SILENT else TransportOptions()
 PATIENCE_S = 60.0  # Beyond what an answer takes on any machine.
 A_FEW = 20  # unrolls
 VERSIONS = itertools.count(1)

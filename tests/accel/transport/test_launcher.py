@@ -152,7 +152,7 @@ def test_a_launcher_that_mpi_does_not_see() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         cwd=ROOT,
     )
     assert "pmi started 2 ranks, but Open MPI" in done.stdout, done
