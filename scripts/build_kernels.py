@@ -1,6 +1,7 @@
 """Compiles the kernels of ``compressors/kernels`` when the package is installed: hatchling calls this.
 
-Without a C compiler the package works all the same: every policy then runs on onnxruntime. CC names a compiler.
+Without a C compiler the package works all the same: every policy then runs on onnxruntime. CC names a compiler, with
+arguments where it has some.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,11 +52,14 @@ def compile_kernels(root: Path) -> str:
     loader = _loader(root)
     if platform.machine() not in loader.MACHINES:
         return f"there are none for {platform.machine()}"
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    chosen = shlex.split(os.environ.get("CC", ""))
+    names = chosen[:1] or ("cc", "gcc", "clang")
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        return "no C compiler is found"
+        return f"CC names {chosen[0]!r}, which is not found" if chosen else "no C compiler is found"
     source = loader.checksum(root / KERNELS)
-    command = [compiler, *FLAGS, f"-DSOURCE={source}u", "-o", str(unfinished), str(root / KERNELS / "chain.c")]
+    files = ("-o", str(unfinished), str(root / KERNELS / "chain.c"))
+    command = [compiler, *chosen[1:], *FLAGS, f"-DSOURCE={source}u", *files]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         if done.returncode:
@@ -62,7 +68,8 @@ def compile_kernels(root: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{compiler} failed: {error}"
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # of a directory that nobody can write to
+            unfinished.unlink()
     return ""
 
 

@@ -64,7 +64,7 @@ def test_a_compiled_library_knows_its_sources(build: ModuleType, root: Path) -> 
 
 
 def test_without_warnings(build: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-Wextra", "-Werror"))
+    monkeypatch.setenv("CC", "cc -Wextra -Werror")
     assert build.compile_kernels(root) == ""
 
 
@@ -72,6 +72,9 @@ def test_a_failure_is_told_and_leaves_no_part(build: ModuleType, root: Path, mon
     (root / build.KERNELS / "dense.h").write_text("#error on purpose\n")
     assert "on purpose" in build.compile_kernels(root)
     assert files(root / build.KERNELS) == ["chain.c", "dense.h", "library.py"]
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    assert build.compile_kernels(root) == "CC names 'no-such-compiler', which is not found"
+    monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "/nowhere")
     assert build.compile_kernels(root) == "no C compiler is found"
     monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")

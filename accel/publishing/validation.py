@@ -1,6 +1,6 @@
 """Validation of a policy before publication: it loads, has the right shapes, is finite, and is close to the learner's.
 
-A full check loads the artifact as an actor does and runs it on 256 recent rows (32 images). It is made of the first
+A full check loads the artifact in onnxruntime and runs it on 256 recent rows (32 images). It is made of the first
 artifact of a level, of the first with new ranges or a new selection of channels and bases, and at an interval, which is
 every publication where an update takes hundreds of optimiser steps. Every other publication gets a quick check, as
 loading takes most of the time of a full one: 16 rows (4 images), the newest first and older ones in turns, in a session

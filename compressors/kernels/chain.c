@@ -4,6 +4,7 @@
    (pack_floats, pack_codes), so that a product reads them once and in order for up to eight rows. From equal codes it
    computes what onnxruntime does: 32-bit sums of products, a float factor, rounding half to even, its rational tanh. */
 
+#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -34,9 +35,6 @@ typedef struct {
 /* Least and greatest code of a number less the zero point, as floats: sums beyond 32 bits saturate too. */
 #define LEAST(zero) ((float)-(zero))
 #define GREATEST(zero) ((float)(255 - (zero)))
-
-#if defined(__x86_64__)
-#include <immintrin.h>
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")))
 #define NAME(name) name##_avx512
@@ -99,11 +97,6 @@ int lanes(void) {
     return 16;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
 }
-#else
-int lanes(void) { return 0; }
-void run_avx512(const Chain *chain, int rows, const float *x, float *y) { (void)chain, (void)rows, (void)x, (void)y; }
-void run_avx2(const Chain *chain, int rows, const float *x, float *y) { (void)chain, (void)rows, (void)x, (void)y; }
-#endif
 
 /* The checksum of what this was compiled from; see checksum in library.py. */
 uint32_t source(void) { return SOURCE; }

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import platform
 import zlib
 from pathlib import Path
 
 PATH = Path(__file__).with_name("_chain.so")
 SOURCES = ("chain.c", "dense.h")
-MACHINES = ("x86_64", "AMD64")
-SWITCH = "ACCEL_KERNELS"
-"""Environment variable; ``0``: act without these kernels."""
+MACHINES = ("x86_64",)
+
+
+def load_kernels() -> ctypes.CDLL | None:
+    """The library; None where there is none that loads here."""
+    return _load()[0]
 
 
 @functools.cache
-def load_kernels() -> ctypes.CDLL | None:
-    """The library, or None: it was not compiled, it does not load here, or it is switched off."""
-    if os.environ.get(SWITCH) == "0":
-        return None
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or why there is none."""
+    if platform.machine() not in MACHINES:
+        return None, f"there are none for {platform.machine()}"
+    if not PATH.exists():
+        return None, (
+            "they were not compiled when the package was installed, as there was no C compiler or it failed: "
+            "pip install --verbose tells"
+        )
     try:
         library = ctypes.CDLL(str(PATH))
         library.source.restype = ctypes.c_uint32
-        if library.source() != checksum(PATH.parent):  # left over from other sources
-            return None
-    except (OSError, AttributeError):  # absent, for another machine, or no such function
-        return None
+        if library.source() != checksum(PATH.parent):
+            return None, "the library was compiled from other sources: install the package again"
+    except (OSError, AttributeError) as error:
+        return None, f"the library does not load ({error}): install the package again"
     number, pointer, step = ctypes.c_int32, ctypes.c_void_p, ctypes.c_long
     library.pack_floats.argtypes = (pointer, number, number, step, step, number, pointer)
     library.pack_codes.argtypes = (pointer, number, number, step, step, number, number, pointer, pointer)
     library.pack_floats.restype = library.pack_codes.restype = None
     library.run_avx512.restype = library.run_avx2.restype = None
-    return library
+    return library, ""
 
 
 def checksum(directory: Path) -> int:
@@ -49,12 +56,7 @@ def lanes_here() -> int:
 
 def why_none() -> str:
     """Why no policy runs on these kernels here; "" where they can."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 switches them off"
-    if load_kernels() is not None:
-        return "" if lanes_here() else "this CPU has neither AVX2 nor AVX-512 with VNNI"
-    if platform.machine() not in MACHINES:
-        return f"there are none for {platform.machine()}"
-    if PATH.exists():
-        return "the library is of other sources, or does not load: install the package again"
-    return "they were not compiled when the package was installed: install a C compiler, then the package again"
+    library, reason = _load()
+    if library is not None and not lanes_here():
+        return "this CPU has neither AVX2 nor AVX-512 with VNNI"
+    return reason

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -405,27 +403,23 @@ def test_a_graph_is_recognised_by_everything_but_its_numbers() -> None:
     assert len(renamed) == len(first) and not graph.is_of(renamed) and not graph.is_of(first[:-1])
 
 
-def test_kernels_can_be_switched_off() -> None:
-    code = (
-        "from compressors.kernels.library import lanes_here, why_none; print(lanes_here(), why_none());"
-        "import numpy as np; from compressors.kernels.chain import make_chain"
-    )
-    environment = os.environ | {library.SWITCH: "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == f"0 {library.SWITCH}=0 switches them off\n"
-
-
-def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = artifact_of("tanh-mlp", "fp32")
-    load_kernels.cache_clear()
+    library._load.cache_clear()
     try:
         monkeypatch.setattr(library, "checksum", lambda directory: 0)
-        assert load_kernels() is None and lanes_here() == 0 and "of other sources" in why_none()
+        assert load_kernels() is None and lanes_here() == 0 and "from other sources" in why_none()
         assert PolicySession(artifact, batch=1).runtime == "onnxruntime"
         monkeypatch.setattr(library, "PATH", library.PATH.with_name("absent.so"))
-        load_kernels.cache_clear()
-        assert "install a C compiler" in why_none()
+        library._load.cache_clear()
+        assert "no C compiler or it failed" in why_none()
+        broken = tmp_path / "broken.so"
+        broken.write_text("no library")
+        monkeypatch.setattr(library, "PATH", broken)
+        library._load.cache_clear()
+        assert "does not load" in why_none() and "broken.so" in why_none()
+        library._load.cache_clear()
         monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
         assert why_none() == "there are none for aarch64"
     finally:
-        load_kernels.cache_clear()
+        library._load.cache_clear()
