@@ -106,6 +106,12 @@ def test_seeds_count_from_the_first_one_and_variants_are_interleaved(tmp_path: P
     assert order == ["fp32-s7", "broken-s7", "elsewhere-s7", "fp32-s8", "broken-s8"]
 
 
+def test_a_table_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table.toml").write_text(TABLE.replace("seeds = 1", "frist_seed = 7", 1))
+    with pytest.raises(SystemExit, match="case tiny: unknown frist_seed"):
+        conditions().read_cases(tmp_path / "table.toml")
+
+
 def test_how_runs_were_made_is_read_from_what_was_kept() -> None:
     text = conditions().conditions_text
     interleaved = made(("a", 10.0), ("b", 20.0), ("a", 30.0), ("b", 40.0))

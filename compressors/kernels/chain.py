@@ -421,7 +421,7 @@ def _is_as_declared(spec: TensorSpec, value: Value) -> bool:
     shape = spec.shape
     if (spec.name, spec.dtype, value.element) != (value.name, "float32", _FLOAT_TYPE) or len(shape) < 2:
         return False
-    return shape[0] is None and value.shape == shape
+    return shape[0] is None and None not in shape[1:] and value.shape == shape
 
 
 def _up(size: int, multiple: int) -> int:

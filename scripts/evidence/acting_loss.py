@@ -41,6 +41,8 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="directories of runs with compressed actors")
     parser.add_argument("--out", type=Path, default=PROJECT / "results" / "acting-loss")
     options = parser.parse_args()
+    if len({path.name for path in options.runs}) < len(options.runs):
+        parser.error("two of the runs have one name: play those of one case")
     options.out.mkdir(parents=True, exist_ok=True)
     samples = options.out / "runs.json"
     runs: dict[str, Run] = json.loads(samples.read_text()) if samples.exists() else {}

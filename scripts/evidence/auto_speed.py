@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -54,7 +55,7 @@ def row(title: str, case: str, runs: Sequence[Run]) -> str:
         name: [seconds for run in found if (seconds := _seconds(run)) is not None] for name, found in by_variant.items()
     }
     rates = {name: [_rate(run) for run in found] for name, found in by_variant.items()}
-    best = min((full, "int8"), key=lambda name: geometric_mean(times[name]))
+    best = min((full, "int8"), key=lambda name: geometric_mean(times[name] or [inf]))
     fastest = max((full, "int8"), key=lambda name: geometric_mean(rates[name]))
     cells = [
         f"[{title}](../{case}/README.md)",
@@ -84,10 +85,14 @@ def _called(variant: str) -> str:
 
 def _times(found: Sequence[float], runs: int) -> str:
     """Geometric mean and range of those that got there, and how many of the runs did."""
+    if not found:
+        return f"–, 0 of {runs}"
     return f"{geometric_mean(found):.3g} ({min(found):.3g} to {max(found):.3g}), {len(found)} of {runs}"
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    if min(len(ours), len(theirs)) < 2:
+        return "–"
     found = ratio_of_means(ours, theirs)
     return f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
@@ -95,18 +100,20 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
 def _levels(runs: Sequence[Run]) -> str:
     """What acted at the end, in how many runs, and the time of the record after the last decision for it."""
     found = Counter(str(run["summary"]["scheme"]) for run in runs)
-    return ", ".join(f"{level} in {count}{_taken(level, runs)}" for level, count in found.most_common())
+    return ", ".join(f"{level} in {count}{_taken(level, runs, count)}" for level, count in found.most_common())
 
 
-def _taken(level: str, runs: Sequence[Run]) -> str:
+def _taken(level: str, runs: Sequence[Run], count: int) -> str:
     seconds = []
     for run in runs:
         steps = [d["env_steps"] for d in run["decisions"] if d["to"] == level != d["from"]]
         if steps and run["summary"]["scheme"] == level:
             elapsed = zip(run["columns"]["elapsed_s"], run["columns"]["env_steps"], strict=True)
-            seconds.append(next((s for s, count in elapsed if count >= steps[-1]), run["summary"]["training_s"]))
-    shown = list(dict.fromkeys(f"{found:.2g}" for found in (min(seconds), max(seconds)))) if seconds else []
-    return f" (after {' to '.join(shown)} s)" if shown else ""
+            seconds.append(next((s for s, at in elapsed if at >= steps[-1]), run["summary"]["training_s"]))
+    if not seconds:
+        return ""
+    shown = dict.fromkeys(f"{found:.2g}" for found in (min(seconds), max(seconds)))
+    return f" ({'' if len(seconds) == count else f'{len(seconds)} of them '}after {' to '.join(shown)} s)"
 
 
 if __name__ == "__main__":

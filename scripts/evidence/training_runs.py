@@ -72,6 +72,8 @@ COMPLETE = ("total_env_steps", "mean return", "max_seconds")
 OVERLAP_S = 1.0
 """Times are rounded: runs that overlap by less than this ran one after the other."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FIELDS = {"title", "arguments", "variants", "baseline", "also_against", "threshold", "seeds", "first_seed"}
+"""Of a case in a table."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def work(cases: Sequence[Case], runs: Path, results: Path, deadline: float) -> l
         keep_samples(case, runs / case.name, results / case.name)
     gaps = {case.name: _missing(case, results / case.name) for case in cases}
     try:
-        for seed, case, variant in sorted(order, key=lambda run: run[0]):
+        for seed, case, variant in sorted(order, key=lambda run: run[0] - run[2].seeds.start):
             name = run_name(variant, seed)
             if name not in gaps[case.name]:
                 continue
@@ -270,6 +272,8 @@ def read_cases(path: Path) -> dict[str, Case]:
 
 
 def _case(name: str, values: dict[str, object]) -> Case:
+    if unknown := values.keys() - _FIELDS:
+        raise ValueError(f"case {name}: unknown {', '.join(sorted(unknown))}")
     first, seeds = (int(str(values.get(key, default))) for key, default in (("first_seed", 0), ("seeds", 5)))
     variants = tuple(_variant(key, value, first, seeds) for key, value in values["variants"].items())  # type: ignore[attr-defined]
     baseline = str(values.get("baseline", variants[0].name))
