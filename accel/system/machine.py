@@ -105,10 +105,14 @@ def read_versions() -> dict[str, str | None]:
 
 
 def read_source() -> dict[str, str | bool | None]:
-    """``commit`` of the checkout this code runs from and whether it is ``dirty``; both None outside a checkout."""
+    """``commit`` of the checkout this code runs from and whether it is ``dirty``; both None outside a checkout.
+
+    Files under ``results/`` are no code: the samples that a run adds to make none of the runs after it dirty.
+    """
     home = str(Path(__file__).resolve().parent)
     commit = _output("git", "-C", home, "rev-parse", "HEAD")
-    changes = None if commit is None else _output("git", "-C", home, "status", "--porcelain", "--untracked-files=no")
+    status = ("git", "-C", home, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+    changes = None if commit is None else _output(*status)
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

@@ -162,6 +162,21 @@ def test_the_description_of_a_machine_is_json_and_knows_the_source() -> None:
     assert set(read_source()) == {"commit", "dirty"} <= set(description)
 
 
+def test_samples_of_earlier_runs_make_no_source_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("accel/machine.py", "results/case/runs.json")]
+    for path in files:
+        path.parent.mkdir(parents=True)
+        path.write_text("before")
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr("accel.system.machine.__file__", str(files[0]))
+    files[1].write_text("more")
+    assert read_source()["dirty"] is False
+    files[0].write_text("other code")
+    assert read_source()["dirty"] is True
+
+
 def test_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     collections = {"all", "test", "dev"}
