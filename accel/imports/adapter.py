@@ -32,7 +32,8 @@ class AdaptedPolicy(PolicyModule):
     Args:
         module: from [B, *obs] float32 to outputs; images arrive as their 0 to 255 unless ``scales_images``.
         spec: the environment's layout.
-        log_std: [k] of modules that give means; None: a tenth of half the range of each action.
+        log_std: [k] of modules that give means; None: a tenth of half the range of each action, of outputs whose tanh
+            is taken a tenth.
         normaliser: of the observations.
         scales_images: whether uint8 observations are divided by 255.
     Raises:
@@ -40,6 +41,8 @@ class AdaptedPolicy(PolicyModule):
     """
 
     log_std: nn.Parameter | None
+    assumes_deviation: bool
+    """Whether ``log_std`` is neither the module's nor given."""
 
     def __init__(
         self,
@@ -56,9 +59,11 @@ class AdaptedPolicy(PolicyModule):
         self.scales_images = scales_images
         self.module = _copied(module)
         self.register_parameter("log_std", None)
+        self.assumes_deviation = False
         self.eval().requires_grad_(False)
         outputs = _probed(self, spec)
         if spec.action.kind == "gaussian" and outputs.shape[1] == spec.action.sizes[0]:
+            self.assumes_deviation = log_std is None or log_std.numel() != spec.action.sizes[0]
             self.log_std = nn.Parameter(_log_std(log_std, spec.action), requires_grad=False)
         elif outputs.shape[1] != spec.action.param_size:
             raise ConfigError(
@@ -161,5 +166,6 @@ def _log_std(given: Tensor | None, action: ActionSpec) -> Tensor:
     if given is not None and given.numel() == action.sizes[0]:
         return given.detach().reshape(-1).to("cpu", torch.float32).clone()
     ranges = torch.tensor(action.high) - torch.tensor(action.low)
-    half = torch.where(torch.isfinite(ranges) & (ranges > 0), ranges / 2, torch.ones_like(ranges))
+    is_bounded = torch.isfinite(ranges) & (ranges > 0) & (not action.squash)  # tanh is of numbers about 1
+    half = torch.where(is_bounded, ranges / 2, torch.ones_like(ranges))
     return torch.log(half * _ASSUMED_DEVIATION)

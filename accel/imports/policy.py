@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec, make_rule
@@ -25,7 +26,7 @@ from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy, make_env
 from compressors.artifact import CompressedPolicy
 
-GREEDY = "greedy"
+GREEDY, STOCHASTIC = "greedy", "stochastic"
 _RULES: Mapping[str, str] = {GREEDY: greedy.RULE}
 
 
@@ -132,6 +133,11 @@ def import_module(
         load_weights(module, weights)
     constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
     adapted = AdaptedPolicy(with_forward(module, spec), spec, normaliser=constants)
+    if rule == STOCHASTIC and adapted.assumes_deviation:
+        raise ConfigError(
+            f"--rule stochastic samples actions, and the policy {name} gives means without deviations: choose "
+            "greedy, or let it return (means, log standard deviations)"
+        )
     path = Path(name.partition(":")[2] or name) if weights is None else weights
     source = None
     if named is not None:
@@ -164,8 +170,16 @@ def import_sb3(
     environment.close()
     spec = environment.spec
     _require_one_array(spec, config)
+    if spec.observation_dtype == "uint8":
+        _require_image(environment.observation_space, config, normaliser)
+    if rule == STOCHASTIC and not saved.samples:
+        raise ConfigError(
+            f"--rule stochastic is for policies of PPO and A2C: of {saved.architecture} the greedy actions alone are "
+            "imported; choose greedy"
+        )
     constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
-    adapted = AdaptedPolicy(saved.module, spec, log_std=saved.log_std, normaliser=constants, scales_images=True)
+    images = saved.scales_images
+    adapted = AdaptedPolicy(saved.module, spec, log_std=saved.log_std, normaliser=constants, scales_images=images)
     given = {"--sb3": path, "--activation": activation, "--rule": rule, "--normaliser": normaliser}
     source = _arguments(given, config)
     return ImportedPolicy(
@@ -180,6 +194,22 @@ def _require_one_array(spec: EnvSpec, config: TrainConfig) -> None:
             f"{config.environment.env} observes {', '.join(part.name for part in spec.parts)}, and imported policies "
             "take one array: add --wrapper gymnasium.wrappers:FlattenObservation for a Dict, or --wrapper "
             "accel.envs.masks:without_masks where a mask comes in info"
+        )
+
+
+def _require_image(space: spaces.Space[object] | None, config: TrainConfig, normaliser: Path | None) -> None:
+    """Raise ConfigError for bytes that Stable-Baselines3 treats otherwise: it scales and transposes images alone."""
+    name = config.environment.env
+    if normaliser is not None:
+        raise ConfigError(
+            f"--normaliser {normaliser} is for observations of floats, and {name} observes bytes: leave it out"
+        )
+    if not isinstance(space, spaces.Box):
+        return
+    if len(space.shape) != 3 or (space.low != 0).any() or (space.high != 255).any():
+        raise ConfigError(
+            f"{name} observes {space}, which Stable-Baselines3 takes for no image, as one has three dimensions and "
+            "bytes from 0 to 255: import the policy with --module, whose code prepares what it observes"
         )
 
 

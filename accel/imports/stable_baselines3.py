@@ -80,12 +80,16 @@ class SavedPolicy:
         module: from observations, flat or images in [0, 1], to logits, Q-values or means.
         log_std: [k] of PPO's and A2C's Gaussian; None elsewhere.
         squashes: whether the environment gets tanh of the outputs, rescaled to its bounds.
+        samples: whether the outputs say what a sampled action is: of PPO and A2C.
+        scales_images: whether it takes images in [0, 1], as it does by default.
         env_steps: of its training. architecture: a short text.
     """
 
     module: nn.Module
     log_std: Tensor | None
     squashes: bool
+    samples: bool
+    scales_images: bool
     env_steps: int
     architecture: str
 
@@ -113,7 +117,9 @@ def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
     family = _family(weights, path)
     kind = ACTIVATIONS[activation or _activation(data, path) or family.activation]
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
-    squashes = family.squashes or (isinstance(options, dict) and options.get("squash_output") is True)
+    options = options if isinstance(options, dict) else {}
+    squashes = family.squashes or options.get("squash_output") is True
+    scales_images = options.get("normalize_images") is not False
     parts = OrderedDict[str, nn.Module]()
     features, texts = _features(weights, family, path)
     parts["features"] = features
@@ -126,7 +132,9 @@ def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
     log_std = weights.get("log_std")
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
     module = nn.Sequential(parts)
-    return SavedPolicy(module, log_std, squashes, steps if isinstance(steps, int) else 0, architecture)
+    samples = family is _FAMILIES[0]
+    steps = steps if isinstance(steps, int) else 0
+    return SavedPolicy(module, log_std, squashes, samples, scales_images, steps, architecture)
 
 
 def _members(path: Path) -> dict[str, bytes]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction, TransformObservation
 from torch import nn
 
 
@@ -86,3 +89,19 @@ def three(spec: Any) -> nn.Module:
 
 def no_module() -> str:
     return "a policy"
+
+
+def narrow(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Actions from -1 to 1."""
+    return RescaleAction(env, np.float32([-1.0]), np.float32([1.0]))
+
+
+def wide(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Actions from -100 to 100."""
+    return RescaleAction(env, np.float32([-100.0]), np.float32([100.0]))
+
+
+def as_a_board(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Bytes from 0 to 2, where there were those of an image."""
+    shape = env.observation_space.shape
+    return TransformObservation(env, lambda image: image % 3, spaces.Box(0, 2, shape, np.uint8))

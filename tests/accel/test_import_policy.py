@@ -202,6 +202,45 @@ def test_sac_and_td3_squash_their_actions_and_dqn_gives_q_values(tmp_path: Path)
     assert len(set(policy.act(x).tolist())) == 2
 
 
+@pytest.mark.parametrize("bound", [1.0, 100.0])
+def test_the_deviation_assumed_of_a_squashing_policy_does_not_depend_on_the_bounds(
+    bound: float, tmp_path: Path
+) -> None:
+    """Its outputs are tanh's arguments."""
+    sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
+    path = write_zip(tmp_path / "a.zip", sac)
+    config = PENDULUM.replace(wrapper=(f"{HERE}:{'wide' if bound > 1 else 'narrow'}",))
+    policy = import_sb3(path, config)
+    assert policy.spec.action.high == (bound,)
+    assert policy.adapted.log_std is not None and float(policy.adapted.log_std) == pytest.approx(np.log(0.1))
+
+
+def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -> None:
+    sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
+    with pytest.raises(ConfigError, match="of SAC: 32 ReLU the greedy actions alone are imported"):
+        import_sb3(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
+    with pytest.raises(ConfigError, match="gives means without deviations"):
+        import_module(nn.Linear(3, 1), PENDULUM, rule="stochastic")
+    assert import_module(nn.Linear(3, 2), PENDULUM, rule="stochastic").rule_spec.name == "stochastic"
+
+
+def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
+    """It divides images by 255 unless told otherwise, and no other bytes."""
+    config = TrainConfig.create(env="tests.environments:ClosedForm-v0", env_arg=("observation=image",))
+    weights = ppo_weights(6 * 5 * 3, 4)
+    x = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 5), dtype=np.uint8)
+    for options, scale in (({}, 255), ({"normalize_images": False}, 1)):
+        policy = import_sb3(write_zip(tmp_path / "a.zip", weights, options), config)
+        with torch.no_grad():
+            (logits,) = policy.adapted(torch.from_numpy(x))
+        assert np.allclose(logits.numpy(), ppo_outputs(weights, x.reshape(8, -1) / np.float32(scale)), atol=1e-4)
+    with pytest.raises(ConfigError, match="observes bytes: leave it out"):
+        import_sb3(tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
+    board = config.replace(wrapper=(f"{HERE}:as_a_board",))
+    with pytest.raises(ConfigError, match="takes for no image"):
+        import_sb3(tmp_path / "a.zip", board)
+
+
 class Bomb:
     def __init__(self, trace: Path) -> None:
         self.trace = trace
