@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError, ReportError
-from accel.runs.directory import RunDirectory
+from accel.runs.directory import STARTS, RunDirectory
 from accel.system.extras import install_command, missing_distributions
 from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
 from monitor.errors import MonitorError
@@ -139,15 +140,16 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     notes: list[str] = []
     machine = _read_object(directory.machine, notes)
     summary = _read_object(directory.summary, notes) if directory.summary.is_file() else None
-    series = read_series(directory.metrics, max_points or MAX_POINTS)
+    starts_s = _starts(path / STARTS)
+    series = read_series(directory.metrics, max_points or MAX_POINTS, starts_s)
     if not series.records:
         spoilt = f" ({series.damaged} damaged lines)" if series.damaged else ""
         raise ReportError(f"{path} has no metrics yet{spoilt}: wait for its first record")
     decisions, damaged = read_decisions(path)
     if damaged:
         notes.append(f"{damaged} damaged lines of decisions.jsonl were skipped")
-    starts = _count_lines(path / "starts.jsonl")
-    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), max(starts, 1))
+    starts = max(len(starts_s), 1)
+    return Run(path.name, str(path), config, machine, summary or None, series, decisions, tuple(notes), starts)
 
 
 def kept_run_paths(directory: Path) -> list[Path]:
@@ -264,11 +266,20 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
     return value
 
 
-def _count_lines(path: Path) -> int:
+def _starts(path: Path) -> list[float]:
+    """Unix times at which processes started to work on a run; NaN for one that cannot be read."""
     try:
-        return path.read_bytes().count(b"\n")
+        lines = path.read_bytes().splitlines()
     except OSError:
-        return 0
+        return []
+    return [_start(line) for line in lines]
+
+
+def _start(line: bytes) -> float:
+    try:
+        return float(parse_json(line)["unix_time_s"])  # type: ignore[index]
+    except (ValueError, KeyError, TypeError):
+        return math.nan
 
 
 def _is_run(path: Path) -> bool:

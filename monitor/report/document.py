@@ -52,7 +52,7 @@ def check_target(out: Path, *, overwrite: bool) -> None:
     """Raises RunReportError when a report cannot be written to ``out``; call it before the work."""
     parent = out.parent
     if out.exists() or out.is_symlink():
-        if not out.is_dir() or (any(out.iterdir()) and not (out / JSON_FILE).is_file()):
+        if not out.is_dir() or (any(out.iterdir()) and not all((out / name).is_file() for name in (PAGE, MARKDOWN))):
             raise RunReportError(f"{out} exists and is not a report: choose another --out")
         if not overwrite:
             raise RunReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")

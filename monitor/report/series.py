@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.errors import RunReportError
-from monitor.recorder import STEP_KEY, is_blank, parse_metrics_line
+from monitor.recorder import STEP_KEY, TIME_KEY, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
 
@@ -19,7 +19,7 @@ MAX_POINTS = 4096
 MAX_COLUMNS = 512
 ELAPSED = "elapsed_s"
 _CHUNK_RECORDS = 4096
-_MONOTONE = frozenset({STEP_KEY, ELAPSED, "wall_time_s", "updates", "episodes", "dropped_unrolls"})
+_MONOTONE = frozenset({STEP_KEY, ELAPSED, TIME_KEY, "updates", "episodes", "dropped_unrolls"})
 _PEAKS = frozenset({"withheld", "inconclusive_checks", "publish_kl", "qat_differences", "qat_greatest_difference"})
 """Of these, by scheme, a report gives the greatest."""
 _STATES = frozenset({"publish_kl"})
@@ -51,19 +51,23 @@ class Series:
         return np.full(len(self), math.nan) if found is None else found
 
 
-def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
+def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[float] = ()) -> Series:
     """Read a metrics file of any size in one pass.
 
     Neighbouring records are averaged (counters: the last; ``*_min``, ``*_max`` and what checks before publication
     found: the extreme) so that between ``max_points`` and twice as many remain of a long run. The last record stays as
     it is; a ``publish_kl`` that it lacks is the last that was recorded before.
 
+    Args:
+        starts_s: Unix times at which processes started to work on the run. One that resumes it counts its seconds from
+            zero again, and may write its first record after more of them than the one before it had counted.
     Raises:
         RunReportError: the file cannot be read.
     """
     thinner = _Thinner(max_points)
     records = damaged = 0
     offset_s = previous_s = 0.0
+    written_s = -math.inf
     try:
         with path.open("rb") as lines:
             for line in lines:
@@ -76,7 +80,8 @@ def read_series(path: Path, max_points: int = MAX_POINTS) -> Series:
                 record = dict(_numbers(value))
                 records += 1
                 if math.isfinite(record.get(ELAPSED, math.nan)):
-                    if record[ELAPSED] < previous_s:
+                    before_s, written_s = written_s, record.get(TIME_KEY, written_s)
+                    if record[ELAPSED] < previous_s or any(before_s < start_s <= written_s for start_s in starts_s):
                         offset_s += previous_s
                     previous_s = record[ELAPSED]
                     record[ELAPSED] += offset_s

@@ -261,6 +261,7 @@ def test_only_reports_are_replaced(bare: Analysis, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
+    (mine / "report.json").write_text("of an exported bundle, say")
     with pytest.raises(RunReportError, match="is not a report"):
         write_report(bare, mine, written="now", overwrite=True)
     before = (report / "index.html").read_text()

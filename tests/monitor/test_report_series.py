@@ -61,6 +61,13 @@ def test_the_clock_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert read_series(path).column("elapsed_s").tolist() == [1, 2, 3, 4, 5]
 
 
+def test_a_resumed_run_may_be_later_with_its_first_record_than_the_one_before(tmp_path: Path) -> None:
+    written = [(1000.0, 30.0), (1030.0, 60.0), (2061.0, 61.0), (2121.0, 121.0)]
+    path = write(tmp_path / "m", *({"env_steps": 0, "wall_time_s": w, "elapsed_s": s} for w, s in written))
+    assert read_series(path, starts_s=[970.0, 1999.0]).column("elapsed_s").tolist() == [30, 60, 121, 181]
+    assert read_series(path, starts_s=[math.nan]).column("elapsed_s").tolist() == [30, 60, 61, 121]
+
+
 def test_a_long_run_is_thinned_without_bias(tmp_path: Path) -> None:
     count = 40_000
     with (tmp_path / "m").open("w") as file:
