@@ -29,3 +29,8 @@ def plain_values(value: object) -> object:
     if isinstance(value, Mapping):
         return {one_line(str(key)): plain_values(item) for key, item in value.items()}
     return [plain_values(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def percent(share: float) -> str:
+    """A level or a margin as it was given: 0.999 is 99.9%."""
+    return f"{100 * share:.3g}%"

@@ -70,7 +70,7 @@ def advise_bits(rows: Sequence[Row]) -> list[str]:
         lines.append(f"{cells[0]['network']}, {cells[0]['rounded']}: {found} within KL {HIGHEST_KL}, ESS {LOWEST_ESS}")
     return [
         *lines,
-        "simulated: only 8 bits run, as int8(x8), and 4-bit weights as int4 with a scale for each block",
+        "simulated: what runs is weights of 2 to 8 bits as int8(w2) to int8, observations as x2 to x8, int4 by blocks",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from accel.errors import ConfigError
@@ -55,9 +56,9 @@ def check_counts(counts: Sequence[int], name: str) -> tuple[int, ...]:
 
 
 def check_budget(seconds: float, repeats: int) -> None:
-    """Raises ConfigError unless both are positive."""
-    if not seconds > 0 or repeats < 1:
-        raise ConfigError(f"seconds = {seconds:g}, repeats = {repeats}: both must be positive")
+    """Raises ConfigError unless both are positive, and finite."""
+    if not 0 < seconds < math.inf or repeats < 1:
+        raise ConfigError(f"seconds = {seconds:g}, repeats = {repeats}: both must be positive and finite")
 
 
 def _require(values: Sequence[object], name: str) -> None:

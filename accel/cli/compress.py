@@ -49,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     options.check_sampling(options.sample)
     if options.episodes < 0:
         raise ConfigError(f"--episodes {options.episodes}: give how many to play, or 0 for none")
+    if options.out.is_dir():
+        raise ConfigError(f"--out {options.out} is a directory: give a file, such as {options.out / 'policy.accel'}")
     scheme = str(parse_scheme(options.scheme))
     with closing(open_progress(sys.stderr)) as progress:
         policy = options.load()

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
                 f"--{given[0].replace('_', '-')} needs --run, --module or --sb3: trials of --config are training runs"
             )
         if options.population is not None:
-            search, generations = _search(options), options.generations or 10
+            search, generations = _search(options), 10 if options.generations is None else options.generations
             trained = sweep_population(
                 Path(str(options.config)), options.population, generations, search, command=command
             )

@@ -419,7 +419,7 @@ def _why_unread(name: str, models: Mapping[str, type[Options]]) -> str:
     """Why an option is refused, and who would read it."""
     who = readers(name)
     chosen = next(kind for kind in CHOICES if any(text.startswith(kind) for text in who))
-    mine = models[chosen].model_fields[chosen].default
+    mine = next(iter(get_args(models[chosen].model_fields[chosen].annotation)), "module:factory")
     return f"{chosen} {mine} does not read it: leave it out, or choose {' or '.join(who)}"
 
 

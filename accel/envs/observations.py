@@ -290,8 +290,8 @@ class _Entry:
     layout: ObservationLayout
 
 
-_RESERVED = re.compile(r"\d.*|params|(next_)?state_\d+")
-"""Names of the graph's other tensors, and what is no name."""
+_RESERVED = re.compile(rf"\d.*|params|(next_)?state_\d+|{ACTION_MASK}")
+"""Names of the graph's other tensors, of the mask, which is none beside Box actions, and what is no name."""
 
 
 class _Record(ObservationLayout):

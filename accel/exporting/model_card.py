@@ -42,10 +42,12 @@ _ENGINES = MappingProxyType(
 def model_card(contract: Facts, report: Facts) -> str:
     """The policy, how it was made, its measured quality, how to run it, and its limits."""
     source, target = contract["source"], contract["target"]
+    # Policies from elsewhere have no versions, and may not tell how long they were trained.
+    trained = f" trained for {source['env_steps']:,} environment steps" if source["env_steps"] else ""
+    which = f", seed {source['seed']}, policy version {source['policy_version']}" if source["policy_version"] else ""
     parts = [
         f"# {contract['environment']['id']} policy, {contract['scheme']}, {target['format']}",
-        f"A policy (network `{source['network']}`) trained for {source['env_steps']:,} environment steps (run "
-        f"`{source['run']}`, seed {source['seed']}, policy version {source['policy_version']}), compressed as "
+        f"A policy (network `{source['network']}`){trained} (`{source['run']}`{which}), compressed as "
         f"`{contract['scheme']}`, exported on {contract['created']}.",
         "## Size and speed",
         _sizes(contract, report),

@@ -782,13 +782,14 @@ class Environment:
         return self._arrange_one(observation, self.env.observation_space)
 
     def _arrange_part(self, part: Contract, space: Any, observation: Any, info: Mapping[str, Any]) -> Array:  # noqa: ANN401 - a gymnasium space and what it holds
-        if part["path"] == ["action_mask"]:
+        if part["name"] == "action_mask":
             held = isinstance(observation, Mapping) and "action_mask" in observation
             mask = observation["action_mask"] if held else info.get("action_mask", np.zeros(part["shape"]))
             flat = np.concatenate([np.reshape(piece, -1) for piece in (mask if isinstance(mask, tuple) else (mask,))])
             allowed: Array = (flat != 0).astype(np.uint8)
             return allowed
-        if isinstance(observation, Mapping | tuple):  # else the mask comes in info, beside the whole observation
+        # The mask may come in info, beside the whole observation.
+        if isinstance(observation, Mapping) or (isinstance(observation, tuple) and part["path"] != ["observations"]):
             for key in part["path"]:
                 space, observation = space[key], observation[key]
         return self._arrange_one(observation, space)
@@ -796,7 +797,7 @@ class Environment:
     def _arrange_one(self, observation: Any, space: Any) -> Array:  # noqa: ANN401 - as above
         if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.ndim >= 2:
             shape = observation.shape
-            is_last = not self._is_vector and len(shape) > 2 and shape[-1] <= shape[-3]
+            is_last = len(shape) > 2 and shape[-1] <= shape[-3]
             image = np.moveaxis(observation, -1, -3) if is_last else observation
             return image.reshape(-1, *image.shape[-2:])
         if self._is_vector:
@@ -843,6 +844,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
     options = parser.parse_args(arguments)
+    if options.episodes < 1 or options.seed < 0:
+        parser.error(f"--episodes {options.episodes} --seed {options.seed}: give at least 1, and a seed of at least 0")
     try:
         if options.verify:
             with _bounded_time():

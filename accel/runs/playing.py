@@ -103,10 +103,11 @@ def play(
         frame: called with an image [height, width, 3] of environment 0 before every step; environments then render.
         progress: advanced after every step. pulse: where steps and resets are shown to whoever watches them.
     Raises:
-        ConfigError: ``episodes`` or ``envs`` is not positive, or too many.
+        ConfigError: ``episodes`` or ``envs`` is not positive, or too many, or ``seed`` negative.
         EnvError: the environment cannot be made or is another one, or an episode does not end.
         ArtifactError: the artifact cannot be loaded here.
     """
+    _check_seed(seed)
     if episodes < 1 or envs < 1:
         raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
     if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:
@@ -231,6 +232,11 @@ class _Round:
             self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
 
 
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: give one of at least 0")
+
+
 def collect_inputs(
     run: TrainedPolicy,
     rows: int,
@@ -254,8 +260,9 @@ def collect_inputs(
     Returns:
         Input name to [rows, *shape], in random order; recurrent states are those met on the way.
     Raises:
-        ConfigError: ``rows`` is not positive; what ``TrainedPolicy.make_env`` raises.
+        ConfigError: ``rows`` is not positive, or ``seed`` negative; what ``TrainedPolicy.make_env`` raises.
     """
+    _check_seed(seed)
     if rows < 1:
         raise ConfigError(f"rows is {rows}: at least one input is needed")
     envs = min(envs, rows)

@@ -18,11 +18,16 @@ _LOCK, _ABOUT = ".lock", "study.json"
 _OF_FILE_SYSTEMS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 
-def check_directory(directory: Path, about: Mapping[str, object]) -> None:
-    """Raises SweepError: the directory holds another study's runs and tables, or something else."""
+def check_directory(directory: Path, about: Mapping[str, object], storage: Path | None = None) -> None:
+    """Raises SweepError: the directory holds another study's runs and tables, or something else.
+
+    Args:
+        storage: the file of the study's storage, which may lie there with what belongs to it.
+    """
     file = directory / _ABOUT
     if not file.exists():
-        foreign = sorted(path.name for path in directory.iterdir() if not path.name.startswith((".", "study.")))
+        ours = (".", "study.", *(() if storage is None or storage.parent != directory else (storage.name,)))
+        foreign = sorted(path.name for path in directory.iterdir() if not path.name.startswith(ours))
         if foreign:
             raise SweepError(f"{directory} holds {foreign[0]!r} and is no sweep's directory: give another --out")
         return

@@ -25,7 +25,7 @@ from accel.sweep.options import CandidateOptions, SearchOptions
 from accel.sweep.outputs import Findings, write_outputs
 from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
 from accel.sweep.recovery import ERROR
-from accel.sweep.storage import connected, one_host
+from accel.sweep.storage import connected, one_host, storage_file
 from accel.sweep.study import (
     MEASURED,
     OWN_BOUNDS,
@@ -148,7 +148,7 @@ def run_sweep(experiment: Experiment, options: StudyOptions, directory: Path, co
     ):
         with one_at_a_time(directory):
             about = {"study": options.name, **json.loads(json.dumps(experiment.subject()))}
-            check_directory(directory, about)
+            check_directory(directory, about, storage_file(options.url))
             study = open_study(options, storage, experiment.subject())
             write_about(directory, about)
             experiment.prepare(study, directory)

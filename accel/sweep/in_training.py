@@ -10,7 +10,7 @@ from optuna.exceptions import TrialPruned
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
-from accel.errors import AccelError, ConfigError
+from accel.errors import AccelError, ConfigError, SweepError
 from accel.json_object import Json
 from accel.sweep.objectives import IN_TRAINING, Values
 from accel.sweep.pareto import Candidate
@@ -161,4 +161,12 @@ class InTraining:
         config = self._file.configure({"compressor": "fp32"})
         run = TrainingRun(config, self._directory, _BASELINE)
         logger.info("training the base configuration in fp32 first, as the reference of constraints")
-        return measured_values(run, run.train(lambda _: False))
+        measured = measured_values(run, run.train(lambda _: False))
+        timed = [c for c in self._options.constraints if c.relative and c.metric == "training_s"]
+        threshold = config.run.stop_at_return
+        if timed and threshold is not None and measured["return"] < threshold:
+            raise SweepError(
+                f"fp32 came to a return of {measured['return']:g} and not to {threshold:g} (stop_at_return), so that "
+                "its training_s is no reference: lower stop_at_return, raise total_env_steps, or give seconds"
+            )
+        return measured

@@ -232,6 +232,13 @@ def sqlite_path(url: str) -> Path | None:
     return Path(str(parsed.database)).absolute()
 
 
+def storage_file(url: str) -> Path | None:
+    """The file of a SQLite database or a journal; None for a server."""
+    if url.startswith("journal:"):
+        return Path(url.removeprefix("journal:")).absolute()
+    return sqlite_path(url)
+
+
 def public_url(url: str) -> str:
     """The URL without its password."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monitor.errors import RunReportError
+from monitor.plain_text import percent
 from monitor.report.bottleneck import GroupBottleneck, bottleneck_of
 from monitor.report.caveats import caveats, differences, obstacles
 from monitor.report.comparison import (
@@ -257,7 +258,7 @@ def _verdict(baseline: Group, group: Group, margin: Target, choices: Choices) ->
     if math.isnan(margin.value):
         text = f"returns not compared: {margin.source}; --margin-return sets a margin in return"
         return ReturnVerdict("untested", NO_INTERVAL, margin.value, text)
-    source = "" if choices.margin_return is not None else f" ({choices.margin:.0%} of the baseline's gain)"
+    source = "" if choices.margin_return is not None else f" ({percent(choices.margin)} of the baseline's gain)"
     return compare_returns(ours, theirs, margin.value, alpha=choices.alpha, source=source)
 
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from monitor.decisions import acting
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from monitor.plain_text import percent
 from monitor.report.analysis import Analysis, GroupResult
 from monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
 from monitor.report.curves import Axis, Curve, aggregate, column, steps
@@ -126,7 +127,7 @@ def learning_curve(analysis: Analysis, axis: str) -> Drawing | None:
         axes.set_ylabel("mean training return")
         legend_below(axes)
         caption = (
-            f"Mean over seeds with a pointwise {analysis.choices.confidence:.0%} Student's t band"
+            f"Mean over seeds with a pointwise {percent(analysis.choices.confidence)} Student's t band"
             f"{'; thin lines are single seeds' if singly else ''}. A curve starts where half of the seeds have values; "
             "a run that has ended keeps its last value."
         )
@@ -166,7 +167,7 @@ def speedups(analysis: Analysis) -> Drawing | None:
                 axes.plot([], [], "o-", color=SERIES[i % len(SERIES)], label=comparison.group.label)
             legend_below(axes)
         caption = (
-            f"Ratio of geometric means over seeds with Welch's {analysis.choices.confidence:.0%} interval"
+            f"Ratio of geometric means over seeds with Welch's {percent(analysis.choices.confidence)} interval"
             f"{', corrected for several comparisons' if len(analysis.comparisons) > 1 else ''}. A point without a line "
             f"has fewer than {MIN_SEEDS} seeds on one side. Right of 1 is better. An arrow marks what lies beyond "
             f"{RATIOS[0]:g} or {RATIOS[1]:g}."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
+from monitor.plain_text import percent
 from monitor.report import tables, wording
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES
@@ -103,7 +104,7 @@ def _verdicts(analysis: Analysis) -> Html:
             value = analysis.comparisons[0].speedups.get(name)
             if value is not None:
                 between = f"between {value.ratio.low:.3g}× and {value.ratio.high:.3g}×"
-                sure = f"{between} at {analysis.choices.confidence:.0%}" if value.has_interval else "too few seeds"
+                sure = f"{between} at {percent(analysis.choices.confidence)}" if value.has_interval else "too few seeds"
                 quantity = QUANTITIES[name]
                 said = f"{quantity.title}, times better: {quantity.meaning}; {sure}"
                 shown = f"{value.ratio.estimate:.3g}×"

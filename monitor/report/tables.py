@@ -13,6 +13,7 @@ import numpy as np
 from monitor.decisions import acting
 from monitor.divergence import GREEDY_TOLERANCE
 from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from monitor.plain_text import percent
 from monitor.report.analysis import Analysis
 from monitor.report.comparison import QUANTITIES, Speedup
 from monitor.report.runs import NOT_CONFIGURATION, Group, Run
@@ -84,7 +85,7 @@ def results_table(analysis: Analysis) -> Table:
 
 def _result_notes(analysis: Analysis, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     reached = f"runs whose mean training return reached {analysis.threshold:.4g}: {analysis.threshold_source}"
-    interval_of = f"mean over seeds, with Student's {analysis.choices.confidence:.0%} interval from three seeds on"
+    interval_of = f"mean over seeds, with Student's {percent(analysis.choices.confidence)} interval from three seeds on"
     return (
         ("final return", f"mean of the last tenth of a run's steps, or the target at which it stopped; {interval_of}"),
         *([("threshold reached", reached)] if math.isfinite(analysis.threshold) else []),
@@ -158,7 +159,7 @@ def speedup_table(analysis: Analysis) -> Table | None:
         (
             "times better",
             "ratio of geometric means over seeds, above 1 is better; in brackets Welch's "
-            f"{analysis.choices.confidence:.0%} interval, which shows no difference where it contains 1",
+            f"{percent(analysis.choices.confidence)} interval, which shows no difference where it contains 1",
         ),
         ("time saved", "1 − 1 / times better"),
         *((q.title, q.meaning) for q in QUANTITIES.values() if q.title in shown),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from monitor.plain_text import percent
 from monitor.report.runs import Group
 
 THRESHOLD_SHARE = 0.9
@@ -88,7 +89,7 @@ def margin_of(baseline: Group, share: float, asked: float | None) -> Target:
         return Target(math.nan, _no_gain(gain, "the baseline"))
     return Target(
         share * gain.size,
-        f"{share:.0%} of the baseline's gain, {gain.size:.4g} from its first known return to its final return",
+        f"{percent(share)} of the baseline's gain, {gain.size:.4g} from its first known return to its final return",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from monitor.plain_text import percent
 from monitor.report.analysis import Analysis, Comparison, GroupResult
 from monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, GroupBottleneck
 from monitor.report.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
@@ -70,7 +71,7 @@ def method(analysis: Analysis) -> tuple[str, ...]:
     if analysis.baseline is not None:
         found += [
             "Speedups are ratios of geometric means over seeds, with Welch's "
-            f"{analysis.choices.confidence:.0%} interval on the logarithms; an interval that contains 1 shows no "
+            f"{percent(analysis.choices.confidence)} interval on the logarithms; an interval that contains 1 shows no "
             f"difference. With fewer than {MIN_SEEDS} seeds on a side nothing is compared. Where seeds failed to reach "
             "the threshold, a bound counts them at the budget they spent.",
             _margin(analysis),
@@ -214,8 +215,8 @@ def _margin(analysis: Analysis) -> str:
         return f"Returns were not compared: {analysis.margin_source}."
     return (
         f"No loss of return means that the lower bound of the difference lies above −{analysis.margin:.4g}, "
-        f"{analysis.margin_source}: a one-sided Welch test at {analysis.choices.alpha:.0%}, unless all runs stopped at "
-        "one target."
+        f"{analysis.margin_source}: a one-sided Welch test at {percent(analysis.choices.alpha)}, unless all runs "
+        "stopped at one target."
     )
 
 

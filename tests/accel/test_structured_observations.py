@@ -103,7 +103,7 @@ def test_a_mask_of_box_actions_is_an_ordinary_entry() -> None:
     box = ActionSpec("gaussian", (5,), (-1.0,) * 5, (1.0,) * 5)
     spec = observation_layout(NUMBERS, box).spec(box, "next_step")
     assert not spec.action.masked
-    assert next(part for part in spec.parts if part.name == "action_mask").dtype == "float32"
+    assert next(part for part in spec.parts if part.name == "part_action_mask").dtype == "float32"
 
 
 def test_a_mask_that_allows_nothing_is_an_error_only_where_an_action_is_wanted() -> None:
