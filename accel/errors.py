@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class AccelError(Exception):
     """Base of the errors that a user can cause; the CLI prints it in one message and exits with ``exit_code``.
@@ -90,3 +92,21 @@ class BundleError(AccelError):
 
 class SweepError(AccelError):
     """A study cannot be opened or shared, every trial failed, or no trial meets the constraints."""
+
+
+MAX_TOLD, MAX_TRACE = 4_000, 16_000
+"""Characters of somebody else's exception that travel to the learner: its message may be of any size."""
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's kind and message, cut where it is long."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} …"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where it was raised, as Python shows it; the innermost calls where that is long."""
+    text = "".join(traceback.format_exception(error))
+    if len(text) <= MAX_TRACE:
+        return text
+    return "".join(traceback.format_tb(error.__traceback__))[-MAX_TRACE + MAX_TOLD :] + message_of(error)

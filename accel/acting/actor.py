@@ -216,6 +216,7 @@ class Actor:
         self._newest = update.version
         if update.payload is None and self._refused:
             return 0.0
+        before = self._transport.pulse.enter(PREPARING)  # No environment hangs meanwhile.
         try:
             acting, payloads = split_update(update)
             deserialise_s = self._policy.load(acting)
@@ -237,16 +238,21 @@ class Actor:
                 }
             )
             return 0.0
+        finally:
+            self._transport.pulse.enter(before)
 
     def _time_levels(self, unroll: Unroll) -> None:
         """Time the levels that came with the last assignment, once, on the last unroll, which may be on its way."""
         payloads, self._untimed = self._untimed, {}
+        before = self._transport.pulse.enter(PREPARING)
         try:
             self._transport.report({"timed": self._timer.time(payloads, unroll)})
         except CompressorError as error:
             self._transport.report(
                 {"warning": f"actor {self._transport.actor} cannot time {', '.join(payloads)}: {error}"}
             )
+        finally:
+            self._transport.pulse.enter(before)
 
 
 def _goes_on() -> bool:

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 
@@ -431,7 +431,9 @@ class Host:
             message = self._told[self._handed_on]
             if self._handed_on == 0 and self._config is not None and self._incarnation:
                 config = self._config
-                per_unroll = config.actors * config.envs_per_actor * config.unroll_length
+                spec = {} if self._answer is None else cast(Json, self._answer.get("spec", {}))
+                agents = int(str(spec.get("agents", 1)))
+                per_unroll = config.actors * config.envs_per_actor * agents * config.unroll_length
                 env_steps = config.env_steps + self._unrolls * per_unroll
                 message = replace(config, incarnation=self._incarnation, env_steps=env_steps).to_json()
             self._handed_on += 1

@@ -182,7 +182,7 @@ class GradientAlgorithm:
             raise CheckpointError(f"the checkpoint lacks what the algorithm goes on from: {error!r}") from error
 
     def set_learning_rate(self, progress: float) -> float:
-        """The rate of this update; set even if constant, as a resumed optimiser has its checkpoint's."""
+        """The rate of this update, which is set in the optimiser."""
         options = self.config.optimiser
         left = max(1.0 - progress, 0.0) if options.learning_rate_schedule == "linear" else 1.0
         for group in self.optimizer.param_groups:

@@ -115,12 +115,14 @@ class QuickRMSprop(_Undecorated, RMSprop):
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
-    """Everything in any torch optimizer: its state, step counters included, and its hyper-parameters."""
+    """Everything in any torch optimizer: its state, step counters included, and, to be read, its hyper-parameters."""
     return {"kind": type(optimizer).__name__, **cast(dict[str, Tree], optimizer.state_dict())}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree]) -> None:
     """Put a packed state into an optimizer of the same kind over parameters of the same shapes, on any device.
+
+    Its hyper-parameters stay, but for the rate: they are the run's options, which may have changed since.
 
     Raises: CheckpointError, with the optimizer as it was.
     """
@@ -129,7 +131,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree])
         raise CheckpointError(
             f"the checkpoint holds an optimizer {packed.get('kind')}, not {kind}: resume as it was run"
         )
-    groups, states = packed.get("param_groups"), packed.get("state")
+    groups: Any = packed.get("param_groups")
+    states = packed.get("state")
     if not isinstance(groups, list) or not isinstance(states, Mapping):
         raise CheckpointError(f"the checkpoint's {kind} state is incomplete: resume from an earlier checkpoint")
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -142,8 +145,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, packed: Mapping[str, Tree])
                     f"whose shape is {tuple(shape) if shape is not None else 'unknown'}: it belongs to another network"
                 )
     try:
-        optimizer.load_state_dict({"state": states, "param_groups": groups})
-    except (KeyError, ValueError) as error:
+        ours = optimizer.state_dict()["param_groups"]
+        pairs = zip(groups, ours, strict=True)
+        kept = [own | {"lr": theirs["lr"], "params": theirs["params"]} for theirs, own in pairs]
+        optimizer.load_state_dict({"state": states, "param_groups": kept})
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint's {kind} does not fit ({error}): it belongs to another network"
         ) from error

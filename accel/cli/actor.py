@@ -7,11 +7,10 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 
 from accel.acting.child import ChildActor, LinkLostError, adopt_link
-from accel.errors import AccelError, InterfaceError
+from accel.errors import AccelError, InterfaceError, message_of, traceback_of
 from accel.system.child import begin_child
 from accel.system.pulse import STEPPING
 from accel.system.signals import end_with_parent
@@ -78,10 +77,10 @@ def run_actor(
     except (Stopped, LinkLostError):
         raise
     except Exception as error:  # noqa: BLE001 - the learner reports it
-        told: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
+        told: dict[str, object] = {"error": message_of(error)}
         told["final"] = isinstance(error, InterfaceError)
         if not isinstance(error, AccelError):  # somebody else's code: where it failed is half of the message
-            told["traceback"] = traceback.format_exc()
+            told["traceback"] = traceback_of(error)
         transport.report(told)
         return EXIT_ABORTED
     finally:

@@ -152,23 +152,21 @@ def follow(job: Job, info: LaunchInfo, endpoint: Endpoint, topology: Topology) -
     """The role of every other learner; returns the exit status. What it meets, it says on standard error."""
     from accel.learning.run import follow_session
 
-    stop = StopRequest()
     seat = _Seat(job, info, endpoint, topology)
     if seat.link is not None and logging.getLogger().handlers:
         logging.getLogger().handlers[0].setFormatter(logging.Formatter(f"learner {seat.link.learner}: %(message)s"))
-    with stop.installed():
-        try:
-            if seat.link is not None:
-                follow_session(job, seat.transport, stop, seat.link, cores=seat.pin())
-            return 0
-        except DivergenceError as error:
-            seat.give_up(error)
-            return EXIT_ABORTED  # learner 0 has said it
-        except BaseException as error:
-            seat.give_up(error)
-            raise
-        finally:
-            seat.transport.close()
+    try:
+        if seat.link is not None:
+            follow_session(job, seat.transport, lambda: None, seat.link, cores=seat.pin())  # Learner 0 heeds signals.
+        return 0
+    except DivergenceError as error:
+        seat.give_up(error)
+        return EXIT_ABORTED  # learner 0 has said it
+    except BaseException as error:
+        seat.give_up(error)
+        raise
+    finally:
+        seat.transport.close()
 
 
 class _Seat:

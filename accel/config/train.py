@@ -27,7 +27,6 @@ from accel.config.experience import (
     ReplayingConfig,
     SamplesPerInsertConfig,
     SynchronousConfig,
-    TrajectoriesConfig,
 )
 from accel.config.options import Options
 from accel.config.parts import (
@@ -113,12 +112,10 @@ class TrainConfig(BaseModel):
         self._check_env_workers()
         if isinstance(self.schedule, SynchronousConfig):
             self._check_rounds()
-        if isinstance(self.store, FifoConfig | TrajectoriesConfig) and isinstance(
-            self.schedule, SamplesPerInsertConfig
-        ):
+        if isinstance(self.schedule, SamplesPerInsertConfig) and not isinstance(self.store, ReplayingConfig):
             raise ConfigError(
-                f"store '{self.store.store}' takes in no more than one batch, so schedule 'samples-per-insert' would "
-                "wait for ever: use --schedule asynchronous, or --store replay"
+                f"schedule 'samples-per-insert' counts what a replay gives out, and store '{self.store.store}' gives "
+                "whole batches: use --schedule asynchronous, or --store replay"
             )
         if isinstance(self.store, ReplayingConfig) and isinstance(self.schedule, AsynchronousConfig):
             raise ConfigError(

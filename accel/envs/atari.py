@@ -65,6 +65,11 @@ def make_atari(
     if unknown := sorted(args.keys() - accepted):
         raise EnvError(f"unknown environment arguments {unknown}; ALE's vector environment takes {sorted(accepted)}")
     settings = {**registration.kwargs, **DEFAULTS, **args}
+    if settings.get("life_loss_info"):
+        raise EnvError(
+            "environment argument life_loss_info ends episodes whose frames go on, which are stacked anew here: use "
+            "episodic_life=True"
+        )
     ALEInterface.setLoggerMode(LoggerMode.Error)
     try:
         env = AtariVectorEnv(num_envs=num_envs, **settings)

@@ -153,6 +153,8 @@ def _make(registration: Registration, request: _Request) -> VectorEnvironment:
     is_atari = registration.vector_entry_point == _ATARI_VECTOR
     few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari and _loop_is_the_same(registration)
     is_drawn = request.render and not is_atari
+    # Of the vector implementations only the loop knows no limit.
+    few = few or (_time_limit(request.args.get("max_episode_steps", 1)) is None and not is_atari)
     if few or is_drawn or request.wrappers or not _vector_accepts(registration, request.args):
         return _make_loop(registration, request)
     if is_atari:

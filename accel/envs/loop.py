@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, SupportsFloat, TypeAlias, cast
 
 import gymnasium
@@ -19,7 +19,7 @@ from accel.envs.lookup import creation_error
 from accel.envs.observations import ObservationLayout, observation_layout, settle_masks
 from accel.envs.seeding import env_seeds
 from accel.envs.spaces import EnvSpec, FrameFill
-from accel.errors import EnvError, InterfaceError
+from accel.errors import EnvError, InterfaceError, message_of, traceback_of
 from accel.system.pulse import PREPARING
 
 SingleEnv = gymnasium.Env[object, object]
@@ -58,6 +58,7 @@ class EnvLoop(VectorEnvironment):
     ) -> None:
         self.num_envs = num_envs
         self.envs: list[SingleEnv] = []
+        self._broken: set[int] = set()
         try:
             for _ in range(num_envs):
                 self.envs.append(make_env())
@@ -68,7 +69,6 @@ class EnvLoop(VectorEnvironment):
         self.make_env = make_env
         self._seed: Seed | None = seed
         self._first_seed = (seed,) if isinstance(seed, int) else tuple(seed)
-        self._broken: set[int] = set()
         self._unproven: set[int] = set()
         self._failed = 0
         self._max_episode_steps = max_episode_steps or sys.maxsize
@@ -100,9 +100,11 @@ class EnvLoop(VectorEnvironment):
         seed = self._seed if seed is None else seed
         self._seed = None
         seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
-        for i, env in enumerate(self.envs):
+        for i in range(self.num_envs):
             try:
-                observation, _ = env.reset(seed=seeds[i])
+                if i in self._broken:
+                    self._make_anew(i)
+                observation, _ = self.envs[i].reset(seed=seeds[i])
             except (TypeError, ValueError) as error:
                 if named := _named(error, f"environment {i}, reset()", "(observation, info)"):
                     raise named from error
@@ -174,19 +176,23 @@ class EnvLoop(VectorEnvironment):
 
     def _reset(self, i: int) -> object:
         """Environment i's next episode; one that raised is made anew first."""
-        words = self.pulse.words
-        before, words[1] = words[1], PREPARING
+        before = self.pulse.enter(PREPARING)
         seed = None
-        if i in self._broken:
-            self.envs[i] = env = self.make_env()
-            if (env.observation_space, env.action_space) != (self.layout.space, self.action_space):
-                raise EnvError(f"environment {i} has other spaces than before")
-            self._steps[i] = env.step
-            self._broken.discard(i)
-            seed = env_seeds((*self._first_seed, self._failed), self.num_envs)[i]
-        observation, _ = self.envs[i].reset(seed=seed)
-        words[1] = before
+        try:
+            if i in self._broken:
+                self._make_anew(i)
+                seed = env_seeds((*self._first_seed, self._failed), self.num_envs)[i]
+            observation, _ = self.envs[i].reset(seed=seed)
+        finally:
+            self.pulse.enter(before)
         return observation
+
+    def _make_anew(self, i: int) -> None:
+        self.envs[i] = env = self.make_env()
+        if (env.observation_space, env.action_space) != (self.layout.space, self.action_space):
+            raise EnvError(f"environment {i} has other spaces than before")
+        self._steps[i] = env.step
+        self._broken.discard(i)
 
     def _replace_later(self, i: int, error: Exception) -> None:
         """Note that environment i raised; its next row is a reset. Raises the error if it did so again too soon."""
@@ -203,8 +209,7 @@ class EnvLoop(VectorEnvironment):
         self._failed += 1
         self._rewards[i] = 0.0
         self._terminated[i], self._truncated[i], self._is_over[i] = False, True, True
-        told = f"{type(error).__name__}: {error}"
-        self.failures.append(EnvFailure(self._tick, i, told, "".join(traceback.format_exception(error))))
+        self.failures.append(EnvFailure(self._tick, i, message_of(error), traceback_of(error)))
         with suppress(Exception):  # it is broken: closing it may be, too
             self.envs[i].close()
 
@@ -226,10 +231,12 @@ class EnvLoop(VectorEnvironment):
         return picture.astype(np.uint8, copy=False)
 
     def close(self) -> None:
-        """Close every environment; more calls do nothing."""
-        for env in self.envs:
-            env.close()
-        self.envs = []
+        """Close every environment, whichever raises; more calls do nothing. Those that broke were closed then."""
+        with ExitStack() as closing:
+            for i, env in enumerate(self.envs):
+                if i not in self._broken:
+                    closing.callback(env.close)
+            self.envs = []
 
 
 def _named(error: Exception, who: str, wanted: str) -> InterfaceError | None:

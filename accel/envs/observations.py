@@ -209,7 +209,7 @@ class _Image(ObservationLayout):
         if self.is_plain:
             row[...] = image
         else:
-            row.reshape(self._unstacked)[...] = image.transpose(self._axes)
+            row.reshape(self._unstacked)[...] = np.asarray(image).transpose(self._axes)  # frames may be lazy
 
     def write_batch(self, observations: object, rows: Observations) -> None:
         images = np.asarray(observations)
@@ -431,6 +431,12 @@ class _IndexLeaf(_OneHotLeaf):
             raise InterfaceError(f"the observation{self.contradiction(value)}")
         row[...] = 0
         row[place] = 1
+
+    def write_batch(self, values: object, rows: Observations) -> None:
+        places = np.asarray(values).reshape(-1) - self._start
+        if (odd := (places < 0) | (places >= self.size)).any():
+            raise InterfaceError(f"the observation{self.contradiction(np.asarray(values).reshape(-1)[odd][0])}")
+        super().write_batch(values, rows)
 
 
 def _leaves(space: Space, where: str) -> list[_Leaf]:

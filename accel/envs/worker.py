@@ -12,7 +12,6 @@ import mmap
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from accel.envs.base import VectorEnvironment
 from accel.envs.spaces import EnvSpec
-from accel.errors import AccelError
+from accel.errors import MAX_TOLD, AccelError, message_of, traceback_of
 from accel.json_object import Json
 from accel.system.child import begin_child
 from accel.system.pulse import PREPARING, STEPPING, WAITING, WORDS, Pulse
@@ -116,9 +115,9 @@ def main() -> int:
         return 1  # The actor is gone, and nobody is left to tell.
     except Exception as error:  # noqa: BLE001 - the actor reports it
         named = isinstance(error, AccelError)
-        told = {"error": str(error) if named else f"{type(error).__name__}: {error}", "kind": type(error).__name__}
+        told = {"error": str(error)[:MAX_TOLD] if named else message_of(error), "kind": type(error).__name__}
         with suppress(OSError):
-            lines.send("error", told | {"traceback": "" if named else traceback.format_exc()})
+            lines.send("error", told | {"traceback": "" if named else traceback_of(error)})
         return 1
     return 0
 

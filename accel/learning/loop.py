@@ -206,6 +206,8 @@ class Loop:
         self._timer.restart()
 
     def _end(self) -> None:
+        with suppress(TransportError):  # None is left: the run has ended anyway.
+            self._check_actors()  # What they said in a run that was shorter than the time between two looks.
         self._timer.mark("record")
         self._phases.settle(wait=True)
         now = perf_counter()

@@ -49,6 +49,7 @@ from accel.runs.state_tree import Tree
 from accel.runs.summary import BackendComparison, SchemeComparison, Summary
 from accel.runs.wandb_upload import FINISH_TIMEOUT_S, Metrics, NoUpload, Upload, WandbUpload
 from accel.system.energy import Energy, RunEnergy
+from accel.system.machine import usable_cores
 from accel.transport.base import LearnerTransport
 from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
@@ -335,6 +336,7 @@ class Session:
             self.sampler,
             self.run.path,
             env_steps,
+            cores=usable_cores(self._allowed_cores),
         )
 
     def _run(self) -> str:

@@ -195,6 +195,7 @@ class _Round:
             env_actions = cast(Actions, sampler.to_env(actions))
             pulse.words[0] = step
             observations, rewards, terminated, truncated = environment.step(env_actions)
+            _raise_failure(environment, step, name)
             self._check(observations, rewards, step, name)
             self.returns[running] += rewards[running]
             self.lengths[running] += 1
@@ -230,6 +231,16 @@ class _Round:
         for env in ended:
             digest = hashlib.blake2b(np.ascontiguousarray(last[env]).tobytes()).digest()
             self.endings.add((float(self.returns[env]), int(self.lengths[env]), digest))
+
+
+def _raise_failure(environment: VectorEnvironment, step: int, name: str) -> None:
+    """Raise EnvError for an environment that raised: what it played is no episode."""
+    if environment.failures:
+        failure = environment.failures[0]
+        raise EnvError(
+            f"environment {failure.environment} of {name!r} raised in step {step + 1}, so that its episode has no "
+            f"return: {failure.error}; mend the environment"
+        )
 
 
 def _check_seed(seed: int) -> None:
@@ -273,10 +284,11 @@ def collect_inputs(
     moments = -(-rows // envs)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
+    name = run.config.environment.env
     progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
-        for step, inputs in enumerate(_sampled_inputs(environment, player, run.rule, seed, steps)):
+        for step, inputs in enumerate(_sampled_inputs(environment, player, run.rule, seed, steps, name)):
             if step in wanted:
                 for name, array in inputs.items():
                     kept.setdefault(name, []).append(np.array(array))
@@ -288,7 +300,7 @@ def collect_inputs(
 
 
 def _sampled_inputs(
-    environment: VectorEnvironment, player: Player, rule: ActionRule, seed: int, steps: int
+    environment: VectorEnvironment, player: Player, rule: ActionRule, seed: int, steps: int, name: str
 ) -> Iterator[dict[str, Array]]:
     """The policy's inputs step by step, across episodes; the recurrent state is zeroed where an episode begins."""
     spec, envs = environment.spec, environment.num_envs
@@ -303,6 +315,7 @@ def _sampled_inputs(
             sampler.begin(TRAINED)
         sampler.sample(params, step % _NOISE_ROWS, actions)
         observations, _, terminated, truncated = environment.step(cast(Actions, sampler.to_env(actions)))
+        _raise_failure(environment, step, name)
         done = terminated | truncated
         # next_step: the finished step's observation is the final one, and the row after it begins the next episode
         first, over = (done, over) if spec.autoreset == "same_step" else (over, done)

@@ -83,7 +83,7 @@ def read_machine(root: Path = Path("/"), *, allowed_cores: int | None = None) ->
         architecture=platform.machine(),
         int8_flags=tuple(flag for flag in _INT8_FLAGS if flag in flags),
         cores=os.cpu_count() or 1,
-        usable_cores=_usable_cores(root, allowed_cores),
+        usable_cores=usable_cores(allowed_cores, root),
         memory_bytes=min(total, limit),
         available_memory_bytes=None if available is None else min(available, limit),
         gpus=read_gpus(),
@@ -121,7 +121,8 @@ def describe_machine(machine: Machine | None = None) -> Json:
     return {**(machine or read_machine()).to_json(), "versions": read_versions(), **read_source()}
 
 
-def _usable_cores(root: Path, allowed: int | None) -> float:
+def usable_cores(allowed: int | None = None, root: Path = Path("/")) -> float:
+    """How many cores' worth of time this process may use: its affinity, or ``allowed``, and quotas around it."""
     if allowed is None:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = float(allowed)

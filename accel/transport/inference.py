@@ -51,6 +51,9 @@ class Questions:
 
     def answer(self, rank: int, answer: Bytes) -> None:
         """Sends an answer, which the caller leaves alone until that rank asks again."""
+        if rank in self._answers:
+            # It is, as the rank asks again; but MPI keeps every request until somebody has asked.
+            self._is_done(rank, self._answers[rank][0])
         try:
             self._answers[rank] = (self._endpoint.send(answer, rank, TAG_ANSWER), answer)
         except PeerFailed:

@@ -219,6 +219,9 @@ class RemoteActor:
                 self._answer = (request, buffer)
             if not self._endpoint.is_done(request):
                 return False
+            if self._question is not None:
+                # It is, as there is an answer; but MPI keeps every request until somebody has asked.
+                self._endpoint.is_done(self._question[0])
         except PeerFailed:
             self._question = self._answer = None
             return False

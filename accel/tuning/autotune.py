@@ -167,10 +167,12 @@ class TunedSteering:
 
     def admit(self, actor: int, unroll: Unroll) -> None:
         """Its times, and its episodes for the guard."""
-        level = self._schemes[int(unroll["scheme_id"][0, 0])]
+        ids = unroll["scheme_id"]
+        # Workers may be ahead of each other: rows of two policies are of no level.
+        level = self._schemes[int(ids[0, 0])] if (ids == ids[0, 0]).all() else ""
         known = self._actors.setdefault(actor, _ActorTimes())
         known.arrive(unroll, self._clock())
-        if self._guard is None or not self._guard.control(actor):
+        if level and (self._guard is None or not self._guard.control(actor)):
             known.add(unroll, level)
         if self._guard is not None:
             rows, envs = np.nonzero(unroll["episode_length"])
@@ -396,12 +398,14 @@ def make_steering(
     run_path: Path,
     env_steps: int = 0,
     *,
+    cores: float | None = None,
     options: TunerOptions | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Steering:
     """What steers a run whose compression is chosen so, from the steps on that it has learned from.
 
-    ``options`` and ``clock`` (seconds, monotonic) are the tuner's.
+    ``options`` and ``clock`` (seconds, monotonic) are the tuner's. ``cores`` are those that learner and actors on this
+    host may use; None: all of the machine.
 
     Raises: ConfigError: a level does not suit the network.
     """
@@ -412,7 +416,7 @@ def make_steering(
         return FixedSteering()
     acting = config.acting
     one_host = acting.hosts is None and acting.hostfile is None
-    shared = acting.actors == 0 or (one_host and acting.actors >= (os.cpu_count() or 1))
+    shared = acting.actors == 0 or (one_host and acting.actors >= (cores or os.cpu_count() or 1))
     parts = (publisher, transport, sampler, log)
     turns = config.schedule.waits_for_policy
     return TunedSteering(choice, config, *parts, shared=shared, turns=turns, options=options, clock=clock)

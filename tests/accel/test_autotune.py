@@ -27,7 +27,15 @@ from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
 from accel.transport.local import LocalTransport
-from accel.tuning.autotune import FIRST_TIMING_S, LEARNER_S, LOOK_S, PREPARE_S, TIMING_PATIENCE_S, make_steering
+from accel.tuning.autotune import (
+    FIRST_TIMING_S,
+    LEARNER_S,
+    LOOK_S,
+    PREPARE_S,
+    TIMING_PATIENCE_S,
+    TunedSteering,
+    make_steering,
+)
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from monitor.decisions import Decision, read_decisions
@@ -178,6 +186,33 @@ def test_annealing_goes_on_at_the_level_of_the_steps_learned_from(make_rig: Call
         steering.step(env_steps, times)
         assert steering.metrics() == {"level": level}
         assert len(read_decisions(tmp_path)[0]) == lines
+
+
+@pytest.mark.parametrize(("cores", "shared"), [(1.0, True), (64.0, False)])
+def test_cores_that_the_run_may_not_use_do_not_count(
+    make_rig: Callable[..., Rig], tmp_path: Path, cores: float, shared: bool
+) -> None:
+    rig = make_rig("auto(fp32;int8)", actors=2)
+    choice = parse_choice(rig.config.compression.compressor)
+    parts = (rig.publisher, rig.transport, rig.sampler)
+    steering = make_steering(choice, rig.config, *parts, tmp_path, cores=cores)
+    assert isinstance(steering, TunedSteering) and steering._shared == shared
+
+
+def test_an_unroll_of_two_levels_is_of_none(make_rig: Callable[..., Rig]) -> None:
+    """Groups of environments may be ahead of each other."""
+    rig = make_rig("auto(fp32;int8)")
+    (actor,) = rig.actors
+    actor.step()
+    arrival = rig.transport.receive()
+    assert arrival is not None and isinstance(rig.steering, TunedSteering)
+    unroll = rig.layout.view(arrival.buffer)
+    unroll["scheme_id"][0, 0] = 1
+    rig.steering.admit(0, unroll)
+    assert not rig.steering._actors[0]._unrolls
+    unroll["scheme_id"][...] = 1
+    rig.steering.admit(0, unroll)
+    assert len(rig.steering._actors[0]._unrolls) == 1
 
 
 def _decided(path: Path, kind: str) -> list[Decision]:

@@ -202,6 +202,18 @@ def test_training_goes_on_bit_for_bit_from_any_update(tmp_path: Path, name: str)
     assert_identical(its_generator.get_state(), generator.get_state())
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_options_of_the_run_that_goes_on_count(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    before, after = OPTIMIZERS[name]([parameter]), OPTIMIZERS[name]([parameter])
+    before.step()
+    after.param_groups[0]["eps"] = 0.125
+    load_optimizer(after, pack_optimizer(before))
+    assert after.param_groups[0]["eps"] == 0.125
+    assert_identical(pack_optimizer(after)["state"], pack_optimizer(before)["state"])
+
+
 def test_a_foreign_optimizer_is_refused_and_left_as_it_was() -> None:
     def adam(*sizes: int) -> torch.optim.Optimizer:
         parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]

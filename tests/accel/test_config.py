@@ -136,6 +136,7 @@ def test_presets_are_valid() -> None:
         ({"algorithm": "impala", "corrector": "wat"}, "'vtrace', 'retrace' or 'none'"),
         ({"clip_rho": 0.5}, "clip_c.*must not exceed clip_rho"),
         ({"clip_c": None}, "clip_c.*must not exceed clip_rho"),
+        ({"algorithm": "impact", "schedule": "samples-per-insert"}, "store 'circular' gives whole batches"),
         ({"algorithm": "my:factory", "entropy_cost": 0.1}, "algorithm module:factory does not read it"),
         ({"algorithm": "impala", "passes": 2}, "'passes' = 2: algorithm impala does not read it.*algorithm ppo"),
         ({"algorithm": "dqn", "batch_unrolls": 2}, "store replay does not read it.*store fifo or store circular"),

@@ -63,6 +63,8 @@ def play(env: VectorEnvironment, steps: int = 30) -> list[np.ndarray]:
         ({"id": "CartPole"}, "vector"),
         ({"id": "gymnasium:CartPole-v1"}, "vector"),
         ({"id": "CartPole-v1", "env_args": {"sutton_barto_reward": True}}, "vector"),
+        ({"id": "CartPole-v1", "env_args": {"max_episode_steps": 7}}, "vector"),
+        ({"id": "CartPole-v1", "env_args": {"max_episode_steps": -1}}, "loop"),
         ({"id": "CartPole-v1", "wrappers": [f"{HERE}:shift_rewards"]}, "loop"),
         ({"id": "Pendulum-v1", "env_args": {"g": 5.0}}, "loop"),
         ({"id": CLOSED_FORM}, "loop"),
@@ -144,6 +146,8 @@ def test_bad_wrappers_are_named(wrapper: str, message: str) -> None:
         ({"id": "CartPole-v1", "env_args": {"num_envs": 3}}, "num_envs"),
         ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": 0}}, "max_episode_steps is 0"),
         ({"id": "Pendulum-v1", "env_args": {"max_episode_steps": "ten"}}, "max_episode_steps is 'ten'"),
+        ({"id": "CartPole-v1", "env_args": {"max_episode_steps": 0}, "num_envs": 8}, "max_episode_steps is 0"),
+        ({"id": "CartPole-v1", "env_args": {"max_episode_steps": "ten"}, "num_envs": 8}, "max_episode_steps is 'ten'"),
         ({"id": "CartPole-v1", "num_envs": 0}, "at least one"),
         ({"id": "CartPole-v1", "backend": "magic"}, "choose gymnasium, envpool or pettingzoo"),
         ({"id": "CartPole-v1", "squash_actions": True}, "Box action space"),
@@ -155,6 +159,19 @@ def test_bad_input_is_one_clear_message(options: dict[str, Any], message: str) -
     with pytest.raises(EnvError, match=message) as caught:
         make_vector_env(**{"num_envs": 1, **options})
     assert "\n" not in str(caught.value)
+
+
+def test_a_broken_environment_is_made_anew_by_a_reset_too() -> None:
+    env = make_vector_env("CartPole-v1", 2, wrappers=["tests.environments.troubled:Raises"])
+    env.reset(seed=0)
+    while not env.failures:
+        env.step(np.zeros(2, np.int64))
+    assert len(env.failures[0].error) < 5000 and len(env.failures[0].traceback) < 20_000
+    env.failures.clear()
+    env.reset(seed=0)
+    _, rewards, terminated, truncated = env.step(np.zeros(2, np.int64))
+    assert rewards[env.num_envs - 1] == 1.0 and not (terminated | truncated).any() and not env.failures
+    env.close()
 
 
 def test_bad_input_to_envpool() -> None:
@@ -181,6 +198,7 @@ def test_bad_input_to_atari() -> None:
         ("ALE/Pong-v5", {"frame_skip": 4}, "frameskip"),
         ("ALE/Pong-v5", {"frameskip": 0}, "frameskip"),
         ("ALE/Pong-v5", {"batch_size": 1}, "batch_size"),
+        ("ALE/Pong-v5", {"life_loss_info": True}, "use episodic_life=True"),
     ):
         arguments: Any = args
         with pytest.raises(EnvError, match=message):

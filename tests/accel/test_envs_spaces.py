@@ -71,6 +71,16 @@ def test_vectors_are_what_gymnasium_flattens(space: AnySpace, seed: int) -> None
     assert view is None or np.array_equal(view, wanted)
 
 
+def test_an_index_out_of_range_is_refused_in_a_batch_too() -> None:
+    layout = observation_layout(gymnasium.spaces.Discrete(4, start=1))
+    rows = layout.empty(3)
+    layout.write_batch(np.array([1, 4, 2]), rows)
+    assert rows.argmax(1).tolist() == [0, 3, 1]
+    for odd in (0, 5):
+        with pytest.raises(InterfaceError, match=f"the value {odd} of int64, which is out of range"):
+            layout.write_batch(np.array([1, odd, 2]), rows)
+
+
 IMAGES = {
     "grey": ((5, 4), (1, 5, 4), lambda x: x[None]),
     "colour last": ((5, 4, 3), (3, 5, 4), lambda x: np.moveaxis(x, 2, 0)),

@@ -273,6 +273,18 @@ class Simulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.simulators = [subprocess.Popen(["sleep", "86400"], start_new_session=apart) for apart in (False, True)]
 
 
+class Raises(_Failing):
+    """Raises in every step after some, and cannot be closed either."""
+
+    def fail(self) -> None:
+        raise ValueError("the simulator broke" + " and broke" * 10**6)
+
+    def close(self) -> None:
+        if self.steps > FIRST_TROUBLE:
+            raise ValueError("it was closed before")
+        super().close()
+
+
 class Leaves(_Failing):
     """Leaves the process after some steps, always."""
 
