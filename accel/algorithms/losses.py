@@ -32,13 +32,6 @@ def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
     return torch.dot(values.flatten(), weights.to(values.dtype).flatten())
 
 
-def normalise(advantages: Tensor, weights: Tensor) -> Tensor:
-    """Zero mean and unit deviation over the weighted steps; rows of weight zero are left finite but meaningless."""
-    mean = masked_mean(advantages, weights)
-    centred = advantages - mean
-    return centred * torch.rsqrt(masked_mean(centred.square(), weights) + 1e-8)
-
-
 def policy_gradient(log_prob: Tensor, advantages: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """−E[log π(a) · A]; the importance weight is already in A (Espeholt et al. 2018, section 4.2)."""
     gradient = -advantages * weights

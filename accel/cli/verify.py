@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from accel.errors import BundleError
+from accel.errors import BundleError, ConfigError
 from accel.exporting.verify import verify
 from accel.system.deadline import deadline
 from monitor.plain_text import without_controls
@@ -34,6 +34,8 @@ class VerifyOptions:
 def main(arguments: Sequence[str]) -> int:
     """Parse, check, print."""
     options = tyro.cli(VerifyOptions, prog="accel verify", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    if not options.timeout_s > 0:
+        raise ConfigError(f"--timeout-s {options.timeout_s:g}: give how many seconds it may take")
     late = f"{without_controls(str(options.bundle))} was not checked within {options.timeout_s:g} s (--timeout-s)"
     with deadline(options.timeout_s, late, BundleError.exit_code):
         result = verify(options.bundle, run_native_check=options.run_native_check)

@@ -84,7 +84,9 @@ class ActingConfig(Options):
         "answers the actors' observations in batches; with actors = 0 the two are the same",
     )
     pin_cores: bool = Field(
-        True, description="pin each actor to one core and the learner to the rest, where cores suffice"
+        True,
+        description="pin each actor to one core and the learner to the rest, where cores suffice; give runs that "
+        "share a machine cores of their own by taskset, or turn it off",
     )
     actor_timeout_s: float = Field(
         20.0, gt=0, description="most seconds that a step of an actor's environments may take; then it is replaced"

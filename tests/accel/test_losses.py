@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel.algorithms.losses import clipped_surrogate, masked_mean, normalise, policy_gradient, squared_error
+from accel.algorithms.losses import clipped_surrogate, masked_mean, policy_gradient, squared_error
 
 VALID = torch.tensor([[True, False], [True, True], [False, True]])
 WEIGHTS = VALID / VALID.sum()
@@ -21,17 +21,6 @@ def rows(*values: float) -> torch.Tensor:
 
 def test_a_mean_leaves_junk_out_of_sum_and_denominator() -> None:
     assert masked_mean(rows(1, 1e9, 2, 3, 1e9, 6), WEIGHTS).item() == pytest.approx(3.0)
-
-
-def test_advantages_are_normalised_over_valid_steps() -> None:
-    result = normalise(rows(1, 1e6, 2, 3, -1e6, 6), WEIGHTS)[VALID]
-    assert result.mean().item() == pytest.approx(0, abs=1e-9)
-    assert result.std(correction=0).item() == pytest.approx(1, rel=1e-6)
-    assert result.tolist() == pytest.approx([(v - 3) / math.sqrt(3.5) for v in (1, 2, 3, 6)])
-
-
-def test_equal_advantages_normalise_to_zero() -> None:
-    assert torch.equal(normalise(rows(2, 2, 2, 2, 2, 2), WEIGHTS), torch.zeros(3, 2, dtype=torch.float64))
 
 
 def test_policy_gradient_and_squared_error() -> None:
