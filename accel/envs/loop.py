@@ -181,7 +181,7 @@ class EnvLoop(VectorEnvironment):
         try:
             if i in self._broken:
                 self._make_anew(i)
-                seed = env_seeds((*self._first_seed, self._failed), self.num_envs)[i]
+                seed = env_seeds((*self._first_seed, self._failed, 1), self.num_envs)[i]
             observation, _ = self.envs[i].reset(seed=seed)
         finally:
             self.pulse.enter(before)

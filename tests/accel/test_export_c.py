@@ -22,9 +22,11 @@ from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.build import Bundle, export
 from accel.exporting.formats.base import Vectors
+from accel.exporting.formats.c import _argument
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
 from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
+from compressors.artifact import TensorSpec
 from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run
@@ -233,3 +235,8 @@ def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) 
     done = build_and_run(bundle.path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("4 rows: pass\n")
     assert (bundle.path / "vectors.h").stat().st_size < 1_000_000
+
+
+def test_an_input_called_like_a_keyword_is_a_parameter_all_the_same() -> None:
+    wanted = {"switch": "float switch_[1][2]", "switches": "float switches[1][2]"}
+    assert {name: _argument(TensorSpec(name, "float32", (None, 2))) for name in wanted} == wanted

@@ -35,6 +35,13 @@ from compressors.artifact import CompressedPolicy, TensorSpec
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"
 _FLAGS = ("-std=c99", "-O2")
 _TIMEOUT_S = 600
+_KEYWORDS = frozenset(
+    "and asm auto bool break case catch char class const continue default delete do double else enum explicit export "
+    "extern false float for friend goto if inline int long mutable namespace new not operator or private protected "
+    "public register restrict return short signed sizeof static struct switch template this throw true try typedef "
+    "typename union unsigned using virtual void volatile while xor".split()
+)
+"""Of C and C++: no names of parameters in a header for both."""
 _C_TYPES = {"float32": "float", "uint8": "uint8_t"}
 _NONE_BYTES = 0
 _REFUSED = {"com.microsoft.MatMulNBits", "com.microsoft.DequantizeLinear"}
@@ -228,4 +235,5 @@ def _header(artifact: CompressedPolicy) -> str:
 
 def _argument(spec: TensorSpec) -> str:
     kind = _C_TYPES.get(spec.dtype, np.dtype(spec.dtype).name)
-    return f"{kind} {spec.name}{''.join(f'[{size}]' for size in spec.with_batch(1))}"
+    name = f"{spec.name}_" if spec.name in _KEYWORDS else spec.name
+    return f"{kind} {name}{''.join(f'[{size}]' for size in spec.with_batch(1))}"
