@@ -144,7 +144,7 @@ class TunedSteering:
         horizon = effective_horizon(config.algorithm.discount, trace.lambda_, length)
         self._traces = [min(horizon, length - t) for t in range(length)]
         self._publisher, self._transport, self._sampler, self._log = publisher, transport, sampler, log
-        self._shared, self._turns, self._clock = shared, turns, clock
+        self.shared, self._turns, self._clock = shared, turns, clock
         self._schemes = publisher.schemes
         self._actors: dict[int, _ActorTimes] = {}
         self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LOOKS)
@@ -260,7 +260,7 @@ class TunedSteering:
             time_s=now,
             actors=ready if len(ready) == len(known) else (),
             learner_rates=dict(self._learner_rates),
-            shared=self._shared,
+            shared=self.shared,
             turns=self._turns,
             traces=self._traces,
             quality={} if self.tuner.incumbent == self.tuner.full else quality,

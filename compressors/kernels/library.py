@@ -15,11 +15,11 @@ MACHINES = ("x86_64",)
 
 def load_kernels() -> ctypes.CDLL | None:
     """The library; None where there is none that loads here."""
-    return _load()[0]
+    return load_or_why()[0]
 
 
 @functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def load_or_why() -> tuple[ctypes.CDLL | None, str]:
     """The library, or why there is none."""
     if platform.machine() not in MACHINES:
         return None, f"there are none for {platform.machine()}"
@@ -56,7 +56,7 @@ def lanes_here() -> int:
 
 def why_none() -> str:
     """Why no policy runs on these kernels here; "" where they can."""
-    library, reason = _load()
+    library, reason = load_or_why()
     if library is not None and not lanes_here():
         return "this CPU has neither AVX2 nor AVX-512 with VNNI"
     return reason

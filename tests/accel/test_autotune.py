@@ -196,23 +196,7 @@ def test_cores_that_the_run_may_not_use_do_not_count(
     choice = parse_choice(rig.config.compression.compressor)
     parts = (rig.publisher, rig.transport, rig.sampler)
     steering = make_steering(choice, rig.config, *parts, tmp_path, cores=cores)
-    assert isinstance(steering, TunedSteering) and steering._shared == shared
-
-
-def test_an_unroll_of_two_levels_is_of_none(make_rig: Callable[..., Rig]) -> None:
-    """Groups of environments may be ahead of each other."""
-    rig = make_rig("auto(fp32;int8)")
-    (actor,) = rig.actors
-    actor.step()
-    arrival = rig.transport.receive()
-    assert arrival is not None and isinstance(rig.steering, TunedSteering)
-    unroll = rig.layout.view(arrival.buffer)
-    unroll["scheme_id"][0, 0] = 1
-    rig.steering.admit(0, unroll)
-    assert not rig.steering._actors[0]._unrolls
-    unroll["scheme_id"][...] = 1
-    rig.steering.admit(0, unroll)
-    assert len(rig.steering._actors[0]._unrolls) == 1
+    assert isinstance(steering, TunedSteering) and steering.shared == shared
 
 
 def _decided(path: Path, kind: str) -> list[Decision]:

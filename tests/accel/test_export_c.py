@@ -22,7 +22,7 @@ from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.build import Bundle, export
 from accel.exporting.formats.base import Vectors
-from accel.exporting.formats.c import _argument
+from accel.exporting.formats.c import parameter
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
 from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
@@ -239,4 +239,4 @@ def test_a_policy_of_full_size_images_passes_its_own_check_in_c(tmp_path: Path) 
 
 def test_an_input_called_like_a_keyword_is_a_parameter_all_the_same() -> None:
     wanted = {"switch": "float switch_[1][2]", "switches": "float switches[1][2]"}
-    assert {name: _argument(TensorSpec(name, "float32", (None, 2))) for name in wanted} == wanted
+    assert {name: parameter(TensorSpec(name, "float32", (None, 2))) for name in wanted} == wanted

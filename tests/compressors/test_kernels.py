@@ -405,21 +405,21 @@ def test_a_graph_is_recognised_by_everything_but_its_numbers() -> None:
 
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = artifact_of("tanh-mlp", "fp32")
-    library._load.cache_clear()
+    library.load_or_why.cache_clear()
     try:
         monkeypatch.setattr(library, "checksum", lambda directory: 0)
         assert load_kernels() is None and lanes_here() == 0 and "from other sources" in why_none()
         assert PolicySession(artifact, batch=1).runtime == "onnxruntime"
         monkeypatch.setattr(library, "PATH", library.PATH.with_name("absent.so"))
-        library._load.cache_clear()
+        library.load_or_why.cache_clear()
         assert "no C compiler or it failed" in why_none()
         broken = tmp_path / "broken.so"
         broken.write_text("no library")
         monkeypatch.setattr(library, "PATH", broken)
-        library._load.cache_clear()
+        library.load_or_why.cache_clear()
         assert "does not load" in why_none() and "broken.so" in why_none()
-        library._load.cache_clear()
+        library.load_or_why.cache_clear()
         monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
         assert why_none() == "there are none for aarch64"
     finally:
-        library._load.cache_clear()
+        library.load_or_why.cache_clear()

@@ -215,8 +215,8 @@ def _start(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def _header(artifact: CompressedPolicy) -> str:
     """The prototype, with the arrays' shapes and what they mean."""
-    arguments = [f"const {_argument(spec)}" for spec in artifact.inputs] + [
-        _argument(spec) for spec in artifact.outputs
+    arguments = [f"const {parameter(spec)}" for spec in artifact.inputs] + [
+        parameter(spec) for spec in artifact.outputs
     ]
     return "\n".join(
         [
@@ -233,7 +233,8 @@ def _header(artifact: CompressedPolicy) -> str:
     )
 
 
-def _argument(spec: TensorSpec) -> str:
+def parameter(spec: TensorSpec) -> str:
+    """An input or output of one row as the C function declares it."""
     kind = _C_TYPES.get(spec.dtype, np.dtype(spec.dtype).name)
     name = f"{spec.name}_" if spec.name in _KEYWORDS else spec.name
     return f"{kind} {name}{''.join(f'[{size}]' for size in spec.with_batch(1))}"
