@@ -55,13 +55,16 @@ class Distill(Reduction):
 
         Raises:
             SchemeError: no student factory or divergence was given, or the student is larger than the policy.
-            UnsupportedLayerError: the policy is recurrent.
+            UnsupportedLayerError: the policy is recurrent, or observes several inputs.
             GraphError: the student's output has another shape than the policy's.
         """
         if self.student_factory is None or self.divergence is None:
             raise SchemeError(f"{self.scheme} needs a student factory and a divergence; pass both to make_compressor")
         if len(example_inputs) > 1:
-            raise UnsupportedLayerError(f"{self.scheme} supports no recurrent policies; use prune or lowrank")
+            raise UnsupportedLayerError(
+                f"{self.scheme} supports policies of one observation input, without recurrent state; use prune or "
+                "lowrank"
+            )
         student = self.student_factory(self.size, module)
         ours, theirs = _size(student), _size(module)
         if ours > theirs:

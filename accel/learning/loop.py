@@ -122,7 +122,10 @@ class Loop:
                 for experience in self._receive(wait=not self.schedule.due(self._counts())):
                     self._observe(experience)
                     self.store.insert(experience)
+            updates = self.counters.updates
             turn = self._agree(reason)
+            for _ in range(self.counters.updates - updates):  # Other learners' gradients, each of which was applied.
+                self.publisher.after_update()
             if turn.reason is not None:
                 break
             sample = self._sample() if turn.learns else None

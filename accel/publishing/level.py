@@ -216,7 +216,8 @@ class Level:
     def leave_use(self) -> None:
         """Out of use: drop the validator's session and verdict; ``enter_use`` schedules a full check."""
         self._validator.close()
-        self._withheld = False
+        if self._withheld:
+            self._withheld, self._checks = False, UpdateInterval(self._check_interval)
 
     def after_update(self) -> None:
         """After each learner update: determine what is due; the compensation for pruned channels is fitted at once."""
@@ -395,8 +396,7 @@ class Level:
     def _release(self) -> None:
         if self._withheld:
             logger.info("%s is published again", self.scheme)
-            self._checks = UpdateInterval(self._check_interval)
-        self._withheld = False
+            self._withheld, self._checks = False, UpdateInterval(self._check_interval)
 
     def _warn_once(self, consequence: str, error: CompressorError) -> None:
         """Log each cause once, ignoring the numbers in it."""

@@ -324,7 +324,10 @@ class _Evaluator:
             "evaluation": self._best,
         }
         tensors = {f"{PREFIX}{name}": value for name, value in networks.items()}
-        self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
+        kept = self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
+        for other in self._store.paths():  # A run that was killed may have got further than the one that goes on.
+            if other != kept:
+                other.unlink(missing_ok=True)
         if request.artifact:
             self._policies.mkdir(exist_ok=True)
             write_atomically(self._policies / "best.accel", request.artifact)

@@ -39,7 +39,10 @@ RUNS = "runs"
 _POLL_S = 0.5
 # A checkpoint goes with these parts of the configuration, or the population decides about them itself.
 _FIXED_PARTS = ("environment", "policy", "run")
-_FIXED = ("algorithm", "store", "schedule", "optimizer", "corrector", "actors", "learners", "device", "actor_runtime")
+_FIXED = (
+    "algorithm", "duelling", "atoms", "store", "schedule", "optimizer", "corrector", "actors", "learners", "device",
+    "actor_runtime",
+)  # fmt: skip
 _READ = ("seed", "out", "max_seconds")
 
 logger = logging.getLogger("accel")
@@ -312,8 +315,9 @@ class Population:
             write_atomically(self._directory / JOURNAL, before + json.dumps(line).encode() + b"\n")
         if generation:  # Nobody begins with these any more.
             for member in members:
-                unused = self._directory / RUNS / run_name(generation - 1, member.number) / "checkpoints"
-                shutil.rmtree(unused, ignore_errors=True)  # A failed member may have none.
+                run = self._directory / RUNS / run_name(generation - 1, member.number)
+                for unused in ("checkpoints", "replay"):
+                    shutil.rmtree(run / unused, ignore_errors=True)  # A failed member may have none.
 
 
 def best_member(generation: Generation) -> int:

@@ -16,6 +16,7 @@ import accel
 from accel.cli import main
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
+from accel.runs.checkpoint import CheckpointState, CheckpointStore
 from accel.runs.directory import RunDirectory
 from accel.runs.live_evaluation import FIRST_SEED, ProcessEvaluation
 from accel.runs.loading import PREFIX, load_run
@@ -146,6 +147,26 @@ def test_every_result_is_told_once_however_rare_records_are(evaluated: Path, tmp
     told = [evaluation.metrics() for _ in range(4)]
     evaluation.close()
     assert [news.get("evaluation_env_steps") for news in told] == [10, 20, 25, None]
+
+
+def test_a_run_that_goes_on_from_before_its_best_policy_keeps_one_best(evaluated: Path, tmp_path: Path) -> None:
+    """As after a kill: the newest checkpoint is older than the best evaluation."""
+    path = shutil.copytree(evaluated, tmp_path / "run")
+    run = RunDirectory.open(path, read_only=True)
+    best, state = run.load_best(), run.load_checkpoint()
+    shutil.rmtree(run.best)
+    poor = {"best_mean": -1.0, "best_env_steps": 10**6}
+    counters = {**best.counters, "env_steps": 10**6, "evaluation": poor}
+    CheckpointStore(run.best, 1).save(CheckpointState(best.tensors, {}, counters))  # type: ignore[arg-type]
+    weights = save({name.removeprefix(PREFIX): t for name, t in state.tensors.items() if name.startswith(PREFIX)})
+    spec = state.counters["spec"]
+    assert isinstance(spec, dict)
+    evaluation = ProcessEvaluation(
+        path, spec, every=10, env_steps=0, waits=True, cores=None, limits_s=(20.0, 60.0), stopped=lambda: None
+    )
+    evaluation.finish(25, 25, (path / "policy" / "final.accel").read_bytes(), lambda: weights, 300.0)
+    evaluation.close()
+    assert run.load_best().env_steps == 25 and len(CheckpointStore(run.best).paths()) == 1
 
 
 def test_a_failing_evaluation_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,7 +108,7 @@ def test_a_student_without_parameters_of_its_own_is_refused() -> None:
 def test_recurrent_policies_are_refused() -> None:
     case = CASES["lstm"]
     compressor = make_compressor("distill(16x1)", student_factory=_student, divergence=_divergence)
-    with pytest.raises(UnsupportedLayerError, match="supports no recurrent policies"):
+    with pytest.raises(UnsupportedLayerError, match="without recurrent state"):
         compressor.bind(case.make(), case.examples(), output_names=case.outputs)
 
 
