@@ -115,7 +115,7 @@ class QuickRMSprop(_Undecorated, RMSprop):
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> Mapping[str, Tree]:
-    """Everything in any torch optimizer: its state, step counters included, and, to be read, its hyper-parameters."""
+    """Everything in any torch optimizer: its state, step counters included, and its hyper-parameters."""
     return {"kind": type(optimizer).__name__, **cast(dict[str, Tree], optimizer.state_dict())}
 
 

@@ -153,9 +153,10 @@ def _make(registration: Registration, request: _Request) -> VectorEnvironment:
     is_atari = registration.vector_entry_point == _ATARI_VECTOR
     few = request.num_envs < _VECTOR_PAYS_FROM and not is_atari and _loop_is_the_same(registration)
     is_drawn = request.render and not is_atari
-    # Of the vector implementations only the loop knows no limit.
-    few = few or (_time_limit(request.args.get("max_episode_steps", 1)) is None and not is_atari)
-    if few or is_drawn or request.wrappers or not _vector_accepts(registration, request.args):
+    # A vector implementation takes -1 for a limit that is over.
+    given = "max_episode_steps" in request.args
+    is_endless = given and _time_limit(request.args["max_episode_steps"]) is None and not is_atari
+    if few or is_drawn or is_endless or request.wrappers or not _vector_accepts(registration, request.args):
         return _make_loop(registration, request)
     if is_atari:
         from accel.envs.atari import make_atari

@@ -102,9 +102,8 @@ class EnvLoop(VectorEnvironment):
         seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else env_seeds(seed, self.num_envs)
         for i in range(self.num_envs):
             try:
-                if i in self._broken:
-                    self._make_anew(i)
-                observation, _ = self.envs[i].reset(seed=seeds[i])
+                anew = self._make_anew(i) if i in self._broken else None
+                observation, _ = self.envs[i].reset(seed=anew if seeds[i] is None else seeds[i])
             except (TypeError, ValueError) as error:
                 if named := _named(error, f"environment {i}, reset()", "(observation, info)"):
                     raise named from error
@@ -177,22 +176,21 @@ class EnvLoop(VectorEnvironment):
     def _reset(self, i: int) -> object:
         """Environment i's next episode; one that raised is made anew first."""
         before = self.pulse.enter(PREPARING)
-        seed = None
         try:
-            if i in self._broken:
-                self._make_anew(i)
-                seed = env_seeds((*self._first_seed, self._failed, 1), self.num_envs)[i]
+            seed = self._make_anew(i) if i in self._broken else None
             observation, _ = self.envs[i].reset(seed=seed)
         finally:
             self.pulse.enter(before)
         return observation
 
-    def _make_anew(self, i: int) -> None:
+    def _make_anew(self, i: int) -> int:
+        """Another environment in the place of one that raised; returns its seed, which no other has."""
         self.envs[i] = env = self.make_env()
         if (env.observation_space, env.action_space) != (self.layout.space, self.action_space):
             raise EnvError(f"environment {i} has other spaces than before")
         self._steps[i] = env.step
         self._broken.discard(i)
+        return env_seeds((*self._first_seed, self._failed, 1), self.num_envs)[i]
 
     def _replace_later(self, i: int, error: Exception) -> None:
         """Note that environment i raised; its next row is a reset. Raises the error if it did so again too soon."""

@@ -436,7 +436,8 @@ class _IndexLeaf(_OneHotLeaf):
         places = np.asarray(values).reshape(-1) - self._start
         if (odd := (places < 0) | (places >= self.size)).any():
             raise InterfaceError(f"the observation{self.contradiction(np.asarray(values).reshape(-1)[odd][0])}")
-        super().write_batch(values, rows)
+        rows[...] = 0
+        rows[np.arange(len(rows)), places] = 1
 
 
 def _leaves(space: Space, where: str) -> list[_Leaf]:

@@ -64,7 +64,8 @@ class AdaptedPolicy(PolicyModule):
         outputs = _probed(self, spec)
         if spec.action.kind == "gaussian" and outputs.shape[1] == spec.action.sizes[0]:
             self.assumes_deviation = log_std is None or log_std.numel() != spec.action.sizes[0]
-            self.log_std = nn.Parameter(_log_std(log_std, spec.action), requires_grad=False)
+            known = _assumed(spec.action) if log_std is None or self.assumes_deviation else log_std.detach().reshape(-1)
+            self.log_std = nn.Parameter(known.to("cpu", torch.float32, copy=True), requires_grad=False)
         elif outputs.shape[1] != spec.action.param_size:
             raise ConfigError(
                 f"the policy {type(module).__name__} gives {outputs.shape[1]} numbers for {spec.action.kind} actions "
@@ -162,9 +163,8 @@ def _entered(module: nn.Module, inside: list[str]) -> Iterator[None]:
             hook.remove()
 
 
-def _log_std(given: Tensor | None, action: ActionSpec) -> Tensor:
-    if given is not None and given.numel() == action.sizes[0]:
-        return given.detach().reshape(-1).to("cpu", torch.float32).clone()
+def _assumed(action: ActionSpec) -> Tensor:
+    """[k] log deviations of actions whose policy gives none."""
     ranges = torch.tensor(action.high) - torch.tensor(action.low)
     is_bounded = torch.isfinite(ranges) & (ranges > 0) & (not action.squash)  # tanh is of numbers about 1
     half = torch.where(is_bounded, ranges / 2, torch.ones_like(ranges))

@@ -133,17 +133,12 @@ def import_module(
         load_weights(module, weights)
     constants = None if normaliser is None else read_normaliser(normaliser, spec.observation_shape)
     adapted = AdaptedPolicy(with_forward(module, spec), spec, normaliser=constants)
-    if rule == STOCHASTIC and adapted.assumes_deviation:
-        raise ConfigError(
-            f"--rule stochastic samples actions, and the policy {name} gives means without deviations: choose "
-            "greedy, or let it return (means, log standard deviations)"
-        )
     path = Path(name.partition(":")[2] or name) if weights is None else weights
     source = None
     if named is not None:
         given = {"--module": named, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
         source = _arguments(given, config)
-    return ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, spec), source)
+    return ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, adapted, spec), source)
 
 
 def import_sb3(
@@ -183,7 +178,7 @@ def import_sb3(
     given = {"--sb3": path, "--activation": activation, "--rule": rule, "--normaliser": normaliser}
     source = _arguments(given, config)
     return ImportedPolicy(
-        path, config, spec, saved.env_steps, 0, adapted, saved.architecture, _rule(rule, spec), source
+        path, config, spec, saved.env_steps, 0, adapted, saved.architecture, _rule(rule, adapted, spec), source
     )
 
 
@@ -227,7 +222,12 @@ def _arguments(given: Mapping[str, Path | str | None], config: TrainConfig) -> t
     return tuple(options)
 
 
-def _rule(name: str, spec: EnvSpec) -> RuleSpec:
+def _rule(name: str, policy: AdaptedPolicy, spec: EnvSpec) -> RuleSpec:
+    if name == STOCHASTIC and policy.assumes_deviation:
+        raise ConfigError(
+            "--rule stochastic samples actions, and the policy gives means without deviations: choose greedy, or, with "
+            "--module, return (means, log standard deviations)"
+        )
     found = RuleSpec(_RULES.get(name, name))
     rule = make_rule(found, spec.action)
     if rule.output_size != spec.action.param_size:

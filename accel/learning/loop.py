@@ -122,10 +122,7 @@ class Loop:
                 for experience in self._receive(wait=not self.schedule.due(self._counts())):
                     self._observe(experience)
                     self.store.insert(experience)
-            updates = self.counters.updates
             turn = self._agree(reason)
-            for _ in range(self.counters.updates - updates):  # Other learners' gradients, each of which was applied.
-                self.publisher.after_update()
             if turn.reason is not None:
                 break
             sample = self._sample() if turn.learns else None
@@ -188,11 +185,14 @@ class Loop:
 
     def _agree(self, reason: str | None) -> Turn:
         """What is done in this turn, by all learners."""
-        due, wants = self.schedule.due(self._counts()), self._wants_policy
+        due, wants, before = self.schedule.due(self._counts()), self._wants_policy, self.counters.updates
         turn = self.turns.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
         self._wants_policy, self.actors_alive = False, turn.actors_alive
         if not self.turns.alone:
             self._timer.mark("wait")
+            for _ in range(self.counters.updates - before):  # Others' gradients, each of which was applied.
+                self.publisher.after_update()
+            self._timer.mark("compress")
         return turn
 
     def _counts(self) -> Counts:

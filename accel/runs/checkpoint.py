@@ -72,17 +72,18 @@ class CheckpointStore:
         return paths[-1] if paths else None
 
     def save(self, state: CheckpointState) -> Path:
-        """Write a checkpoint, then remove what is older than the newest ``keep``; returns its path.
+        """Write a checkpoint, then remove all but it and the newest others, ``keep`` together; returns its path.
 
-        Old ones are removed only when the new one is complete on disk. Raises: OSError.
+        The best policy of a run that was killed may be of more steps than the best one after it goes on. Others are
+        removed only when the new one is complete on disk. Raises: OSError.
         """
         self._directory.mkdir(exist_ok=True)
         remove_partial_files(self._directory)
         path = self._directory / f"step-{state.env_steps:012d}.safetensors"
         save_checkpoint(path, state)
-        for old in self.paths()[: -self._keep]:
-            if old != path:
-                old.unlink(missing_ok=True)
+        others = [other for other in self.paths() if other != path]
+        for old in others[: max(len(others) - self._keep + 1, 0)]:
+            old.unlink(missing_ok=True)
         return path
 
     def load_latest(self) -> CheckpointState:

@@ -324,10 +324,7 @@ class _Evaluator:
             "evaluation": self._best,
         }
         tensors = {f"{PREFIX}{name}": value for name, value in networks.items()}
-        kept = self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
-        for other in self._store.paths():  # A run that was killed may have got further than the one that goes on.
-            if other != kept:
-                other.unlink(missing_ok=True)
+        self._store.save(CheckpointState(tensors, {}, counters))  # type: ignore[arg-type]
         if request.artifact:
             self._policies.mkdir(exist_ok=True)
             write_atomically(self._policies / "best.accel", request.artifact)

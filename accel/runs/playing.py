@@ -107,14 +107,8 @@ def play(
         EnvError: the environment cannot be made or is another one, or an episode does not end.
         ArtifactError: the artifact cannot be loaded here.
     """
+    _check_counts(episodes, envs)
     _check_seed(seed)
-    if episodes < 1 or envs < 1:
-        raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
-    if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:
-        raise ConfigError(
-            f"{episodes:,} episodes on {envs:,} environments: at most {MAX_EPISODES:,}, whose returns are kept in "
-            f"memory, on {MAX_ENVS:,}, which one process steps together"
-        )
     width = min(episodes, envs)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     environment = run.make_env(-(-width // run.spec.agents), (seed, _EVALUATION, 0), render=frame is not None)
@@ -243,6 +237,16 @@ def _raise_failure(environment: VectorEnvironment, step: int, name: str) -> None
         )
 
 
+def _check_counts(episodes: int, envs: int) -> None:
+    if episodes < 1 or envs < 1:
+        raise ConfigError(f"{episodes} episodes on {envs} environments: at least one of each is needed")
+    if episodes > MAX_EPISODES or min(episodes, envs) > MAX_ENVS:
+        raise ConfigError(
+            f"{episodes:,} episodes on {envs:,} environments: at most {MAX_EPISODES:,}, whose returns are kept in "
+            f"memory, on {MAX_ENVS:,}, which one process steps together"
+        )
+
+
 def _check_seed(seed: int) -> None:
     if seed < 0:
         raise ConfigError(f"seed = {seed}: give one of at least 0")
@@ -284,11 +288,11 @@ def collect_inputs(
     moments = -(-rows // envs)
     wanted = set(np.linspace(0, steps - 1, moments).astype(int).tolist())
     player = make_player(run.compress("fp32") if policy is None else policy, run, envs)
-    name = run.config.environment.env
+    sampled = _sampled_inputs(environment, player, run.rule, seed, steps, run.config.environment.env)
     progress = SilentProgress() if progress is None else progress
     kept: dict[str, list[Array]] = {}
     try:
-        for step, inputs in enumerate(_sampled_inputs(environment, player, run.rule, seed, steps, name)):
+        for step, inputs in enumerate(sampled):
             if step in wanted:
                 for name, array in inputs.items():
                     kept.setdefault(name, []).append(np.array(array))

@@ -233,8 +233,10 @@ def _compare(baseline: Group, group: Group, threshold: float, margin: Target, ch
     if any(side.values("stop_at_return") != (None,) for side in (baseline, group)):
         # A run that reaches its target stops early, so its training time says nothing by itself, and what it spent is
         # nothing to compare with what a run spent that missed it.
-        for name in ("training_s", *(("wall_s", "cpu_s", "energy_j") if _stopped_at(baseline, group) is None else ())):
-            found.pop(name)
+        found.pop("training_s")
+        if _stopped_at(baseline, group) is None:
+            for name in ("wall_s", "cpu_s", "energy_j"):
+                found.pop(name)
     return Comparison(
         group,
         {name: value for name, value in found.items() if value is not None},

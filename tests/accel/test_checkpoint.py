@@ -214,6 +214,17 @@ def test_options_of_the_run_that_goes_on_count(name: str) -> None:
     assert_identical(pack_optimizer(after)["state"], pack_optimizer(before)["state"])
 
 
+def test_the_last_one_written_stays_whatever_its_steps(tmp_path: Path) -> None:
+    kept = []
+    for steps in (1, 2, 3, 9, 4, 5):
+        store = CheckpointStore(tmp_path, keep=4)
+        store.save(CheckpointState({}, {}, {"env_steps": steps}))
+        kept.append([int(path.stem.partition("-")[2]) for path in store.paths()])
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 9], [2, 3, 4, 9], [3, 4, 5, 9]]
+    CheckpointStore(tmp_path, keep=1).save(CheckpointState({}, {}, {"env_steps": 6}))
+    assert [path.name for path in CheckpointStore(tmp_path).paths()] == ["step-000000000006.safetensors"]
+
+
 def test_a_foreign_optimizer_is_refused_and_left_as_it_was() -> None:
     def adam(*sizes: int) -> torch.optim.Optimizer:
         parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
