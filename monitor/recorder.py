@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -148,6 +148,31 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class RunClock:
+    """Seconds of training over all parts of a run, as ``elapsed_s`` of a resumed part counts from zero again.
+
+    Args:
+        starts_s: Unix times at which processes started to work on the run. One that resumes it may write its first
+            record after more seconds than the part before it had counted.
+    Attributes:
+        earlier_s: of the parts before the present one.
+    """
+
+    def __init__(self, starts_s: Sequence[float]) -> None:
+        self.earlier_s = 0.0
+        self._starts_s, self._part_s, self._written_s = starts_s, 0.0, -math.inf
+
+    def seconds(self, elapsed_s: float, written_s: float | None) -> float:
+        """Of the next record, which counts ``elapsed_s`` and was written at a Unix time."""
+        before_s = self._written_s
+        if written_s is not None:
+            self._written_s = written_s
+        if elapsed_s < self._part_s or any(before_s < start_s <= self._written_s for start_s in self._starts_s):
+            self.earlier_s += self._part_s
+        self._part_s = elapsed_s
+        return self.earlier_s + elapsed_s
 
 
 def read_metrics(path: Path) -> Iterator[Record]:

@@ -25,7 +25,7 @@ from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
 from accel.system.atomic import write_atomically
 from accel.system.signals import FORWARDED, end_with_parent
-from monitor.recorder import read_metrics
+from monitor.recorder import TIME_KEY, RunClock, read_metrics
 
 # Without these variables of a launcher, the child of a rank is no rank itself.
 _LAUNCHER_PREFIXES = (
@@ -117,21 +117,18 @@ class TrainingRun:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        starts, found = self._starts(), list[RunProgress]()
-        part_s = before_s = earlier_s = 0.0
+        clock, found = RunClock(self._starts()), list[RunProgress]()
         earlier_env_steps = 0
         for record in read_metrics(path):
             elapsed, steps, mean = record.get("elapsed_s"), record.get("env_steps"), record.get("return_mean")
             if not isinstance(elapsed, int | float) or not isinstance(steps, int):
                 continue
-            now = record.get("wall_time_s")
-            now_s = float(now) if isinstance(now, int | float) else before_s
-            # a resumed run counts its seconds from zero, and may write its first record long after its start
-            if found and (elapsed < part_s or any(before_s < start_s <= now_s for start_s in starts)):
-                earlier_s, earlier_env_steps = earlier_s + part_s, found[-1].env_steps
-            part_s, before_s = float(elapsed), now_s
+            now, before_s = record.get(TIME_KEY), clock.earlier_s
+            total_s = clock.seconds(float(elapsed), float(now) if isinstance(now, int | float) else None)
+            if found and clock.earlier_s > before_s:
+                earlier_env_steps = found[-1].env_steps
             mean = float(mean) if isinstance(mean, int | float) else None
-            found.append(RunProgress(steps, mean, earlier_s + part_s, earlier_s, earlier_env_steps))
+            found.append(RunProgress(steps, mean, total_s, clock.earlier_s, earlier_env_steps))
         return found
 
     def _starts(self) -> list[float]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.errors import RunReportError
-from monitor.recorder import STEP_KEY, TIME_KEY, is_blank, parse_metrics_line
+from monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
 
@@ -59,15 +59,13 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     it is; a ``publish_kl`` that it lacks is the last that was recorded before.
 
     Args:
-        starts_s: Unix times at which processes started to work on the run. One that resumes it counts its seconds from
-            zero again, and may write its first record after more of them than the one before it had counted.
+        starts_s: see ``RunClock``.
     Raises:
         RunReportError: the file cannot be read.
     """
     thinner = _Thinner(max_points)
     records = damaged = 0
-    offset_s = previous_s = 0.0
-    written_s = -math.inf
+    clock = RunClock(starts_s)
     try:
         with path.open("rb") as lines:
             for line in lines:
@@ -80,11 +78,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
                 record = dict(_numbers(value))
                 records += 1
                 if math.isfinite(record.get(ELAPSED, math.nan)):
-                    before_s, written_s = written_s, record.get(TIME_KEY, written_s)
-                    if record[ELAPSED] < previous_s or any(before_s < start_s <= written_s for start_s in starts_s):
-                        offset_s += previous_s
-                    previous_s = record[ELAPSED]
-                    record[ELAPSED] += offset_s
+                    record[ELAPSED] = clock.seconds(record[ELAPSED], record.get(TIME_KEY))
                 thinner.add(record)
     except OSError as error:
         raise RunReportError(f"cannot read {path}: {error.strerror}") from error
