@@ -1,6 +1,6 @@
 """Compressed policies: a torch policy becomes a small ONNX artifact, refreshed often and run without torch.
 
-Names resolve on first use, so that importing ``compressors.runtime`` on an actor never loads torch.
+Names resolve on first use, so that importing ``accel.compressors.runtime`` on an actor never loads torch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compressors.artifact import CompressedPolicy, TensorSpec
-    from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
-    from compressors.checks.verify import OutputMismatch, verify_artifact
-    from compressors.cpu import cpu_features
-    from compressors.distill import Distill
-    from compressors.errors import (
+    from accel.compressors.artifact import CompressedPolicy, TensorSpec
+    from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
+    from accel.compressors.checks.verify import OutputMismatch, verify_artifact
+    from accel.compressors.cpu import cpu_features
+    from accel.compressors.distill import Distill
+    from accel.compressors.errors import (
         ArtifactError,
         CalibrationError,
         CompressorError,
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
         VerificationError,
         WeightsError,
     )
-    from compressors.fp16 import Float16
-    from compressors.fp32 import Float32
-    from compressors.int4 import Int4
-    from compressors.int8.static import Int8
-    from compressors.layer_inventory import PolicyLayer, policy_layers
-    from compressors.lowrank import LowRank
-    from compressors.pipeline import compose, make_compressor
-    from compressors.plan import Compressor, Plan, PlanStatistics
-    from compressors.prune.structured import Prune
-    from compressors.qat.fake_quantiser import FakeQuantiser
-    from compressors.quantisation.study import StudyRow, quantisation_study
-    from compressors.runtime import PolicySession
-    from compressors.scheme import Scheme, parse_scheme, scheme_names
+    from accel.compressors.fp16 import Float16
+    from accel.compressors.fp32 import Float32
+    from accel.compressors.int4 import Int4
+    from accel.compressors.int8.static import Int8
+    from accel.compressors.layer_inventory import PolicyLayer, policy_layers
+    from accel.compressors.lowrank import LowRank
+    from accel.compressors.pipeline import compose, make_compressor
+    from accel.compressors.plan import Compressor, Plan, PlanStatistics
+    from accel.compressors.prune.structured import Prune
+    from accel.compressors.qat.fake_quantiser import FakeQuantiser
+    from accel.compressors.quantisation.study import StudyRow, quantisation_study
+    from accel.compressors.runtime import PolicySession
+    from accel.compressors.scheme import Scheme, parse_scheme, scheme_names
 
 _HOMES = {
     "CompressedPolicy": "artifact",

@@ -20,7 +20,7 @@ from typing import Literal, NoReturn, cast, get_args
 
 import xxhash
 
-from compressors.errors import ArtifactError
+from accel.compressors.errors import ArtifactError
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Optimisation = Literal["none", "basic", "all"]
@@ -68,7 +68,7 @@ class CompressedPolicy:
         inputs: the model's inputs; observations first, then recurrent state.
         outputs: its outputs; the distribution's parameters [batch, P] first, then the next recurrent state.
         metadata: the caller's own JSON, such as the action space.
-        cpu_features: features that the acting CPU must have, as named in ``compressors.cpu``.
+        cpu_features: features that the acting CPU must have, as named in ``accel.compressors.cpu``.
         optimisation: graph optimisation level to load the model at; most models are saved optimised ("none").
         model: the serialised ONNX model.
         variant: of int8, chosen for the acting CPU unless the scheme names one; "" for formats without variants.

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.arrays import State
-from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from compressors.method_arguments import parse_distill
-from compressors.methods import BoundReduction, Reduction
-from compressors.module_state import read_state
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import State
+from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from accel.compressors.method_arguments import parse_distill
+from accel.compressors.methods import BoundReduction, Reduction
+from accel.compressors.module_state import read_state
+from accel.compressors.scheme import Context, MethodText
 
 if TYPE_CHECKING:
-    from compressors.scheme import Divergence, StudentFactory
+    from accel.compressors.scheme import Divergence, StudentFactory
 
 _LEARNING_RATE = 1e-3
 

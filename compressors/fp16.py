@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from onnx import NodeProto, TensorProto, helper
 
-from compressors.arrays import Array
-from compressors.artifact import Optimisation
-from compressors.errors import WeightsError
-from compressors.graph.payload import Payload, Slot
-from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.graph.simplify import fuse_activations
-from compressors.method_arguments import check_none
-from compressors.methods import Encoder, Format
-from compressors.module_state import require_finite
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import Optimisation
+from accel.compressors.errors import WeightsError
+from accel.compressors.graph.payload import Payload, Slot
+from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.graph.simplify import fuse_activations
+from accel.compressors.method_arguments import check_none
+from accel.compressors.methods import Encoder, Format
+from accel.compressors.module_state import require_finite
+from accel.compressors.scheme import Context, MethodText
 
 _GREATEST = float(np.finfo(np.float16).max)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compressors.arrays import Array
-from compressors.artifact import Optimisation
-from compressors.graph.payload import Payload, Slot
-from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.graph.simplify import fuse_activations
-from compressors.method_arguments import check_none
-from compressors.methods import Encoder, Format
-from compressors.module_state import require_finite
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import Optimisation
+from accel.compressors.graph.payload import Payload, Slot
+from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.graph.simplify import fuse_activations
+from accel.compressors.method_arguments import check_none
+from accel.compressors.methods import Encoder, Format
+from accel.compressors.module_state import require_finite
+from accel.compressors.scheme import Context, MethodText
 
 
 class Float32(Format):

@@ -24,16 +24,16 @@ import torch
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from compressors.arrays import Array, FloatArray
-from compressors.artifact import Optimisation
-from compressors.errors import WeightsError
-from compressors.graph.layer_rewriter import Layer, LayerRewriter
-from compressors.graph.payload import MICROSOFT, Payload, Slot
-from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.method_arguments import parse_int4
-from compressors.methods import Encoder, Format
-from compressors.module_state import require_finite
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.artifact import Optimisation
+from accel.compressors.errors import WeightsError
+from accel.compressors.graph.layer_rewriter import Layer, LayerRewriter
+from accel.compressors.graph.payload import MICROSOFT, Payload, Slot
+from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.method_arguments import parse_int4
+from accel.compressors.methods import Encoder, Format
+from accel.compressors.module_state import require_finite
+from accel.compressors.scheme import Context, MethodText
 
 _DEFAULT_BLOCK = 32
 _TINY = float(np.finfo(np.float32).tiny)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from compressors.errors import SchemeError
+from accel.compressors.errors import SchemeError
 
 if TYPE_CHECKING:
-    from compressors.graph.policy_graph import PolicyGraph
+    from accel.compressors.graph.policy_graph import PolicyGraph
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compressors.errors import UnsupportedLayerError
-from compressors.graph.policy_graph import export_policy
-from compressors.layer_choices import weight_layer
-from compressors.lowrank import factor_rank
-from compressors.module_state import read_state
-from compressors.prune.channels import find_groups
-from compressors.prune.structured import kept_count
+from accel.compressors.errors import UnsupportedLayerError
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.layer_choices import weight_layer
+from accel.compressors.lowrank import factor_rank
+from accel.compressors.module_state import read_state
+from accel.compressors.prune.channels import find_groups
+from accel.compressors.prune.structured import kept_count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

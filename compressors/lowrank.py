@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.arrays import Array, FloatArray, State
-from compressors.errors import UnsupportedLayerError
-from compressors.layer_choices import check_layers, choice_for, is_named
-from compressors.method_arguments import parse_lowrank
-from compressors.methods import BoundReduction, Reduction
-from compressors.module_state import load_state, read_state
-from compressors.moments import InputMoments
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import Array, FloatArray, State
+from accel.compressors.errors import UnsupportedLayerError
+from accel.compressors.layer_choices import check_layers, choice_for, is_named
+from accel.compressors.method_arguments import parse_lowrank
+from accel.compressors.methods import BoundReduction, Reduction
+from accel.compressors.module_state import load_state, read_state
+from accel.compressors.moments import InputMoments
+from accel.compressors.scheme import Context, MethodText
 
 _MULTIPLE = 8
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from compressors.errors import SchemeError
-from compressors.layer_choices import parse_ratios, split_arguments
-from compressors.scheme import MethodText, Scheme, parse_scheme
+from accel.compressors.errors import SchemeError
+from accel.compressors.layer_choices import parse_ratios, split_arguments
+from accel.compressors.scheme import MethodText, Scheme, parse_scheme
 
 Variant = Literal["u8s8", "reduce_range", "s8s8"]
 LayerFormat = Literal["per_tensor", "per_channel", "float", "int4"]

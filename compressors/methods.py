@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from compressors.arrays import Array, State
-from compressors.artifact import Optimisation
-from compressors.graph.policy_graph import PolicyGraph
-from compressors.plan import PlanStatistics
-from compressors.quantisation.ranges import Range
-from compressors.scheme import MethodText
+from accel.compressors.arrays import Array, State
+from accel.compressors.artifact import Optimisation
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.plan import PlanStatistics
+from accel.compressors.quantisation.ranges import Range
+from accel.compressors.scheme import MethodText
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from compressors.arrays import Array, State
-from compressors.errors import WeightsError
+from accel.compressors.arrays import Array, State
+from accel.compressors.errors import WeightsError
 
 
 def read_state(module: torch.nn.Module, names: Iterable[str] | None = None) -> dict[str, Array]:

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from compressors.arrays import Array
-from compressors.module_state import to_tensors
+from accel.compressors.arrays import Array
+from accel.compressors.module_state import to_tensors
 
 # weight of the older moments when new inputs are observed
 KEEP = 0.5

@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from compressors.arrays import Array, State
-from compressors.artifact import CompressedPolicy, Json
-from compressors.cpu import cpu_features
-from compressors.fp32 import Float32
-from compressors.graph.policy_graph import PolicyGraph, export_policy
-from compressors.method_arguments import check_order
-from compressors.methods import BoundReduction, Encoder, Format, Method, Reduction
-from compressors.module_state import read_state
-from compressors.plan import Compressor, Plan, PlanStatistics
-from compressors.quantisation.ranges import Range, check_inputs
-from compressors.scheme import METHODS, Context, Scheme, parse_scheme
+from accel.compressors.arrays import Array, State
+from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.cpu import cpu_features
+from accel.compressors.fp32 import Float32
+from accel.compressors.graph.policy_graph import PolicyGraph, export_policy
+from accel.compressors.method_arguments import check_order
+from accel.compressors.methods import BoundReduction, Encoder, Format, Method, Reduction
+from accel.compressors.module_state import read_state
+from accel.compressors.plan import Compressor, Plan, PlanStatistics
+from accel.compressors.quantisation.ranges import Range, check_inputs
+from accel.compressors.scheme import METHODS, Context, Scheme, parse_scheme
 
 if TYPE_CHECKING:
     import torch
 
-    from compressors.scheme import Divergence, StudentFactory
+    from accel.compressors.scheme import Divergence, StudentFactory
 
 
 def make_compressor(
@@ -37,7 +37,7 @@ def make_compressor(
 
     Args:
         text: the scheme.
-        cpu: features of the CPU that will act (``compressors.cpu``), which choose between variants of int8; this
+        cpu: features of the CPU that will act (``accel.compressors.cpu``), which choose between variants of int8; this
             machine's when None.
         student_factory: see ``Context``; only ``distill`` needs it.
         divergence: see ``Context``; only ``distill`` needs it.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from compressors.arrays import Array
-from compressors.artifact import CompressedPolicy, Json
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import CompressedPolicy, Json
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """PolicySession: a loaded artifact that acts on one thread. Imports numpy and onnxruntime, never torch or onnx.
 
-A chain of dense layers runs in one call of a compiled kernel (``compressors.kernels``) where the CPU has one, anything
+A chain of dense layers runs in one call of a compiled kernel (``kernels``) where the CPU has one, anything
 else on onnxruntime.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from compressors.arrays import FloatArray
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.cpu import cpu_features
-from compressors.errors import ArtifactError
-from compressors.kernels.chain import make_chain
+from accel.compressors.arrays import FloatArray
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.cpu import cpu_features
+from accel.compressors.errors import ArtifactError
+from accel.compressors.kernels.chain import make_chain
 
 Array = NDArray[np.generic]
 Runtime = Literal["native", "onnxruntime"]

@@ -1,7 +1,7 @@
 """Compression schemes as text: parses and prints ``prune(0.5)+int8``. Imports nothing heavy.
 
 Arguments may include per-layer choices, as in ``prune(0.5,torso.layers.0=0.25)+int8(policy_head=float)``; see
-``compressors.layer_choices``.
+``accel.compressors.layer_choices``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compressors.errors import SchemeError
+from accel.compressors.errors import SchemeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,14 +24,14 @@ _ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.-]+)?")
 
 # method name -> module:factory; resolved on demand because most of these modules import torch
 METHODS = {
-    "fp32": "compressors.fp32:make_fp32",
-    "fp16": "compressors.fp16:make_fp16",
-    "int8": "compressors.int8.static:make_int8",
-    "qat": "compressors.qat.fake_quantiser:make_qat",
-    "int4": "compressors.int4:make_int4",
-    "prune": "compressors.prune.structured:make_prune",
-    "lowrank": "compressors.lowrank:make_lowrank",
-    "distill": "compressors.distill:make_distill",
+    "fp32": "accel.compressors.fp32:make_fp32",
+    "fp16": "accel.compressors.fp16:make_fp16",
+    "int8": "accel.compressors.int8.static:make_int8",
+    "qat": "accel.compressors.qat.fake_quantiser:make_qat",
+    "int4": "accel.compressors.int4:make_int4",
+    "prune": "accel.compressors.prune.structured:make_prune",
+    "lowrank": "accel.compressors.lowrank:make_lowrank",
+    "distill": "accel.compressors.distill:make_distill",
 }
 
 

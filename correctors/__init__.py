@@ -1,6 +1,6 @@
 """Off-policy corrections: pure functions on time-major torch tensors.
 
-    from correctors import nstep, retrace, vtrace
+    from accel.correctors import nstep, retrace, vtrace
 
 Names are resolved on first use: importing the package alone imports no torch.
 """
@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from correctors.checks import CorrectorError, DtypeError, OptionError, ShapeError
-    from correctors.nstep import nstep
-    from correctors.retrace import RetraceReturns, retrace
-    from correctors.vtrace import VTraceReturns, vtrace
+    from accel.correctors.checks import CorrectorError, DtypeError, OptionError, ShapeError
+    from accel.correctors.nstep import nstep
+    from accel.correctors.retrace import RetraceReturns, retrace
+    from accel.correctors.vtrace import VTraceReturns, vtrace
 
 _HOMES = {
     "CorrectorError": "checks",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """Keeps ``correctors.vtrace`` the function: importing the submodule would otherwise bind the module over it."""
+    """Keeps ``accel.correctors.vtrace`` the function: importing the submodule would bind the module over it."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

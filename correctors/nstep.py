@@ -7,8 +7,8 @@ At λ < 1 ``vs − values`` is GAE(γ, λ). It is the baseline that every correc
 or stale behaviour policy it is biased, and that bias is what the others remove.
 
 Source: Sutton and Barto 2018, section 12.1; Schulman et al. 2016, arXiv:1506.02438, eq. 16.
-Deviations: one discount per step; invalid and truncated rows as in ``correctors.vtrace``, of which this is the case
-log ρ = 0 without clips.
+Deviations: one discount per step; invalid and truncated rows as in ``accel.correctors.vtrace``, here with
+log ρ = 0 and without clips.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from correctors.vtrace import VTraceReturns, vtrace
+from accel.correctors.vtrace import VTraceReturns, vtrace
 
 
 def nstep(

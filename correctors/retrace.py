@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from correctors.checks import check_batch, check_options
-from correctors.recursion import backward_recursion
-from correctors.rows import clipped, one_step_errors, zero_rows
+from accel.correctors.checks import check_batch, check_options
+from accel.correctors.recursion import backward_recursion
+from accel.correctors.rows import clipped, one_step_errors, zero_rows
 
 
 class RetraceReturns(NamedTuple):

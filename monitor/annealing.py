@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from monitor.errors import TunerError
+from accel.monitor.errors import TunerError
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 
     unix_time_s  when          env_steps  valid steps learned from until then
     actor        the actor concerned, or null for all of them
-    kind         what was decided: see ``monitor.tuner``; ``anneal`` for schedules, ``resume`` where a run is resumed
+    kind         what was decided: see ``tuner.py``; ``anneal`` for schedules, ``resume`` where a run is resumed
     from, to     the actor's scheme before and after; ``int8:6;fp32:2`` means six environments on int8 and two on
                  fp32, ``:0`` a scheme that the actor only times
     reason       a sentence
@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monitor.errors import RecorderError
-from monitor.line_file import LineFile
+from accel.monitor.errors import RecorderError
+from accel.monitor.line_file import LineFile
 
 DECISIONS_FILE = "decisions.jsonl"
 

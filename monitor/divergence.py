@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from monitor.errors import MismatchError
+from accel.monitor.errors import MismatchError
 
 Floats = npt.NDArray[np.floating]
 Bools = npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
     π_θ/μ = (π_θ/π_v) · (π_v/μ) :  staleness × compression,  v being the version that acted
 
-Divergences are closed forms of the recorded distribution parameters (``monitor.divergence``), not of sampled weights:
+Divergences are closed forms of the recorded distribution parameters (``divergence.py``), not of sampled weights:
 a few samples from μ miss the actions that only π takes, so sampled weights look best where the policies differ most.
 Other numbers use the recorded log-probabilities of the valid rows of an unroll. The mean weight, whose expectation is
 exactly 1 for any policies, checks the records (a wrong μ, a missing mask, a different scaling); the trace is a product
@@ -22,8 +22,8 @@ from functools import partial
 
 import numpy as np
 
-from monitor.divergence import ActionLayout, Bools, Floats, divergences
-from monitor.errors import MismatchError
+from accel.monitor.divergence import ActionLayout, Bools, Floats, divergences
+from accel.monitor.errors import MismatchError
 
 ESS_ALARM = 0.3
 """Below this mean effective sample size, most of a batch carries no information about π."""
@@ -76,7 +76,7 @@ class Mismatch:
         chi2_infinite: share of states whose χ² is infinite, in [0, 1].
         ess: mean over states of 1/(1 + χ²), in [0, 1]; infinite χ² counts 0.
         greedy_agreement: share of states in which both policies' most likely action is the same, in [0, 1]; of
-            gaussians in which every mean is within ``monitor.divergence.GREEDY_TOLERANCE`` of μ's standard deviations.
+            gaussians in which every mean is within ``GREEDY_TOLERANCE`` of μ's standard deviations.
         mean_weight: mean of π/μ over the actions taken; 1 in expectation.
         mean_log_weight: mean of log π/μ over the actions taken, nats; −KL(μ‖π) in expectation. The total's is the sum
             of staleness's and compression's.

@@ -17,9 +17,9 @@ from typing import Self
 
 import numpy as np
 
-from monitor.errors import RecorderError
-from monitor.event_file import EventFile
-from monitor.line_file import LineFile
+from accel.monitor.errors import RecorderError
+from accel.monitor.event_file import EventFile
+from accel.monitor.line_file import LineFile
 
 Metric = float | int | bool | str | None | np.generic
 Record = dict[str, float | int | bool | str | None]
@@ -178,7 +178,7 @@ class RunClock:
 def read_metrics(path: Path) -> Iterator[Record]:
     """The records of a ``metrics.jsonl``, oldest first, one in memory at a time; a half-written last line is left out.
 
-    A string that names a non-finite number is returned as that number. ``monitor.report.series`` reads what may be
+    A string that names a non-finite number is returned as that number. ``report/series.py`` reads what may be
     damaged.
 
     Raises: RecorderError: the file is missing or a whole line is not a record.

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monitor.decisions import Figure
-from monitor.statistics import student_t_quantile
+from accel.monitor.decisions import Figure
+from accel.monitor.statistics import student_t_quantile
 
 FIRST, MOST = 4, 512
 LOOKS = (MOST // FIRST).bit_length()

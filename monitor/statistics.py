@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from monitor.errors import StatisticsError
+from accel.monitor.errors import StatisticsError
 
 FloatArray = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.errors import PhaseError
+from accel.monitor.errors import PhaseError
 
 
 @dataclass(frozen=True, eq=False)

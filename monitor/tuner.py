@@ -22,7 +22,7 @@ the bottleneck on all levels, they deliver the same and full precision comes bac
 a faster policy saved its actor would spend waiting. Where they take turns or share cores, that time is the learner's
 and counts.
 
-Returns guard a level afterwards (``monitor.return_guard``). A level that is left for a loss, an alarm, a failed check
+Returns guard a level afterwards (``return_guard.py``). A level that is left for a loss, an alarm, a failed check
 or the mismatch that it has as it acts is banned, and each change of level delays the next to a coarser one, both with
 exponential back-off.
 
@@ -38,9 +38,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from monitor.decisions import Figure
-from monitor.errors import TunerError
-from monitor.mismatch import ESS_ALARM, KL_ALARM
+from accel.monitor.decisions import Figure
+from accel.monitor.errors import TunerError
+from accel.monitor.mismatch import ESS_ALARM, KL_ALARM
 
 Floats = npt.NDArray[np.float64]
 

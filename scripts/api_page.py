@@ -15,14 +15,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
 LINE = 90
-PACKAGES = ("accel", "compressors", "correctors")
+PACKAGES = ("accel", "accel.compressors", "accel.correctors")
 HEAD = """# Python API
 
 ```
 python scripts/api_page.py     # writes this page from the docstrings
 ```
 
-Every public name, package by package. `compressors` and `correctors` need nothing of `accel`.
+Every public name, package by package. `accel.compressors` and `accel.correctors` need nothing else of `accel`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Compiles the kernels of ``compressors/kernels`` when the package is installed: hatchling calls this.
+"""Compiles the kernels of ``accel/compressors/kernels`` when the package is installed: hatchling calls this.
 
 Without a C compiler the package works all the same: every policy then runs on onnxruntime. CC names a compiler, with
 arguments where it has some.
@@ -21,7 +21,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-KERNELS = Path("compressors", "kernels")
+KERNELS = Path("accel", "compressors", "kernels")
 LIBRARY = KERNELS / "_chain.so"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-Wall")
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from compressors.kernels import library
+from accel.compressors.kernels import library
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -36,7 +36,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A project with nothing but the sources."""
-    target = tmp_path / "compressors" / "kernels"
+    target = tmp_path / "accel" / "compressors" / "kernels"
     target.mkdir(parents=True)
     for name in (*library.SOURCES, "library.py"):
         shutil.copy(PROJECT / "compressors" / "kernels" / name, target)

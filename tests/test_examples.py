@@ -12,10 +12,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.exporting import run_policy
 from accel.exporting.build import export
 from accel.sweep.sweep_file import load_sweep_file
-from compressors.artifact import CompressedPolicy
 from tests.accel.test_import_policy import balancing_weights, write_zip
 from tests.accel.trained_runs import make_run
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[1]
-PACKAGES = ("accel", "compressors", "correctors", "monitor")
+LEAVES = ("compressors", "correctors", "monitor")
+PACKAGES = ("accel", *LEAVES)
 MPI_FILE = PROJECT / "accel" / "transport" / "mpi.py"
 
 # mpi4py's methods that pickle; their upper-case namesakes move buffers.
@@ -38,7 +39,20 @@ def imported_packages(source: str) -> set[str]:
 
 
 def module_name(path: Path) -> str:
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    """Of a file, by its path in the project; what ``accel`` links to is imported as a part of it."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts if parts[0] == "accel" else ("accel", *parts)).removesuffix(".__init__")
+
+
+def imports_beyond(leaf: str, source: str) -> set[str]:
+    """Modules of ``accel`` that a file of a leaf imports from elsewhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+    return {name for name in names if name.split(".")[0] == "accel" and name.split(".")[:2] != ["accel", leaf]}
 
 
 def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
@@ -89,7 +103,16 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
     assert find_cycle(import_graph(sources)) == []
 
 
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_leaves_need_nothing_else_of_accel(leaf: str) -> None:
+    found = {path: imports_beyond(leaf, path.read_text()) for path in sorted((PROJECT / leaf).rglob("*.py"))}
+    assert len(found) > 4
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 def test_the_rules_see_what_they_forbid() -> None:
+    assert imports_beyond("monitor", "import accel.monitor\nfrom accel.monitor.a import b\nimport numpy") == set()
+    assert imports_beyond("monitor", "def f():\n    from accel.errors import A") == {"accel.errors"}
     lazily = {"a": "def f():\n    from b import c", "b": "", "b.c": "if TYPE_CHECKING:\n    import a"}
     assert sorted(set(find_cycle(import_graph(lazily)))) == ["a", "b.c"]
     assert find_cycle(import_graph({"a": "from b import c", "b": "import d", "b.c": "import b"})) == []
@@ -120,13 +143,14 @@ def test_the_actor_side_loads_no_torch(module: str) -> None:
 
 
 def test_packages_load_nothing_heavy() -> None:
-    assert not {"torch", "onnx", "onnxruntime", "gymnasium", "mpi4py", "numpy"} & loaded_after_importing(*PACKAGES)
+    modules = ("accel", *(f"accel.{leaf}" for leaf in LEAVES))
+    assert not {"torch", "onnx", "onnxruntime", "gymnasium", "mpi4py", "numpy"} & loaded_after_importing(*modules)
 
 
 def test_public_names_resolve() -> None:
     program = "import importlib\n" + "\n".join(
         f"package = importlib.import_module({name!r})\n"
         "for item in getattr(package, '__all__', ()): getattr(package, item)"
-        for name in PACKAGES
+        for name in ("accel", *(f"accel.{leaf}" for leaf in LEAVES))
     )
     subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=True)

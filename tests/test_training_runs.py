@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from monitor.report.runs import Run
-from monitor.report.series import Series
+from accel.monitor.report.runs import Run
+from accel.monitor.report.series import Series
 
 PROJECT = Path(__file__).parents[1]
 TABLE = """

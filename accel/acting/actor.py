@@ -17,6 +17,8 @@ from accel.acting.priorities import TemporalDifferences
 from accel.acting.ready import AHEAD, ReadyCollector, ReadyPolicy
 from accel.acting.rules import RuleSpec, Sampler, Seat, make_rule
 from accel.acting.timing import LevelTimer, split_update
+from accel.compressors.cpu import cpu_features
+from accel.compressors.errors import CompressorError
 from accel.config.actor import ActorAgreement, ActorConfig
 from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.base import AsyncEnvironments
@@ -28,8 +30,6 @@ from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
 from accel.system.pulse import PREPARING, STEPPING, WAITING
 from accel.system.signals import Interrupted
 from accel.transport.base import ActorTransport, InferenceTransport, PolicyUpdate, Stopped
-from compressors.cpu import cpu_features
-from compressors.errors import CompressorError
 
 SEND, WAIT, PULL, DESERIALISE, LOAD, TIMING = (
     ACTOR_PHASES.index(name) for name in ("send", "wait", "pull", "deserialise", "load", "timing")

@@ -30,6 +30,9 @@ import numpy as np
 from accel.acting.child import BEAT_S
 from accel.acting.policy import Array, Bools, Floats, SessionPolicy
 from accel.acting.rules import ActionArray, Sampler
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.errors import CompressorError
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.config.actor import ActorConfig
 from accel.errors import TransportError
 from accel.experience.unroll import Unroll, UnrollLayout
@@ -37,9 +40,6 @@ from accel.transport.base import Bytes, InferenceTransport, PolicyUpdate
 from accel.transport.endpoint import Backoff
 from accel.transport.inference import Questions
 from accel.transport.remote_actor import RemoteActor
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.errors import CompressorError
-from compressors.runtime import PolicySession, Runtime
 
 EXIT_ABORTED = 3
 _WORDS = 2

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.rules import ActionArray, Sampler
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import PolicyUpdate
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError
-from compressors.runtime import PolicySession, Runtime
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -64,7 +64,7 @@ class ActingPolicy(Protocol):
 
 
 class InPlaceSession(Protocol):
-    """What computes a policy's outputs from its inputs, in place; see ``compressors.runtime.PolicySession``."""
+    """What computes a policy's outputs from its inputs, in place; see ``accel.compressors.runtime.PolicySession``."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]

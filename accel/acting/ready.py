@@ -23,10 +23,10 @@ from accel.acting.collector import ENV, OVERHEAD, POLICY, Collector
 from accel.acting.policy import Array, Bools, Floats, InPlaceSession, SessionPolicy
 from accel.acting.priorities import TemporalDifferences
 from accel.acting.rules import ActionArray, Sampler
+from accel.compressors.runtime import PolicySession
 from accel.envs.base import Actions, AsyncEnvironments, EnvFailure
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.transport.base import Stopped
-from compressors.runtime import PolicySession
 
 AHEAD = 1
 _LOOK_S = 0.1

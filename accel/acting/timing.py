@@ -30,12 +30,12 @@ import numpy as np
 
 from accel.acting.policy import Array, Bools, SessionPolicy
 from accel.acting.rules import ActionRule, FloatArray, Sampler
+from accel.compressors.errors import ArtifactError
+from accel.compressors.runtime import Runtime
 from accel.experience.unroll import Unroll, UnrollLayout, restack_frames
 from accel.json_object import Json
+from accel.monitor.divergence import divergences
 from accel.transport.base import PolicyUpdate
-from compressors.errors import ArtifactError
-from compressors.runtime import Runtime
-from monitor.divergence import divergences
 
 ROUNDS = 15
 ROUND_S = 0.002

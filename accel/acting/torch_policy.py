@@ -14,12 +14,12 @@ from safetensors.torch import save as save_tensors
 from accel.acting.policy import Array, Bools, Floats
 from accel.acting.rules import ActionArray, Sampler
 from accel.algorithms.catalogue import make_algorithm
+from accel.compressors.errors import ArtifactError
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks.policy import PolicyModule
 from accel.transport.base import PolicyUpdate
-from compressors.errors import ArtifactError
 
 
 def serialise_module(module: torch.nn.Module) -> bytes:

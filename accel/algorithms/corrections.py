@@ -10,8 +10,8 @@ from torch import Tensor
 
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.config.algorithms import ActorCriticConfig
+from accel.correctors import nstep, retrace, vtrace
 from accel.networks.policy import Critic
-from correctors import nstep, retrace, vtrace
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Correction(Protocol):
 
 
 class VTrace:
-    """``correctors.vtrace`` with a run's clips and λ."""
+    """``accel.correctors.vtrace`` with a run's clips and λ."""
 
     critic: Critic = "value"
 
@@ -86,7 +86,7 @@ class VTrace:
 
 
 class Retrace:
-    """``correctors.retrace`` with a run's clips and λ."""
+    """``accel.correctors.retrace`` with a run's clips and λ."""
 
     critic: Critic = "action-value"
 
@@ -104,7 +104,7 @@ class Retrace:
 
 
 class NStep:
-    """``correctors.nstep``: the identity, which treats every step as on-policy."""
+    """``accel.correctors.nstep``: the identity, which treats every step as on-policy."""
 
     critic: Critic = "value"
 

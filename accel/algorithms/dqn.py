@@ -38,11 +38,11 @@ from accel.algorithms.distributions import ActionDistribution, epsilon_greedy
 from accel.config import TrainConfig
 from accel.config.actor import PriorityOptions
 from accel.config.algorithms import DqnConfig, LadderConfig, QLearningConfig
+from accel.correctors import retrace
 from accel.envs.spaces import ALLOWED_ABOVE, MASKED, EnvSpec
 from accel.errors import ConfigError
 from accel.experience.stores.base import Sample, Steps, Transitions
 from accel.networks import PolicyNetwork, build_from_config
-from correctors import retrace
 
 
 class QLearningStep(NamedTuple):

@@ -32,9 +32,9 @@ from accel.algorithms.corrections import shifted
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.config import TrainConfig
 from accel.config.algorithms import SacConfig
+from accel.correctors import retrace
 from accel.envs.spaces import EnvSpec
 from accel.experience.stores.base import Sample, Steps, Transitions
-from correctors import retrace
 
 
 class SacStep(NamedTuple):

@@ -10,13 +10,13 @@ from accel.bench.checks import check_counts, check_source
 from accel.bench.rows import Row, provenance
 from accel.bench.subject import Subject, make_subject
 from accel.bench.timing import torch_threads
+from accel.compressors.quantisation.study import Simulation, check_width
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
+from accel.monitor.statistics import mean_interval
 from accel.runs.playing import play
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.quantisation.study import Simulation, check_width
-from monitor.statistics import mean_interval
 
 WIDTHS = tuple(range(2, 9))
 ARITHMETIC = "simulated"

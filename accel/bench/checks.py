@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
 from accel.networks import parse_network
-from compressors.pipeline import make_compressor
-from compressors.scheme import parse_scheme
 
 SCHEMES = ("fp32", "int8")
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from accel.bench.checks import check_counts
 from accel.bench.rows import Row, provenance, spread
 from accel.bench.timing import torch_threads
+from accel.correctors import nstep, retrace, vtrace
 from accel.errors import ConfigError
-from correctors import nstep, retrace, vtrace
 
 Run = Callable[[], object]
 

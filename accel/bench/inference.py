@@ -14,10 +14,10 @@ from accel.bench.inference_job import Acted, ActingJob
 from accel.bench.rows import FULL_PRECISION, Notify, Row, number, provenance, spread
 from accel.bench.subject import Subject, make_subject, of_free_actors
 from accel.bench.timing import CoreShare
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.artifact import CompressedPolicy
 
 INFERENCES = ("local", "central")
 SCHEMES = (FULL_PRECISION, "int8")

@@ -24,9 +24,9 @@ from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory, phase_events
+from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
 from accel.networks.dense import torch_alone
 from accel.system.machine import read_machine
-from monitor.timers import DevicePhases, HostPhases, PhaseTimer, UpdatePhases
 
 PRECISIONS = ("none", "bf16")
 EAGER = "eager"

@@ -19,11 +19,11 @@ from accel.bench.checks import SCHEMES, check_budget, check_counts, check_runtim
 from accel.bench.rows import FULL_PRECISION, Notify, Row, provenance, speedups, spread
 from accel.bench.subject import NO_MISMATCH, Inputs, Subject, make_subject, placed
 from accel.bench.timing import interleave, timed_calls, torch_threads
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession, Runtime
 
 Call = Callable[[], npt.NDArray[np.generic]]
 

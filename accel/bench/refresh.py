@@ -21,6 +21,13 @@ from accel.bench.rows import FULL_PRECISION, Notify, Row, is_faster, number, pro
 from accel.bench.subject import Inputs, Subject, make_subject, refusal
 from accel.bench.timing import interleave, timed_calls, torch_threads
 from accel.bench.transport import bench_transport
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.verify import verify_artifact
+from accel.compressors.errors import CompressorError
+from accel.compressors.plan import Plan
+from accel.compressors.qat.fake_quantiser import is_quantisation_aware
+from accel.compressors.runtime import PolicySession
+from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -37,13 +44,6 @@ from accel.publishing.level import (
 )
 from accel.publishing.validation import FULL_IMAGES, FULL_ROWS
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.artifact import CompressedPolicy
-from compressors.checks.verify import verify_artifact
-from compressors.errors import CompressorError
-from compressors.plan import Plan
-from compressors.qat.fake_quantiser import is_quantisation_aware
-from compressors.runtime import PolicySession
-from compressors.scheme import parse_scheme
 
 CARRIERS = ("none", "local", "mpi")
 _BINDS, _BINDING_S = 3, 1.0

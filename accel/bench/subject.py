@@ -12,21 +12,21 @@ import torch
 
 from accel.algorithms.catalogue import make_algorithm
 from accel.bench.rows import FULL_PRECISION, Notify, Row
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import CompressorError
+from accel.compressors.kernels.chain import make_chain
+from accel.compressors.kernels.library import why_none
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Compressor, Plan
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
+from accel.monitor.divergence import divergences
 from accel.networks import parse_network
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import collect_inputs
 from accel.runs.trained_policy import TrainedPolicy, make_env
-from compressors.artifact import CompressedPolicy
-from compressors.errors import CompressorError
-from compressors.kernels.chain import make_chain
-from compressors.kernels.library import why_none
-from compressors.pipeline import make_compressor
-from compressors.plan import Compressor, Plan
-from compressors.runtime import PolicySession, Runtime
-from monitor.divergence import divergences
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
 

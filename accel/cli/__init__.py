@@ -81,9 +81,9 @@ def guarded(action: Callable[[], int], name: str) -> int:
         action: the command.
         name: what a user calls it.
     """
-    from compressors.errors import CompressorError
-    from monitor.errors import MonitorError
-    from monitor.plain_text import without_controls
+    from accel.compressors.errors import CompressorError
+    from accel.monitor.errors import MonitorError
+    from accel.monitor.plain_text import without_controls
 
     try:
         return action()

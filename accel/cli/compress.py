@@ -11,13 +11,13 @@ from typing import Annotated
 
 import tyro
 
+from accel.compressors.scheme import parse_scheme
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
+from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import compress_run, evaluate
 from accel.system.atomic import write_atomically
-from compressors.scheme import parse_scheme
-from monitor.plain_text import without_controls
 
 
 @dataclass(frozen=True, kw_only=True)

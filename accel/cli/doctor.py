@@ -145,8 +145,8 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _processor(machine: Machine) -> Iterator[Finding]:
-    from compressors.cpu import ARM, AVX2, VNNI, cpu_features
-    from compressors.kernels.library import lanes_here, why_none
+    from accel.compressors.cpu import ARM, AVX2, VNNI, cpu_features
+    from accel.compressors.kernels.library import lanes_here, why_none
 
     yield Finding("processor", "ok", f"{machine.cpu} ({machine.architecture})")
     flags, features = " ".join(machine.int8_flags) or "none known", cpu_features()

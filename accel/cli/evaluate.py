@@ -16,8 +16,8 @@ from accel.display.arguments import argument
 from accel.display.progress import open_progress
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
+from accel.monitor.plain_text import without_controls
 from accel.runs.evaluation import evaluate
-from monitor.plain_text import without_controls
 
 
 @dataclass(frozen=True, kw_only=True)

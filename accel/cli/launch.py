@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from accel.acting.child import Host
 from accel.cli.actor import command as actor_command
+from accel.compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
+from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, DivergenceError, EnvError, JobError, LaunchError, TransportError
 from accel.experience.unroll import FORMAT_VERSION as UNROLL_FORMAT
+from accel.monitor.errors import MonitorError
+from accel.monitor.plain_text import without_controls
 from accel.system.pinning import free_cores, local_size, pin_rank, share_cores
 from accel.system.pulse import WAITING, Pulse, Watch
 from accel.system.signals import Interrupted, StopRequest, end_with_parent, ignore_stop_signals, interruptible
@@ -38,10 +42,6 @@ from accel.transport.join import START_TIMEOUT_S
 from accel.transport.learners import LearnerLink, give_roles, take_role
 from accel.transport.remote_actor import RemoteActor
 from accel.transport.remote_learner import RemoteLearner
-from compressors.artifact import FORMAT_VERSION as ARTIFACT_FORMAT
-from compressors.errors import CompressorError
-from monitor.errors import MonitorError
-from monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.acting.actor import InlineActor

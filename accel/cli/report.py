@@ -11,11 +11,11 @@ import tyro
 
 from accel.display.arguments import argument
 from accel.errors import ReportError
+from accel.monitor.errors import MonitorError
 from accel.runs.reporting import compare, report
-from monitor.errors import MonitorError
 
 if TYPE_CHECKING:
-    from monitor.report.analysis import Choices
+    from accel.monitor.report.analysis import Choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ReportChoices:
 
     def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
         """For the analysis. Raises ReportError for a value out of range."""
-        from monitor.report.analysis import Choices
+        from accel.monitor.report.analysis import Choices
 
         group = tuple(key.replace("-", "_") for key in self.group)
         try:

@@ -12,7 +12,7 @@ import tyro
 from accel.display.arguments import argument
 from accel.errors import ConfigError
 from accel.imports.options import CLI, PolicySource
-from monitor.plain_text import without_controls
+from accel.monitor.plain_text import without_controls
 
 if TYPE_CHECKING:
     from accel.sweep import CandidateOptions, SearchOptions, SweepResult

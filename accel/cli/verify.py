@@ -12,8 +12,8 @@ import tyro
 
 from accel.errors import BundleError, ConfigError
 from accel.exporting.verify import verify
+from accel.monitor.plain_text import without_controls
 from accel.system.deadline import deadline
-from monitor.plain_text import without_controls
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from accel.display.progress import Progress, open_progress
 from accel.display.status import EvaluationStatus, TrainingStatus, status_line
 from accel.display.text import duration, printable
 from accel.errors import CheckpointError, ReportError
+from accel.monitor.plain_text import one_line, without_controls
+from accel.monitor.recorder import is_blank, parse_metrics_line
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
-from monitor.plain_text import one_line, without_controls
-from monitor.recorder import is_blank, parse_metrics_line
 
 FIRST_READ_BYTES = 1 << 20
 """Only the newest record is shown, so of a long file only the end is read."""

@@ -21,6 +21,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from accel.compressors.errors import CompressorError
+from accel.compressors.runtime import PolicySession
+from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress, SilentProgress
 from accel.display.text import duration
 from accel.errors import BundleError, ConfigError, ExportError
@@ -47,9 +50,6 @@ from accel.runs.playing import DEFAULT_ENVS, Array, Episodes, Policy, collect_in
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt
-from compressors.errors import CompressorError
-from compressors.runtime import PolicySession
-from compressors.scheme import parse_scheme
 
 logger = logging.getLogger("accel")
 
@@ -114,7 +114,7 @@ def export(
         seed: of episodes and inputs.
         greedy: most likely actions instead of samples.
         max_return_loss, max_mismatch: see ``Gate``; the bundle is not written when one is exceeded.
-        cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+        cpu: features of the CPU that is going to act (``accel.compressors.cpu.FEATURES``); this machine's when None.
         progress: shows the stages.
     Returns:
         The bundle, with everything that was measured.

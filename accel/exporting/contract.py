@@ -14,6 +14,7 @@ from gymnasium import spaces
 from onnx import ModelProto
 
 from accel.acting.rules import LOG_STD_BOUNDS, RuleSpec
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.envs.base import VectorEnvironment
 from accel.envs.observations import ObservationLayout
 from accel.envs.spaces import ACTION_MASK, ActionSpec, EnvSpec
@@ -27,7 +28,6 @@ from accel.runs.trained_policy import TrainedPolicy
 from accel.system.extras import installed_version
 from accel.system.machine import read_source, read_versions
 from accel.version import __version__
-from compressors.artifact import CompressedPolicy, TensorSpec
 
 FP32_ONNX, VECTORS = "fp32.onnx", "vectors.npz"
 # greatest relative difference from the test vectors on another machine or engine: the first for rounding in single

@@ -18,9 +18,9 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from accel.compressors.graph.wiring import AttributeValue, attributes
+from accel.compressors.runtime import session_options
 from accel.errors import ExportError
-from compressors.graph.wiring import AttributeValue, attributes
-from compressors.runtime import session_options
 
 Array = npt.NDArray[np.generic]
 MICROSOFT = "com.microsoft"

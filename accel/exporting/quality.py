@@ -16,20 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from accel.compressors.artifact import TensorSpec
 from accel.envs.spaces import ACTION_MASK, ActionSpec
 from accel.errors import ConfigError, ExportError
 from accel.exporting.run_policy import measure_latency, mismatch, run_rows
 from accel.json_object import Json
+from accel.monitor.divergence import divergences
+from accel.monitor.statistics import Interval, mean_interval
 from accel.runs.evaluation import interval_json, paired_difference
 from accel.runs.playing import ActingSession, Array, Episodes
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.artifact import TensorSpec
-from monitor.divergence import divergences
-from monitor.statistics import Interval, mean_interval
 
 # margin of equal returns, as a share of the magnitude of full precision's mean
 MARGIN = 0.05
-# monitor.divergence.GREEDY_TOLERANCE in words
+# accel.monitor.divergence.GREEDY_TOLERANCE in words
 MEANS_AGREE = "means within half a standard deviation"
 MakeSession = Callable[[int], ActingSession]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accel.acting.rules import RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution, make_distribution
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -24,7 +25,6 @@ from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
 from accel.runs.trained_policy import TrainedPolicy, make_env
-from compressors.artifact import CompressedPolicy
 
 GREEDY, STOCHASTIC = "greedy", "stochastic"
 _RULES: Mapping[str, str] = {GREEDY: greedy.RULE}

@@ -27,7 +27,7 @@ from typing import cast
 
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec
-from monitor.recorder import STEP_KEY, parse_metrics_line
+from accel.monitor.recorder import STEP_KEY, parse_metrics_line
 
 NEAR_ZERO = 0.01
 FALLEN = 0.5

@@ -15,8 +15,8 @@ import torch
 
 from accel.config import TrainConfig
 from accel.errors import ConfigError
+from accel.monitor.timers import Event
 from accel.networks import parse_network
-from monitor.timers import Event
 
 # Parameters of glibc's mallopt (malloc.h); a trim threshold of -1 is none.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4

@@ -25,9 +25,9 @@ from accel.learning.counters import ActorRates, Counters, LagStatistics, TaskRet
 from accel.learning.following import Publishing, Sampling
 from accel.learning.schedule import Counts, Schedule
 from accel.learning.turns import OwnTurns, Turn, Turns
+from accel.monitor.timers import DevicePhases, Event, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 from accel.transport.base import LearnerTransport, PolicyUpdate, Stopped
 from accel.tuning.steering import Steering
-from monitor.timers import DevicePhases, Event, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
 LOOK_S = 0.25

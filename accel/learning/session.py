@@ -17,6 +17,7 @@ from safetensors.torch import save as save_tensors
 from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.exchange import GradientExchange, LocalGradients
 from accel.algorithms.graphs import make_runner
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.config.experience import KeptConfig
 from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler, SilentProgress
@@ -35,6 +36,8 @@ from accel.learning.handshake import Crew, Stop
 from accel.learning.loop import Loop
 from accel.learning.schedule import make_schedule
 from accel.learning.turns import SharedTurns
+from accel.monitor.decisions import DecisionLog
+from accel.monitor.recorder import METRICS_FILE, Recorder
 from accel.publishing.distillation import make_divergence
 from accel.publishing.publisher import Publisher
 from accel.runs.backend_comparison import compare_backends
@@ -55,9 +58,6 @@ from accel.tuning.autotune import make_steering
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
 from accel.tuning.steering import FixedSteering, Steering
-from compressors.artifact import CompressedPolicy
-from monitor.decisions import DecisionLog
-from monitor.recorder import METRICS_FILE, Recorder
 
 if TYPE_CHECKING:
     from accel.acting.actor import Actor

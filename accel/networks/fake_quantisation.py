@@ -18,7 +18,7 @@ from accel.networks.observations import Parts
 from accel.networks.policy import PolicyNetwork, PolicyParts
 
 if TYPE_CHECKING:
-    from compressors.qat.fake_quantiser import FakeQuantiser
+    from accel.compressors.qat.fake_quantiser import FakeQuantiser
 
 _LSTM = "core.lstm"
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from compressors.plan import Plan, PlanUpdate
+from accel.compressors.plan import Plan, PlanUpdate
 
 NICENESS = 5
 """Niceness of the thread: below learner and actors, but not starved by them, as a late student is useless."""

@@ -32,6 +32,11 @@ from typing import Literal
 
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
+from accel.compressors.plan import Plan
+from accel.compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
+from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.publishing.background import (
     BackgroundWorker,
@@ -45,11 +50,6 @@ from accel.publishing.background import (
 )
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.validation import Validator
-from compressors.artifact import CompressedPolicy
-from compressors.errors import CalibrationError, CompressorError, VerificationError, WeightsError
-from compressors.plan import Plan
-from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
-from compressors.scheme import parse_scheme
 
 FULL_PRECISION = "fp32"
 DRIFT_ROWS = 64

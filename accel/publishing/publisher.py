@@ -17,6 +17,11 @@ from typing import cast
 import torch
 
 from accel.acting.torch_policy import serialise_module
+from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.errors import CompressorError, GraphError
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
+from accel.compressors.scheme import parse_scheme
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.experience.inputs import Array, policy_inputs
@@ -29,11 +34,6 @@ from accel.publishing.distillation import PolicyDivergence, StudentFactory
 from accel.publishing.inputs import REFILLS, RecentInputs, replay_states
 from accel.publishing.level import FULL_PRECISION, Level, distillation_schedule, interval_updates
 from accel.publishing.validation import Divergence, ValidationInputs, Validator
-from compressors.artifact import CompressedPolicy, Json
-from compressors.errors import CompressorError, GraphError
-from compressors.pipeline import make_compressor
-from compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
-from compressors.scheme import parse_scheme
 
 CLOSE_TIMEOUT_S = 0.2
 IMAGE_RENEWAL_UPDATES = 8

@@ -31,15 +31,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.probe import ArtifactProbe
+from accel.compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
+from accel.compressors.cpu import cpu_features
+from accel.compressors.errors import ArtifactError, VerificationError
+from accel.compressors.qat.differences import CodeDifferences, code_differences
+from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 from accel.envs.spaces import EnvSpec
 from accel.publishing.inputs import RecentInputs, random_inputs
-from compressors.artifact import CompressedPolicy
-from compressors.checks.probe import ArtifactProbe
-from compressors.checks.verify import check_outputs, reference_outputs, verify_artifact
-from compressors.cpu import cpu_features
-from compressors.errors import ArtifactError, VerificationError
-from compressors.qat.differences import CodeDifferences, code_differences
-from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
 
 FULL_ROWS = 256
 FULL_IMAGES = 32

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError
+from accel.compressors.scheme import parse_scheme
 from accel.display.progress import Progress, SilentProgress
 from accel.errors import ConfigError
 from accel.json_object import Json
+from accel.monitor.statistics import Interval, mean_interval
 from accel.runs.loading import load_run
 from accel.runs.playing import DEFAULT_ENVS, Episodes, collect_inputs, play
 from accel.runs.trained_policy import TrainedPolicy
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError
-from compressors.scheme import parse_scheme
-from monitor.statistics import Interval, mean_interval
 
 FULL_PRECISION = "fp32"
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from accel.algorithms.distributions import ActionDistribution
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.executed_kernels import weight_only_layers
+from accel.compressors.runtime import PolicySession, Runtime
 from accel.envs.spaces import ActionSpec
 from accel.runs.summary import SchemeComparison
-from compressors.artifact import CompressedPolicy
-from compressors.checks.executed_kernels import weight_only_layers
-from compressors.runtime import PolicySession, Runtime
 
 ROUNDS = 25
 ROUND_S = 0.002

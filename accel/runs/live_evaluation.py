@@ -293,9 +293,9 @@ class _Evaluator:
         """Play one policy; keeps it where none was better."""
         from safetensors.torch import load
 
+        from accel.compressors.artifact import CompressedPolicy
         from accel.runs.loading import TrainedRun
         from accel.runs.playing import play
-        from compressors.artifact import CompressedPolicy
 
         self._algorithm.networks.load_state_dict(load(request.weights))
         run = TrainedRun(self._path, self._config, self._spec, request.env_steps, request.version, self._algorithm)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from accel.acting.rules import ActionRule, Seat
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.runtime import PolicySession
 from accel.display.progress import Progress, SilentProgress
 from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
@@ -23,8 +25,6 @@ from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError, ReportError
+from accel.monitor.errors import MonitorError
+from accel.monitor.plain_text import one_line
 from accel.runs.directory import STARTS, RunDirectory
 from accel.system.extras import install_command, missing_distributions
 from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
-from monitor.errors import MonitorError
-from monitor.plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from monitor.report.analysis import Choices
-    from monitor.report.document import WrittenReport
-    from monitor.report.runs import Run
+    from accel.monitor.report.analysis import Choices
+    from accel.monitor.report.document import WrittenReport
+    from accel.monitor.report.runs import Run
 
 KEPT_RUNS = "runs.json"
 
@@ -49,7 +49,7 @@ def report(
             runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
             only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
         out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
-        choices: threshold, grouping, labels, confidence; see ``monitor.report.analysis.Choices``.
+        choices: threshold, grouping, labels, confidence; see ``accel.monitor.report.analysis.Choices``.
         overwrite: replace a report that is there.
     Raises:
         ReportError, RunDirectoryError: not a run, no metrics yet, runs of several environments, or ``out`` exists or
@@ -129,9 +129,9 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     """
     if is_kept_run(path):
         return load_kept_run(path)
-    from monitor.decisions import read_decisions
-    from monitor.report.runs import Run
-    from monitor.report.series import MAX_POINTS, read_series
+    from accel.monitor.decisions import read_decisions
+    from accel.monitor.report.runs import Run
+    from accel.monitor.report.series import MAX_POINTS, read_series
 
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
@@ -170,7 +170,7 @@ def load_kept_run(path: Path) -> Run:
 
     Raises: ReportError: the file or the run's samples are damaged.
     """
-    from monitor.report.samples import run_from_json
+    from accel.monitor.report.samples import run_from_json
 
     sample = kept_samples(path.parent)[path.name]
     config = sample.get("config")
@@ -185,9 +185,9 @@ def _write(
     if missing := missing_distributions("report"):
         raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
     with _translated():
-        from monitor.report.analysis import Choices, analyse
-        from monitor.report.document import check_target, write_report
-        from monitor.report.runs import group_runs
+        from accel.monitor.report.analysis import Choices, analyse
+        from accel.monitor.report.document import check_target, write_report
+        from accel.monitor.report.runs import group_runs
 
         check_target(out, overwrite=overwrite)
         first, left_out = _load(paths[:baselines])
@@ -236,7 +236,7 @@ def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
 
 
 def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:
-    from monitor.report.runs import group_runs
+    from accel.monitor.report.runs import group_runs
 
     if len(groups := group_runs(baselines, choices.group_by)) > 1:
         names = "; ".join(group.label for group in groups)

@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
+from accel.monitor.report.bottleneck import Limit, TimeShares, limit_of, shares_of
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
-from monitor.report.bottleneck import Limit, TimeShares, limit_of, shares_of
 
 
 def _unwritten(value: object) -> object:

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from accel.acting.rules import ActionRule, RuleSpec, Seat, make_rule
 from accel.algorithms.distributions import ActionDistribution
+from accel.compressors.artifact import CompressedPolicy, Json
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Compressor, Plan
 from accel.config import TrainConfig
 from accel.envs import VectorEnvironment, make_vector_env
 from accel.envs.actions import action_converter
@@ -26,9 +29,6 @@ from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
-from compressors.artifact import CompressedPolicy, Json
-from compressors.pipeline import make_compressor
-from compressors.plan import Compressor, Plan
 
 Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
@@ -128,7 +128,7 @@ class TrainedPolicy(ABC):
             scheme: such as ``fp32``, ``int8`` or ``prune(0.5)+int8``.
             calibration: real inputs by name, [N, *shape], as ``collect_inputs`` gives them; needed for activation
                 ranges, students and the selection of channels.
-            cpu: features of the CPU that is going to act (``compressors.cpu.FEATURES``); this machine's when None.
+            cpu: features of the CPU that will act (``accel.compressors.cpu.FEATURES``); this machine's when None.
         Raises:
             CompressorError: the scheme is unknown or cannot compress this network; CalibrationError without inputs.
         """

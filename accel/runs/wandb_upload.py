@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from monitor.event_file import event_tag
+from accel.monitor.event_file import event_tag
 
 Metrics = Mapping[str, float | int | str | None]
 

@@ -20,6 +20,10 @@ import torch
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import SchemeError, UnsupportedLayerError
+from accel.compressors.layer_inventory import policy_layers
+from accel.compressors.runtime import PolicySession
 from accel.errors import ConfigError
 from accel.json_object import Json
 from accel.runs.fp32_comparison import compare_with_fp32
@@ -33,10 +37,6 @@ from accel.sweep.recovery import ERROR
 from accel.sweep.scheme_space import LayerChoice, SchemeSpace
 from accel.sweep.study import CAVEAT, MEASURED, SAME_AS, SKIPPED, UNBUILT, Measurement, StudyOptions, has_ended
 from accel.system.atomic import write_atomically
-from compressors.artifact import CompressedPolicy
-from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.layer_inventory import policy_layers
-from compressors.runtime import PolicySession
 
 _SCHEME, _RETURNS, _REFERENCES = "scheme", "returns", "references"
 # A candidate counts as dominated only if it is slower than another by more than measurements vary.

@@ -14,6 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from accel.json_object import Json
+from accel.monitor.statistics import Interval, mean_interval
 from accel.sweep.importance import METHOD, Importance, Trials, importances
 from accel.sweep.objectives import Metric, Values
 from accel.sweep.pareto import Candidate
@@ -23,7 +24,6 @@ from accel.sweep.storage import public_url
 from accel.sweep.study import CAVEAT, DRAWN_AT_RANDOM, MEASURED, SAME_AS, SKIP, SKIPPED, StudyOptions, counts, tally
 from accel.system.atomic import write_atomically
 from accel.system.machine import describe_machine
-from monitor.statistics import Interval, mean_interval
 
 _MOST_IMPORTANT = 3
 

@@ -9,9 +9,9 @@ from typing import Literal, Self, TypeVar, get_args
 
 from optuna.trial import Trial
 
+from accel.compressors.layer_inventory import PolicyLayer
 from accel.config import did_you_mean
 from accel.errors import ConfigError
-from compressors.layer_inventory import PolicyLayer
 
 T = TypeVar("T")
 Bits = Literal["fp32", "int8", "int8-per-channel", "int4"]

@@ -19,12 +19,12 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from accel.compressors.errors import CompressorError
 from accel.errors import AccelError, ConfigError, SweepError
 from accel.sweep.objectives import Constraint, Metric, Values
 from accel.sweep.recovery import ERROR, GRACE_S, Attendance, is_mine, release_own, signs_of_life, was_taken_over
 from accel.sweep.storage import public_url
 from accel.transport.launcher import detect_launch
-from compressors.errors import CompressorError
 
 SamplerName = Literal["tpe", "nsga2", "nsga3", "random"]
 PrunerName = Literal["none", "median", "hyperband", "halving"]

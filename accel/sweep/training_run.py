@@ -21,11 +21,11 @@ import tomlkit
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import AccelError, CheckpointError, RunDirectoryError, SweepError
+from accel.monitor.recorder import TIME_KEY, RunClock, read_metrics
 from accel.runs.directory import STARTS, RunDirectory
 from accel.runs.summary import Summary
 from accel.system.atomic import write_atomically
 from accel.system.signals import FORWARDED, end_with_parent
-from monitor.recorder import TIME_KEY, RunClock, read_metrics
 
 # Without these variables of a launcher, the child of a rank is no rank itself.
 _LAUNCHER_PREFIXES = (

@@ -30,16 +30,24 @@ from accel.acting.timing import assignment, join_levels
 from accel.config import TrainConfig
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.json_object import Json
+from accel.monitor.decisions import DecisionLog
+from accel.monitor.mismatch import effective_horizon
+from accel.monitor.return_guard import ReturnGuard, Verdict
+from accel.monitor.timers import PhaseTimes
+from accel.monitor.tuner import (
+    ActorTiming,
+    DoublingDelay,
+    LevelTiming,
+    Measurements,
+    Tuner,
+    TunerDecision,
+    TunerOptions,
+)
 from accel.publishing.publisher import Publisher
 from accel.transport.base import LearnerTransport
 from accel.tuning.choice import CompressionChoice
 from accel.tuning.mismatch_sampling import MismatchSampler, average
 from accel.tuning.steering import AnnealedSteering, FixedSteering, Metrics, Steering
-from monitor.decisions import DecisionLog
-from monitor.mismatch import effective_horizon
-from monitor.return_guard import ReturnGuard, Verdict
-from monitor.timers import PhaseTimes
-from monitor.tuner import ActorTiming, DoublingDelay, LevelTiming, Measurements, Tuner, TunerDecision, TunerOptions
 
 LOOK_S = 0.25
 PREPARE_S = 1.0

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from accel.compressors.errors import CompressorError
+from accel.compressors.method_arguments import check_scheme
+from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
-from compressors.errors import CompressorError
-from compressors.method_arguments import check_scheme
-from compressors.scheme import parse_scheme
-from monitor.annealing import AnnealingSchedule
-from monitor.errors import TunerError
+from accel.monitor.annealing import AnnealingSchedule
+from accel.monitor.errors import TunerError
 
 FULL_PRECISION = "fp32"
 AUTO_LEVELS = (FULL_PRECISION, "int8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from monitor.mismatch import KL_ALARM, STALENESS_KL_ALARM, Mismatch
+from accel.monitor.mismatch import KL_ALARM, STALENESS_KL_ALARM, Mismatch
 
 CALM_RECORDS = 5
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("accel")
 
 
 class MismatchAlarms:
-    """One for each factor, quantity and scheme, at the levels of ``monitor.mismatch``.
+    """One for each factor, quantity and scheme, at the levels of ``accel.monitor.mismatch``.
 
     An alarm is logged when it first begins, and is active until ``CALM_RECORDS`` consecutive records with samples were
     without it, also for a scheme that no longer acts.

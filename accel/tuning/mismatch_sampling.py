@@ -19,7 +19,7 @@ Metrics, each the mean over the samples since the last record, weighted by valid
                 clipped (share of weights above clip_rho) · mean_weight
 
 Alarms: ess < 0.3, kl > 0.1 nats of compression or > 0.5 nats of staleness and total, mean weight outside [0.5, 2]
-(``monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one is active. An alarm of
+(``accel.monitor.mismatch``), of each factor and scheme; ``mismatch_alarms`` says how long one is active. An alarm of
 compression makes the tuner fall back to full precision; an alarm of staleness calls for a smaller policy lag, which
 less compression would not give.
 
@@ -44,9 +44,9 @@ from accel.algorithms.base import Algorithm
 from accel.config import TrainConfig
 from accel.experience.batch import Batch, Batcher
 from accel.experience.unroll import Unroll
+from accel.monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
 from accel.tuning.mismatch_alarms import MismatchAlarms
 from accel.tuning.mismatch_copies import PolicyCopies
-from monitor.mismatch import FactoredMismatch, Mismatch, effective_horizon, factor_mismatch
 
 COPIES = 4
 MAX_ROWS = 512

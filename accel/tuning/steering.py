@@ -8,10 +8,10 @@ from typing import Protocol
 
 from accel.experience.unroll import Unroll
 from accel.json_object import Json
+from accel.monitor.annealing import AnnealingSchedule
+from accel.monitor.decisions import DecisionLog
+from accel.monitor.timers import PhaseTimes
 from accel.publishing.publisher import Publisher
-from monitor.annealing import AnnealingSchedule
-from monitor.decisions import DecisionLog
-from monitor.timers import PhaseTimes
 
 Metrics = dict[str, float | int | str | None]
 

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime as ort
 from onnx import NodeProto
 
-from compressors.artifact import CompressedPolicy
-from compressors.graph.wiring import int_attribute, layer_name
-from compressors.runtime import session_options
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.graph.wiring import int_attribute, layer_name
+from accel.compressors.runtime import session_options
 
 INTEGER_KERNELS = frozenset(
     {

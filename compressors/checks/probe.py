@@ -11,11 +11,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from compressors.arrays import Array
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.errors import ArtifactError
-from compressors.graph.payload import initializer_places, value_info
-from compressors.runtime import PolicySession
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.errors import ArtifactError
+from accel.compressors.graph.payload import initializer_places, value_info
+from accel.compressors.runtime import PolicySession
 
 # shapes and axes (int64) stay constants: operators may need them when a model is loaded
 _WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32)

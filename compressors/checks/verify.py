@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from compressors.arrays import Array
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError, VerificationError
-from compressors.runtime import PolicySession
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError, VerificationError
+from accel.compressors.runtime import PolicySession
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from compressors.arrays import Array
-from compressors.graph.wiring import Wiring
+from accel.compressors.arrays import Array
+from accel.compressors.graph.wiring import Wiring
 
 
 @dataclass

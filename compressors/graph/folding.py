@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from compressors.arrays import Array, State
-from compressors.errors import GraphError
-from compressors.graph.subgraph import Subgraph
+from accel.compressors.arrays import Array, State
+from accel.compressors.errors import GraphError
+from accel.compressors.graph.subgraph import Subgraph
 
 
 class Prologue:

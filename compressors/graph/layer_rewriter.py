@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from compressors.errors import UnsupportedLayerError
-from compressors.graph.payload import Slot
-from compressors.graph.policy_graph import PolicyGraph
-from compressors.graph.wiring import int_attribute, is_plain_gemm, layer_name, optional_input
+from accel.compressors.errors import UnsupportedLayerError
+from accel.compressors.graph.payload import Slot
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.graph.wiring import int_attribute, is_plain_gemm, layer_name, optional_input
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, helper
 
-from compressors.graph.draft import Draft
-from compressors.graph.wiring import Wiring, attributes, optional_input
+from accel.compressors.graph.draft import Draft
+from accel.compressors.graph.wiring import Wiring, attributes, optional_input
 
 _KNOWN_ATTRIBUTES = {"hidden_size", "direction", "layout", "input_forget"}
 _X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime as ort
 from onnx import NodeProto
 
-from compressors.graph.payload import Payload
-from compressors.runtime import session_options
+from accel.compressors.graph.payload import Payload
+from accel.compressors.runtime import session_options
 
 
 def optimised_nodes(payload: Payload, written: Collection[str]) -> Sequence[NodeProto] | None:

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 
-from compressors.arrays import Array
-from compressors.artifact import TensorSpec
-from compressors.errors import GraphError
-from compressors.protobuf import message_fields
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import TensorSpec
+from accel.compressors.errors import GraphError
+from accel.compressors.protobuf import message_fields
 
 # Field numbers in onnx.proto.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW = 7, 5, 8, 9

@@ -16,15 +16,15 @@ import onnx
 import torch
 from onnx import ModelProto, NodeProto
 
-from compressors.arrays import Array, State
-from compressors.artifact import TensorSpec
-from compressors.errors import GraphError
-from compressors.graph.draft import Draft
-from compressors.graph.folding import Prologue, split
-from compressors.graph.simplify import simplify
-from compressors.graph.subgraph import Subgraph
-from compressors.graph.torch_export import export_model
-from compressors.module_state import read_state
+from accel.compressors.arrays import Array, State
+from accel.compressors.artifact import TensorSpec
+from accel.compressors.errors import GraphError
+from accel.compressors.graph.draft import Draft
+from accel.compressors.graph.folding import Prologue, split
+from accel.compressors.graph.simplify import simplify
+from accel.compressors.graph.subgraph import Subgraph
+from accel.compressors.graph.torch_export import export_model
+from accel.compressors.module_state import read_state
 
 OPSET = 17
 _SENTINEL_SEED = 20_240_229

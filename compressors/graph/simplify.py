@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto, helper
 
-from compressors.graph.draft import Draft, rename_readers
-from compressors.graph.lstm_step import unroll_one_step
-from compressors.graph.payload import MICROSOFT
-from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
+from accel.compressors.graph.draft import Draft, rename_readers
+from accel.compressors.graph.lstm_step import unroll_one_step
+from accel.compressors.graph.payload import MICROSOFT
+from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm
 
 _FUSED = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid")

@@ -1,4 +1,4 @@
-"""Run a part of an ONNX graph on the learner: prologue, checks, calibration. Actors use ``compressors.runtime``."""
+"""Run a part of an ONNX graph on the learner: prologue, checks, calibration. Actors use ``PolicySession``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
-from compressors.arrays import Array
-from compressors.graph.payload import IR_VERSION, opset_imports
-from compressors.runtime import session_options
+from accel.compressors.arrays import Array
+from accel.compressors.graph.payload import IR_VERSION, opset_imports
+from accel.compressors.runtime import session_options
 
 
 class Subgraph:

@@ -13,7 +13,7 @@ import torch
 from onnx import ModelProto
 from torch import nn
 
-from compressors.errors import GraphError
+from accel.compressors.errors import GraphError
 
 _OPERATOR = re.compile(r"operator '?(?:aten::)?(\w+)")
 _REMEDY = "that ONNX has, or keep the policy in torch, uncompressed"

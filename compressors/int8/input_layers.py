@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from compressors.graph.policy_graph import PolicyGraph
-from compressors.layer_choices import weight_layer
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.layer_choices import weight_layer
 
 SMALL_WEIGHTS = 2**14
 SMALL_SHARE = 1 / 64

@@ -14,15 +14,15 @@ from typing import NoReturn
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from compressors.errors import UnsupportedLayerError
-from compressors.graph.layer_rewriter import Layer
-from compressors.graph.payload import MICROSOFT, Slot
-from compressors.graph.policy_graph import PolicyGraph
-from compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
-from compressors.int4 import replace_layer
-from compressors.layer_choices import weight_layer
-from compressors.method_arguments import LayerFormat
-from compressors.quantisation.affine import IntegerType
+from accel.compressors.errors import UnsupportedLayerError
+from accel.compressors.graph.layer_rewriter import Layer
+from accel.compressors.graph.payload import MICROSOFT, Slot
+from accel.compressors.graph.policy_graph import PolicyGraph
+from accel.compressors.graph.wiring import Wiring, int_attribute, is_plain_gemm, layer_name, optional_input
+from accel.compressors.int4 import replace_layer
+from accel.compressors.layer_choices import weight_layer
+from accel.compressors.method_arguments import LayerFormat
+from accel.compressors.quantisation.affine import IntegerType
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 ``int8(layer=float)`` keeps a layer in single precision, ``layer=int4`` gives it 4-bit weights and float arithmetic, and
 ``layer=per_channel`` or ``layer=per_tensor`` chooses the layer's scales. Small layers that read observations stay in
-single precision (``compressors.int8.input_layers``); ``x8`` quantises them too, and ``x2`` to ``x7`` give observations
+single precision (``input_layers.py``); ``x8`` quantises them too, and ``x2`` to ``x7`` give observations
 so many bits, which other activations do not lose. ``w2``, ``w3`` and ``w4`` give weights codes of so many bits, ±1, ±3
 or ±7. Kernels read all codes as bytes; the C export packs those of weights.
 
@@ -20,23 +20,23 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from compressors.arrays import Array
-from compressors.artifact import Optimisation
-from compressors.cpu import ARM, VNNI, cpu_features
-from compressors.errors import CalibrationError, SchemeError
-from compressors.graph.optimise import optimised_nodes
-from compressors.graph.payload import Payload, Slot
-from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.graph.simplify import fuse_activations
-from compressors.int4 import layer_writer, write_layer
-from compressors.int8.input_layers import observed_values, small_input_layers
-from compressors.int8.integer_graph import IntegerGraph, IntegerLayer
-from compressors.layer_choices import check_layers, choice_for
-from compressors.method_arguments import LayerFormat, Variant, parse_int8
-from compressors.methods import Encoder, Format
-from compressors.module_state import require_finite
-from compressors.plan import PlanStatistics
-from compressors.quantisation.affine import (
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import Optimisation
+from accel.compressors.cpu import ARM, VNNI, cpu_features
+from accel.compressors.errors import CalibrationError, SchemeError
+from accel.compressors.graph.optimise import optimised_nodes
+from accel.compressors.graph.payload import Payload, Slot
+from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.graph.simplify import fuse_activations
+from accel.compressors.int4 import layer_writer, write_layer
+from accel.compressors.int8.input_layers import observed_values, small_input_layers
+from accel.compressors.int8.integer_graph import IntegerGraph, IntegerLayer
+from accel.compressors.layer_choices import check_layers, choice_for
+from accel.compressors.method_arguments import LayerFormat, Variant, parse_int8
+from accel.compressors.methods import Encoder, Format
+from accel.compressors.module_state import require_finite
+from accel.compressors.plan import PlanStatistics
+from accel.compressors.quantisation.affine import (
     INT8,
     UINT8,
     WEIGHT_INT7,
@@ -47,9 +47,9 @@ from compressors.quantisation.affine import (
     narrowed,
     symmetric_codes,
 )
-from compressors.quantisation.ranges import Range, RangeObserver
-from compressors.quantisation.weight_codes import CodeWriter, as_float
-from compressors.scheme import Context, MethodText
+from accel.compressors.quantisation.ranges import Range, RangeObserver
+from accel.compressors.quantisation.weight_codes import CodeWriter, as_float
+from accel.compressors.scheme import Context, MethodText
 
 _CODES = {"u8s8": (UINT8, WEIGHT_INT8), "reduce_range": (UINT8, WEIGHT_INT7), "s8s8": (INT8, WEIGHT_INT8)}
 

@@ -17,10 +17,10 @@ from typing import cast
 
 import numpy as np
 
-from compressors.arrays import Array, FloatArray
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.kernels.graph import Graph, Node, Value, read_graph
-from compressors.kernels.library import lanes_here, load_kernels
+from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.kernels.graph import Graph, Node, Value, read_graph
+from accel.compressors.kernels.library import lanes_here, load_kernels
 
 _ACTIVATIONS = {"": 0, "Relu": 1, "Tanh": 2}
 _ALIGNMENT = 64

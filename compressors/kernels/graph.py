@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compressors.arrays import Array
-from compressors.protobuf import BYTES, FIXED32, VARINT, message_fields, read_varint
+from accel.compressors.arrays import Array
+from accel.compressors.protobuf import BYTES, FIXED32, VARINT, message_fields, read_varint
 
 # Field numbers in onnx.proto.
 _MODEL_GRAPH = 7

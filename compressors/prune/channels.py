@@ -13,7 +13,7 @@ import torch_pruning
 from numpy.typing import NDArray
 from torch import nn
 
-from compressors.errors import UnsupportedLayerError
+from accel.compressors.errors import UnsupportedLayerError
 
 IndexArray = NDArray[np.int64]
 _LSTM_GATES = 4

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.arrays import Array, FloatArray, State
-from compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
-from compressors.prune.channels import ChannelGroup, IndexArray
+from accel.compressors.arrays import Array, FloatArray, State
+from accel.compressors.moments import KEEP, MAXIMAL_SAMPLES, RIDGE
+from accel.compressors.prune.channels import ChannelGroup, IndexArray
 
 FOLD_PER_REFRESH = 2**22
 """W_R P is computed at each refresh, for the present weights, up to this number of multiplications; in wider layers

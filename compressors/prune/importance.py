@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compressors.arrays import State
-from compressors.prune.channels import ChannelGroup, Cut
+from accel.compressors.arrays import State
+from accel.compressors.prune.channels import ChannelGroup, Cut
 
 _ROUNDS = 64
 

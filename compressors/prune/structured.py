@@ -20,17 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compressors.arrays import Array, State
-from compressors.errors import UnsupportedLayerError
-from compressors.layer_choices import check_layers, choice_for, is_named
-from compressors.method_arguments import parse_prune
-from compressors.methods import BoundReduction, Reduction
-from compressors.module_state import load_state, read_state, to_tensors
-from compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
-from compressors.prune.channels import ChannelGroup, IndexArray, find_groups
-from compressors.prune.compensation import Compensation
-from compressors.prune.importance import magnitude, residual
-from compressors.scheme import Context, MethodText
+from accel.compressors.arrays import Array, State
+from accel.compressors.errors import UnsupportedLayerError
+from accel.compressors.layer_choices import check_layers, choice_for, is_named
+from accel.compressors.method_arguments import parse_prune
+from accel.compressors.methods import BoundReduction, Reduction
+from accel.compressors.module_state import load_state, read_state, to_tensors
+from accel.compressors.moments import MAXIMAL_IMAGES, MAXIMAL_ROWS
+from accel.compressors.prune.channels import ChannelGroup, IndexArray, find_groups
+from accel.compressors.prune.compensation import Compensation
+from accel.compressors.prune.importance import magnitude, residual
+from accel.compressors.scheme import Context, MethodText
 
 _CHECK_SEED = 7
 _REFIT_UNITS = 1024

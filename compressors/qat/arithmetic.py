@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from compressors.quantisation.affine import BIAS_MARGIN, INT32_STEPS, SMALLEST_SCALE, IntegerType
+from accel.compressors.quantisation.affine import BIAS_MARGIN, INT32_STEPS, SMALLEST_SCALE, IntegerType
 
 
 @dataclass(frozen=True)

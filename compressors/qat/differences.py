@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from onnx import NodeProto, ValueInfoProto
 from torch import nn
 
-from compressors.arrays import Array
-from compressors.artifact import CompressedPolicy
-from compressors.errors import GraphError
-from compressors.qat.fake_quantiser import FakeQuantiser
-from compressors.runtime import session_options
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import GraphError
+from accel.compressors.qat.fake_quantiser import FakeQuantiser
+from accel.compressors.runtime import session_options
 
 Codes = NDArray[np.int64]
 _ADDENDS, _SUM_SCALE = (0, 3), 6  # inputs of QLinearAdd

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 from torch import Tensor, nn
 
-from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from compressors.graph.wiring import layer_name
-from compressors.int8.integer_graph import SumOfCodes
-from compressors.int8.static import Int8, Int8Encoder
-from compressors.method_arguments import parse_int8
-from compressors.module_state import load_state, read_state
-from compressors.pipeline import PipelinePlan
-from compressors.plan import Plan
-from compressors.qat.arithmetic import Scaled
-from compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
-from compressors.scheme import Context, MethodText
+from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
+from accel.compressors.graph.wiring import layer_name
+from accel.compressors.int8.integer_graph import SumOfCodes
+from accel.compressors.int8.static import Int8, Int8Encoder
+from accel.compressors.method_arguments import parse_int8
+from accel.compressors.module_state import load_state, read_state
+from accel.compressors.pipeline import PipelinePlan
+from accel.compressors.plan import Plan
+from accel.compressors.qat.arithmetic import Scaled
+from accel.compressors.qat.forward_pass import QuantisationRules, QuantisedLayer, QuantisedPass
+from accel.compressors.scheme import Context, MethodText
 
 NAME = "qat"
 
@@ -207,7 +207,7 @@ def make_qat(arguments: tuple[str, ...], context: Context) -> Qat:
 
 def is_quantisation_aware(scheme: str) -> bool:
     """Whether the learner trains with fake quantisation under this scheme."""
-    from compressors.scheme import parse_scheme
+    from accel.compressors.scheme import parse_scheme
 
     return parse_scheme(scheme).methods[-1].name == NAME
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from compressors.int8.integer_graph import SumOfCodes
-from compressors.qat import arithmetic
-from compressors.qat.arithmetic import Scaled
-from compressors.quantisation.affine import IntegerType
+from accel.compressors.int8.integer_graph import SumOfCodes
+from accel.compressors.qat import arithmetic
+from accel.compressors.qat.arithmetic import Scaled
+from accel.compressors.quantisation.affine import IntegerType
 
 Forward = Callable[..., object]
 

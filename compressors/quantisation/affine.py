@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compressors.arrays import Array, FloatArray
+from accel.compressors.arrays import Array, FloatArray
 
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32 = np.iinfo(np.int32)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
-from compressors.arrays import Array
-from compressors.artifact import TensorSpec
-from compressors.errors import CalibrationError
-from compressors.graph.policy_graph import OPSET, PolicyGraph
-from compressors.graph.subgraph import Subgraph
+from accel.compressors.arrays import Array
+from accel.compressors.artifact import TensorSpec
+from accel.compressors.errors import CalibrationError
+from accel.compressors.graph.policy_graph import OPSET, PolicyGraph
+from accel.compressors.graph.subgraph import Subgraph
 
 # Weight of the old bound when a calibration measures a narrower one: ten calibrations halve an outlier's influence.
 KEEP = 0.93

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressors.arrays import Array
-from compressors.checks.verify import relative_error
-from compressors.errors import CalibrationError, SchemeError
-from compressors.quantisation.affine import IntegerType, activation_parameters, weight_scales
-from compressors.quantisation.ranges import Range
+from accel.compressors.arrays import Array
+from accel.compressors.checks.verify import relative_error
+from accel.compressors.errors import CalibrationError, SchemeError
+from accel.compressors.quantisation.affine import IntegerType, activation_parameters, weight_scales
+from accel.compressors.quantisation.ranges import Range
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LSTM, nn.LSTMCell)
 _WIDEST = 16

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from compressors.arrays import Array, FloatArray
-from compressors.errors import WeightsError
-from compressors.quantisation.affine import IntegerType, magnitudes, quantise_into, scales_for_bias, scales_of
+from accel.compressors.arrays import Array, FloatArray
+from accel.compressors.errors import WeightsError
+from accel.compressors.quantisation.affine import IntegerType, magnitudes, quantise_into, scales_for_bias, scales_of
 
 # Weights quantised at a time, in whole rows: their quotients stay in a processor's second cache
 BLOCK = 65536

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monitor.errors import RunReportError
-from monitor.plain_text import percent
-from monitor.report.bottleneck import GroupBottleneck, bottleneck_of
-from monitor.report.caveats import caveats, differences, obstacles
-from monitor.report.comparison import (
+from accel.monitor.errors import RunReportError
+from accel.monitor.plain_text import percent
+from accel.monitor.report.bottleneck import GroupBottleneck, bottleneck_of
+from accel.monitor.report.caveats import caveats, differences, obstacles
+from accel.monitor.report.comparison import (
     CENSORED,
     NO_INTERVAL,
     QUANTITIES,
@@ -25,10 +25,10 @@ from monitor.report.comparison import (
     too_few_seeds,
     values_of,
 )
-from monitor.report.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
-from monitor.report.runs import Group, Run, group_runs, relabelled
-from monitor.report.targets import Target, common_target, margin_of, threshold_of
-from monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
+from accel.monitor.report.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
+from accel.monitor.report.runs import Group, Run, group_runs, relabelled
+from accel.monitor.report.targets import Target, common_target, margin_of, threshold_of
+from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
 
 
 @dataclass(frozen=True)

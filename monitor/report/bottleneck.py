@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from monitor.report.runs import Group, Run
+from accel.monitor.report.runs import Group, Run
 
 Limit = Literal["learner", "policy", "environment", "balanced"]
 WAIT_GAP = 0.1

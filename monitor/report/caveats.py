@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
-from monitor.report.bottleneck import environment_us
-from monitor.report.runs import Group, Run
+from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from accel.monitor.report.bottleneck import environment_us
+from accel.monitor.report.runs import Group, Run
 
 ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
 BUDGET = ("total_env_steps", "stop_at_env_steps", "max_seconds", "stop_at_return", "stop_window")

@@ -12,13 +12,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from monitor.decisions import acting
-from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
-from monitor.plain_text import percent
-from monitor.report.analysis import Analysis, GroupResult
-from monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
-from monitor.report.curves import Axis, Curve, aggregate, column, steps
-from monitor.report.drawing import (
+from accel.monitor.decisions import acting
+from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from accel.monitor.plain_text import percent
+from accel.monitor.report.analysis import Analysis, GroupResult
+from accel.monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
+from accel.monitor.report.curves import Axis, Curve, aggregate, column, steps
+from accel.monitor.report.drawing import (
     DASHES,
     MUTED,
     SERIES,
@@ -32,8 +32,8 @@ from monitor.report.drawing import (
     style,
     wrapped,
 )
-from monitor.report.runs import Group, Run
-from monitor.report.series import Floats
+from accel.monitor.report.runs import Group, Run
+from accel.monitor.report.series import Floats
 
 PHASE_TITLES = {
     "env": "step environments",

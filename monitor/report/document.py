@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from monitor.errors import RunReportError
-from monitor.plain_text import one_line, without_controls
-from monitor.report import charts, tables, wording
-from monitor.report.analysis import Analysis, Comparison, GroupResult
-from monitor.report.comparison import QUANTITIES
-from monitor.report.curves import Curve
-from monitor.report.drawing import Drawing
-from monitor.report.markdown import render_markdown
-from monitor.report.page import render_page
-from monitor.report.runs import Run
+from accel.monitor.errors import RunReportError
+from accel.monitor.plain_text import one_line, without_controls
+from accel.monitor.report import charts, tables, wording
+from accel.monitor.report.analysis import Analysis, Comparison, GroupResult
+from accel.monitor.report.comparison import QUANTITIES
+from accel.monitor.report.curves import Curve
+from accel.monitor.report.drawing import Drawing
+from accel.monitor.report.markdown import render_markdown
+from accel.monitor.report.page import render_page
+from accel.monitor.report.runs import Run
 
 PAGE, MARKDOWN, JSON_FILE = "index.html", "report.md", "report.json"
 FORMAT_VERSION = 1

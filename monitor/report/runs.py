@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monitor.decisions import Decision
-from monitor.errors import RunReportError
-from monitor.report.series import ELAPSED, Floats, Series
+from accel.monitor.decisions import Decision
+from accel.monitor.errors import RunReportError
+from accel.monitor.report.series import ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
 """Options in which seeds of one configuration differ."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from monitor.decisions import Decision
-from monitor.errors import RunReportError
-from monitor.report.runs import Run
-from monitor.report.series import Series
+from accel.monitor.decisions import Decision
+from accel.monitor.errors import RunReportError
+from accel.monitor.report.runs import Run
+from accel.monitor.report.series import Series
 
 _KEPT = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.errors import RunReportError
-from monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
+from accel.monitor.errors import RunReportError
+from accel.monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
 

@@ -10,15 +10,15 @@ from statistics import median
 
 import numpy as np
 
-from monitor.decisions import acting
-from monitor.divergence import GREEDY_TOLERANCE
-from monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
-from monitor.plain_text import percent
-from monitor.report.analysis import Analysis
-from monitor.report.comparison import QUANTITIES, Speedup
-from monitor.report.runs import NOT_CONFIGURATION, Group, Run
-from monitor.report.series import Floats
-from monitor.report.wording import interval, number, plain, times
+from accel.monitor.decisions import acting
+from accel.monitor.divergence import GREEDY_TOLERANCE
+from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
+from accel.monitor.plain_text import percent
+from accel.monitor.report.analysis import Analysis
+from accel.monitor.report.comparison import QUANTITIES, Speedup
+from accel.monitor.report.runs import NOT_CONFIGURATION, Group, Run
+from accel.monitor.report.series import Floats
+from accel.monitor.report.wording import interval, number, plain, times
 
 MAX_DECISIONS = 200
 MAX_ACROSS = 6

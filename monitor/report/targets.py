@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monitor.plain_text import percent
-from monitor.report.runs import Group
+from accel.monitor.plain_text import percent
+from accel.monitor.report.runs import Group
 
 THRESHOLD_SHARE = 0.9
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from monitor.plain_text import percent
-from monitor.report.analysis import Analysis, Comparison, GroupResult
-from monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, GroupBottleneck
-from monitor.report.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
-from monitor.report.runs import Group
-from monitor.statistics import Interval
+from accel.monitor.plain_text import percent
+from accel.monitor.report.analysis import Analysis, Comparison, GroupResult
+from accel.monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, GroupBottleneck
+from accel.monitor.report.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
+from accel.monitor.report.runs import Group
+from accel.monitor.statistics import Interval
 
 _SCIENTIFIC = 1e12
 _RANK = {"gain": 2, "no_loss": 2, "too_few_seeds": 1}

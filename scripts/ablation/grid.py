@@ -29,9 +29,9 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from accel.monitor.statistics import difference_of_means  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from monitor.statistics import difference_of_means  # noqa: E402
 
 SCHEMES = ("fp32", "int8", "prune(0.5)+int8", "lowrank(0.25)")
 CORRECTIONS = ("none", "vtrace", "retrace", "rejected")

@@ -35,8 +35,8 @@ sys.path.insert(0, str(PROJECT))
 import numpy as np  # noqa: E402
 
 from accel.bench.plots import actor_panels, draw  # noqa: E402
-from monitor.divergence import GREEDY_TOLERANCE  # noqa: E402
-from monitor.statistics import Interval, mean_interval  # noqa: E402
+from accel.monitor.divergence import GREEDY_TOLERANCE  # noqa: E402
+from accel.monitor.statistics import Interval, mean_interval  # noqa: E402
 
 Row = dict[str, Any]
 Key = tuple[object, ...]

@@ -21,9 +21,9 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
 import training_runs  # noqa: E402
 
+from accel.monitor.decisions import read_decisions  # noqa: E402
 from accel.runs.summary import Summary  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from monitor.decisions import read_decisions  # noqa: E402
 
 _CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 _PRECISION = "bf16" if _CPU_FLAGS & {"avx512_bf16", "amx_bf16"} else "none"  # elsewhere the learner refuses bf16

@@ -22,7 +22,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
-from monitor.statistics import ratio_of_means  # noqa: E402
+from accel.monitor.statistics import ratio_of_means  # noqa: E402
 
 RESULTS = PROJECT / "results"
 OUT = RESULTS / "auto-speed" / "README.md"

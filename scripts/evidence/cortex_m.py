@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from accel.compressors.errors import CompressorError
 from accel.errors import AccelError
 from accel.exporting.build import export
+from accel.monitor.statistics import student_t_quantile
 from accel.system.machine import describe_machine, read_machine
-from compressors.errors import CompressorError
-from monitor.statistics import student_t_quantile
 
 BOARD = Path(__file__).parent / "cortex_m"
 CPU = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-O2")

@@ -32,7 +32,7 @@ def add(step, values):
 CANDIDATES = {
     "ours": """
 from pathlib import Path
-from monitor.event_file import EventFile
+from accel.monitor.event_file import EventFile
 writer = EventFile(Path(directory))
 def add(step, values): writer.add_scalars(1.0, step, values)
 """,

@@ -27,13 +27,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from accel.bench.timing import torch_threads  # noqa: E402
+from accel.compressors.errors import CompressorError  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 from accel.exporting.build import export  # noqa: E402
+from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.runs.evaluation import evaluate  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from compressors.errors import CompressorError  # noqa: E402
-from monitor.statistics import mean_interval  # noqa: E402
 
 EPISODES = 20
 FIRST_SEED = 10_000  # of the episodes

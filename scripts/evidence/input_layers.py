@@ -28,8 +28,8 @@ from trained_policies import study  # noqa: E402
 
 from accel.bench.policy import bench_policy  # noqa: E402
 from accel.bench.timing import torch_threads  # noqa: E402
+from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
-from monitor.statistics import mean_interval  # noqa: E402
 
 PAIRS = {"int8": "int8(x8)", "int8(w4)": "int8(w4,x8)", "int8(w3)": "int8(w3,x8)"}
 SCHEMES = ("fp32", *(scheme for pair in PAIRS.items() for scheme in pair))

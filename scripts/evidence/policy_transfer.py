@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from accel.bench.rows import Row, provenance, spread
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import PolicyNetwork, build_network
-from compressors.artifact import CompressedPolicy
-from compressors.pipeline import make_compressor
-from compressors.runtime import PolicySession
 
 NETWORKS = ("mlp:64x2", "mlp:256x2", "mlp:512x3", "mlp:2048x3", "nature-cnn", "impala-resnet")
 SCHEMES = ("fp32", "int8")

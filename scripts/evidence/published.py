@@ -25,14 +25,14 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 import training_runs  # noqa: E402
 
 from accel.errors import AccelError  # noqa: E402
+from accel.monitor.errors import MonitorError  # noqa: E402
+from accel.monitor.report.analysis import Analysis, Choices, analyse  # noqa: E402
+from accel.monitor.report.markdown import table_text  # noqa: E402
+from accel.monitor.report.runs import Run  # noqa: E402
+from accel.monitor.report.tables import Table  # noqa: E402
+from accel.monitor.report.wording import number, times  # noqa: E402
 from accel.runs.reporting import kept_run_paths, load_kept_run  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
-from monitor.errors import MonitorError  # noqa: E402
-from monitor.report.analysis import Analysis, Choices, analyse  # noqa: E402
-from monitor.report.markdown import table_text  # noqa: E402
-from monitor.report.runs import Run  # noqa: E402
-from monitor.report.tables import Table  # noqa: E402
-from monitor.report.wording import number, times  # noqa: E402
 
 OUTCOMES = {
     "no_loss": "no loss",

@@ -32,12 +32,12 @@ sys.path.insert(0, str(PROJECT))
 
 from accel.bench.subject import trained_subject  # noqa: E402
 from accel.bench.timing import torch_threads  # noqa: E402
+from accel.compressors.quantisation.study import Simulation  # noqa: E402
 from accel.runs.evaluation import evaluate  # noqa: E402
 from accel.runs.loading import load_run  # noqa: E402
 from accel.runs.playing import play  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from compressors.quantisation.study import Simulation  # noqa: E402
 
 EPISODES = 30
 FIRST_SEED = 10_000  # of the episodes, which are the same for every policy

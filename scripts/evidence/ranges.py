@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from monitor.mismatch import KL_ALARM
+from accel.monitor.mismatch import KL_ALARM
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 EARLY_STEPS = 100_000

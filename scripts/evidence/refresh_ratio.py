@@ -31,8 +31,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 from accel.bench.rows import provenance
 from accel.bench.subject import make_subject
-from compressors.kernels.library import why_none
-from compressors.runtime import PolicySession, Runtime
+from accel.compressors.kernels.library import why_none
+from accel.compressors.runtime import PolicySession, Runtime
 from tests.compressors.oracle import float_model
 
 NETWORKS = ("mlp:256x2", "mlp:512x3", "mlp:2048x3")

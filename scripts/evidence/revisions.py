@@ -26,9 +26,9 @@ from statistics import median
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from accel.monitor.statistics import mean_interval  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 from accel.system.machine import describe_machine, read_machine  # noqa: E402
-from monitor.statistics import mean_interval  # noqa: E402
 
 CASES: Mapping[str, tuple[int, Sequence[str]]] = {
     "cartpole": (10, ("--preset", "quickstart")),

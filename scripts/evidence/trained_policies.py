@@ -18,14 +18,14 @@ from pathlib import Path
 from accel.bench.rows import Row, provenance
 from accel.bench.subject import Subject
 from accel.bench.timing import torch_threads
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import CompressorError
 from accel.errors import AccelError
+from accel.monitor.statistics import mean_interval
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import Episodes, collect_inputs, play
 from accel.system.atomic import write_atomically
-from compressors.artifact import CompressedPolicy
-from compressors.errors import CompressorError
-from monitor.statistics import mean_interval
 
 LEAST_EPISODES = 20
 GREEDY, SAMPLED = "greedy", "sampled"

@@ -38,15 +38,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from accel.errors import AccelError  # noqa: E402
-from accel.runs.reporting import load_run_record  # noqa: E402
-from accel.system.atomic import write_atomically  # noqa: E402
-from monitor.errors import MonitorError  # noqa: E402
-from monitor.report.analysis import Choices, analyse  # noqa: E402
-from monitor.report.document import write_report  # noqa: E402
-from monitor.report.markdown import escaped, table_text  # noqa: E402
-from monitor.report.runs import Run  # noqa: E402
-from monitor.report.samples import run_from_json, run_to_json  # noqa: E402
-from monitor.report.tables import (  # noqa: E402
+from accel.monitor.errors import MonitorError  # noqa: E402
+from accel.monitor.report.analysis import Choices, analyse  # noqa: E402
+from accel.monitor.report.document import write_report  # noqa: E402
+from accel.monitor.report.markdown import escaped, table_text  # noqa: E402
+from accel.monitor.report.runs import Run  # noqa: E402
+from accel.monitor.report.samples import run_from_json, run_to_json  # noqa: E402
+from accel.monitor.report.tables import (  # noqa: E402
     Table,
     machines_table,
     mismatch_table,
@@ -55,13 +53,15 @@ from monitor.report.tables import (  # noqa: E402
     runs_table,
     speedup_table,
 )
-from monitor.report.wording import (  # noqa: E402
+from accel.monitor.report.wording import (  # noqa: E402
     bottlenecks,
     headline,
     method,
     number,
     verdicts,
 )
+from accel.runs.reporting import load_run_record  # noqa: E402
+from accel.system.atomic import write_atomically  # noqa: E402
 
 LEAST_BUDGET_S = 30.0
 NOT_RUN, NOT_FINISHED, FAILED = "not run yet", "not finished yet", "failed with status"

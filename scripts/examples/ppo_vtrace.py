@@ -1,7 +1,7 @@
 """PPO in one file, as CleanRL writes it, with V-trace in place of GAE: ``python scripts/examples/ppo_vtrace.py``.
 
 Each pass over a batch moves the policy away from the one that collected it. GAE is computed once and forgets that;
-here ``correctors.vtrace`` computes targets and advantages anew before every pass, with the policy's present
+here ``accel.correctors.vtrace`` computes targets and advantages anew before every pass, with the policy's present
 log-probabilities. The same call corrects experience of older or compressed policies: store the log-probability of the
 policy that really acted.
 """
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from correctors import vtrace
+from accel.correctors import vtrace
 
 
 @dataclass

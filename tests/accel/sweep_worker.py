@@ -14,11 +14,11 @@ from collections.abc import Callable
 from optuna.trial import Trial
 
 from accel.cli import main
+from accel.compressors.artifact import CompressedPolicy
 from accel.sweep.after_training import AfterTraining, Workbench
 from accel.sweep.in_training import InTraining
 from accel.sweep.recovery import WORKER
 from accel.sweep.study import Measurement
-from compressors.artifact import CompressedPolicy
 
 Experiment = type[AfterTraining] | type[InTraining]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import accel
-from compressors.kernels.library import lanes_here
+from accel.compressors.kernels.library import lanes_here
 
 NATIVE = "native" if lanes_here() else "onnxruntime"
 

@@ -23,6 +23,9 @@ from accel.config import TrainConfig
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
+from accel.monitor.decisions import Decision, read_decisions
+from accel.monitor.timers import PhaseTimes
+from accel.monitor.tuner import TunerOptions
 from accel.publishing.publisher import Publisher
 from accel.runs.job import check_config
 from accel.runs.loading import load_run
@@ -38,9 +41,6 @@ from accel.tuning.autotune import (
 )
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
-from monitor.decisions import Decision, read_decisions
-from monitor.timers import PhaseTimes
-from monitor.tuner import TunerOptions
 from tests.mpi.training_runs import TrainingRun
 
 TURN_S = 0.05

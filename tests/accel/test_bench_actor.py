@@ -10,10 +10,10 @@ import pytest
 from accel.bench import bench_actor
 from accel.bench.actor import RandomStepper, Split, median_parts
 from accel.bench.rows import number
+from accel.compressors.errors import SchemeError
+from accel.compressors.kernels.library import lanes_here
 from accel.config import TrainConfig
 from accel.errors import ConfigError, EnvError
-from compressors.errors import SchemeError
-from compressors.kernels.library import lanes_here
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
 

@@ -16,10 +16,10 @@ from accel.bench.policy import CHANNELS_LAST, CONTIGUOUS, eager_modules, session
 from accel.bench.rows import number
 from accel.bench.subject import default_spec, random_subject
 from accel.bench.timing import interleave, timed_calls
+from accel.compressors.errors import SchemeError
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError, RunDirectoryError
-from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
 
 QUICK = {"seconds": 0.05, "repeats": 3}

@@ -10,9 +10,9 @@ from accel.bench import bench_refresh
 from accel.bench.refresh import break_even, changing_weights, measure_upkeep
 from accel.bench.rows import Row, number
 from accel.bench.subject import default_spec, random_subject
+from accel.compressors.errors import SchemeError
 from accel.errors import ConfigError
 from accel.publishing.level import REFIT_STEPS
-from compressors.errors import SchemeError
 from tests.accel.bench_rows import check_rows
 from tests.accel.trained_runs import make_run
 

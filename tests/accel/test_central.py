@@ -9,11 +9,11 @@ import pytest
 
 from accel.acting.central import CentralPolicy, Message, PolicyBatcher, Tensor
 from accel.acting.policy import SessionPolicy
+from accel.compressors.errors import ArtifactError
 from accel.errors import TransportError
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from accel.transport.base import Bytes
-from compressors.errors import ArtifactError
 from tests.accel.live_policies import (
     LENGTH,
     begun_sampler,

@@ -22,7 +22,7 @@ from accel.experience.stores.base import Experience, Store
 from accel.experience.transfer import Arrivals, Joined, make_staging
 from accel.experience.unroll import Unroll
 from accel.learning.device import phase_events
-from monitor.timers import DevicePhases, PhaseTimer
+from accel.monitor.timers import DevicePhases, PhaseTimer
 from tests.contracts.test_algorithms import ALGORITHMS, CPU, Chain, config, ignore, spec_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA device")

@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError, CompressorError
+from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.errors import AccelError, BundleError, CheckpointError, ConfigError
@@ -30,9 +33,6 @@ from accel.runs.evaluation import read_artifact
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.summary import Summary
 from accel.system.untrusted import MAX_TOML_BYTES
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError, CompressorError
-from compressors.runtime import PolicySession
 from tests.accel.test_summary import SUMMARY
 from tests.accel.test_verify import resum
 from tests.accel.trained_runs import make_run

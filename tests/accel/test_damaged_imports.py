@@ -36,14 +36,14 @@ from accel.imports.factories import load_weights
 from accel.imports.normaliser import FixedNormaliser, read_normaliser
 from accel.imports.stable_baselines3 import SavedPolicy, read_saved_policy
 from accel.imports.torch_files import read_tensors
+from accel.monitor.decisions import DecisionLog, read_decisions
+from accel.monitor.errors import MonitorError
+from accel.monitor.recorder import Recorder, read_metrics
 from accel.runs.directory import RunDirectory
 from accel.runs.reporting import kept_samples
 from accel.sweep.directory import check_directory
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study
-from monitor.decisions import DecisionLog, read_decisions
-from monitor.errors import MonitorError
-from monitor.recorder import Recorder, read_metrics
 from tests.accel.sweeping import ask, options_for
 from tests.accel.test_damaged_files import HOSTILE, changed, damaged
 from tests.accel.test_import_policy import ppo_weights

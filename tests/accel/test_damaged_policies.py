@@ -11,12 +11,12 @@ import torch
 
 from accel.acting.actor import join
 from accel.algorithms.catalogue import agree, make_algorithm
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError
 from accel.config.actor import ActorConfig
 from accel.networks.policy import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from accel.transport.local import LocalTransport
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError
 from tests.accel.live_policies import (
     act_once,
     calibrate,

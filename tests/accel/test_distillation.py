@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from accel.compressors.errors import SchemeError
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan
+from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
 from accel.networks.policy import ActingModule
 from accel.publishing.distillation import PolicyDivergence, StudentCNN, StudentFactory
-from compressors.errors import SchemeError
-from compressors.pipeline import make_compressor
-from compressors.plan import Plan
-from compressors.runtime import PolicySession
 
 _CHOICES = ActionSpec("categorical", (6,), (), ())
 

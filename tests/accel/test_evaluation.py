@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from accel.cli import main
+from accel.compressors.errors import SchemeError
+from accel.compressors.runtime import PolicySession
 from accel.envs import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
 from accel.runs.playing import Episodes, SessionPlayer, TorchPlayer, collect_inputs, play
 from accel.runs.video import record_episode
-from compressors.errors import SchemeError
-from compressors.runtime import PolicySession
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
 

@@ -23,6 +23,8 @@ import pytest
 from gymnasium.wrappers import TransformObservation
 
 from accel.cli import main
+from accel.compressors.errors import SchemeError
+from accel.compressors.runtime import PolicySession
 from accel.errors import BundleError, CheckpointError, ConfigError, ExportError, MissingExtraError
 from accel.exporting import run_policy
 from accel.exporting.build import Bundle, export
@@ -33,8 +35,6 @@ from accel.exporting.quality import Agreement, Gate, Returns
 from accel.exporting.verify import verify
 from accel.runs.loading import load_run
 from accel.runs.playing import Episodes, collect_inputs
-from compressors.errors import SchemeError
-from compressors.runtime import PolicySession
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_run
 from tests.environments.closed_form import CHANNELS, HEIGHT, WIDTH
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from accel.cli import main
+from accel.compressors.artifact import TensorSpec
 from accel.config import TrainConfig
 from accel.display.progress import LineProgress
 from accel.envs.spaces import EnvSpec
@@ -26,7 +27,6 @@ from accel.exporting.formats.c import parameter
 from accel.exporting.formats.c_check import chosen_rows, vectors_header
 from accel.exporting.verify import verify
 from accel.networks import PolicyNetwork
-from compressors.artifact import TensorSpec
 from tests.accel import trained_runs
 from tests.accel.test_verify import resum, run_program
 from tests.accel.trained_runs import make_network, make_run

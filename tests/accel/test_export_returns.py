@@ -8,8 +8,8 @@ import pytest
 from accel.envs.spaces import ActionSpec
 from accel.errors import ExportError
 from accel.exporting.quality import MEANS_AGREE, Agreement, Gate, Returns, agreement_label
+from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.runs.playing import Episodes
-from monitor.divergence import GREEDY_TOLERANCE
 
 
 def played(returns: list[float], distinct: int | None = None) -> Episodes:

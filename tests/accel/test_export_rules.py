@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import accel
+from accel.compressors.checks.verify import relative_error
 from accel.config import TrainConfig
 from accel.exporting import run_policy
-from compressors.checks.verify import relative_error
 
 CASES: dict[str, dict[str, object]] = {
     "dqn": {"algorithm": "dqn", "env": "CartPole-v1"},

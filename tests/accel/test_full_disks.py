@@ -17,10 +17,10 @@ import accel
 from accel.config import TrainConfig
 from accel.errors import RunDirectoryError
 from accel.learning.loop import Loop
+from accel.monitor.decisions import read_decisions
+from accel.monitor.recorder import read_metrics
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
-from monitor.decisions import read_decisions
-from monitor.recorder import read_metrics
 from tests.accel.test_session import SMALL
 
 ROOT = Path(__file__).parents[2]

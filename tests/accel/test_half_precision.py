@@ -27,7 +27,7 @@ _MAY_ROUND = {
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "add", "alias", "permute", "mkldnn_linear",
     "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "lstm", "zeros", "cat", "stack", "unbind", "empty", "index_select",
     "mul", "sigmoid", "sigmoid_backward", "sub", "chunk", "mul_", "add_", "new_empty", "fill_", "slice_backward",
-    "select_backward", "unsafe_split",
+    "select_backward", "unsafe_split", "sigmoid_", "tanh_",
 }  # fmt: skip
 
 

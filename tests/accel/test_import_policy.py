@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 import accel
 from accel.cli import main
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import GraphError
+from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
 from accel.exporting import run_policy
@@ -28,9 +31,6 @@ from accel.exporting.build import export
 from accel.imports.options import CLI, PolicySource
 from accel.imports.policy import ImportedPolicy, compress, import_module, import_sb3
 from accel.runs.playing import play
-from compressors.artifact import CompressedPolicy
-from compressors.errors import GraphError
-from compressors.runtime import PolicySession
 from tests.accel import foreign_policies
 
 CARTPOLE, PENDULUM = TrainConfig.create(env="CartPole-v1"), TrainConfig.create(env="Pendulum-v1")

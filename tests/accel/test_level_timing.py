@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from accel.acting.rules import RuleSpec, Seat, make_rule
 from accel.acting.timing import ROUNDS, LevelTimer, assignment, join_levels, split_update
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.errors import ArtifactError
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.networks import build_network
 from accel.transport.base import PolicyUpdate
-from compressors.artifact import CompressedPolicy
-from compressors.errors import ArtifactError
-from compressors.pipeline import make_compressor
-from compressors.runtime import PolicySession
 
 SPEC = EnvSpec((5,), "float32", ActionSpec("categorical", (3,)))
 T, B = 6, 4

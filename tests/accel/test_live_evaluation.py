@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 import accel
 from accel.cli import main
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.errors import CheckpointError, ConfigError
 from accel.runs.checkpoint import CheckpointState, CheckpointStore
@@ -22,7 +23,6 @@ from accel.runs.live_evaluation import FIRST_SEED, ProcessEvaluation
 from accel.runs.loading import PREFIX, load_run
 from accel.runs.playing import play
 from accel.runs.summary import EvaluationSummary, Summary
-from compressors.artifact import CompressedPolicy
 
 EVERY = 800
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from accel.compressors.errors import CalibrationError, SchemeError
 from accel.errors import CheckpointError, ConfigError, EnvError, RunDirectoryError
 from accel.runs.loading import load_run
-from compressors.errors import CalibrationError, SchemeError
 from tests.accel.trained_runs import ENV_STEPS, VERSION, make_network, make_run
 
 

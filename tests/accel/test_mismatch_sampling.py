@@ -18,11 +18,11 @@ from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.unroll import Unroll, UnrollLayout
+from accel.monitor.mismatch import effective_horizon, factor_mismatch
 from accel.networks import build_network
 from accel.tuning.mismatch_alarms import CALM_RECORDS
 from accel.tuning.mismatch_copies import PolicyCopies
 from accel.tuning.mismatch_sampling import COPIES, MismatchSampler
-from monitor.mismatch import effective_horizon, factor_mismatch
 
 BOX = ActionSpec("gaussian", (2,), (-1.0,) * 2, (1.0,) * 2)
 VECTOR = EnvSpec((5,), "float32", BOX)

@@ -17,7 +17,7 @@ EXAMPLE = PROJECT / "scripts" / "examples" / "ppo_vtrace.py"
 def test_the_example_is_short_and_uses_vtrace() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 150
-    assert "from correctors import vtrace" in text
+    assert "from accel.correctors import vtrace" in text
     assert "import accel" not in text
 
 

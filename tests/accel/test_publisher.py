@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from accel.acting.torch_policy import TorchPolicy, make_module
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.executed_kernels import float_kernels
+from accel.compressors.checks.verify import relative_error
+from accel.compressors.errors import ArtifactError
 from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing import level as publishing_level
 from accel.publishing.publisher import Publisher
-from compressors.artifact import CompressedPolicy
-from compressors.checks.executed_kernels import float_kernels
-from compressors.checks.verify import relative_error
-from compressors.errors import ArtifactError
 from tests.accel.live_policies import (
     act_once,
     begun_sampler,

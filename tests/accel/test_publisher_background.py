@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.distill import Student
+from accel.compressors.pipeline import PipelineUpdate
+from accel.compressors.prune.structured import PrunedModule
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
-from compressors.artifact import CompressedPolicy
-from compressors.distill import Student
-from compressors.pipeline import PipelineUpdate
-from compressors.prune.structured import PrunedModule
 from tests.accel.live_policies import config_for, make_batch, make_network, observe
 
 STUDENT, PRUNED, RANKED = "distill(16x2)", "prune(0.5)", "lowrank(0.25)+int8"

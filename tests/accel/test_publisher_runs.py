@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from accel.cli.launch import train
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.publishing.publisher import Publisher
-from compressors.artifact import CompressedPolicy
 from tests.accel.live_policies import config_for, make_batch, make_network, observe
 
 CLOCKS = ("_ms", "_s", "_share", "per_s", "rate")

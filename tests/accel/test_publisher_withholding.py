@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
-from compressors.artifact import CompressedPolicy
 from tests.accel.live_policies import (
     act_once,
     calibrate,

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from accel.cli.launch import train
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import ConfigError
 from accel.networks import PolicyNetwork
 from accel.publishing.publisher import Publisher
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_copies import PolicyCopies
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
 from tests.accel.live_policies import (
     act_once,
     calibrate,

@@ -18,11 +18,11 @@ from accel.algorithms.exchange import LocalGradients
 from accel.algorithms.graphs import MAX_RECORDED, WARM_RUNS, PlainSteps, RecordedSteps, make_runner
 from accel.bench.learner import random_experience
 from accel.config import TrainConfig
+from accel.correctors.recursion import doubling_scan
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
 from accel.experience.batch import Batcher
 from accel.experience.stores.base import Sample
-from correctors.recursion import doubling_scan
 from tests.contracts.test_algorithms import CPU, Chain, config, equal, ignore, parameters, spec_of
 
 Result = TypeVar("Result")
@@ -115,7 +115,7 @@ class TapeRecorder:
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ways that only a CPU takes compute in numpy, which no tape sees."""
     monkeypatch.setattr("accel.networks.dense.suits", lambda x: False)
-    monkeypatch.setattr("correctors.recursion.row_loop", doubling_scan)
+    monkeypatch.setattr("accel.correctors.recursion.row_loop", doubling_scan)
     torch.set_num_threads(1)
 
 

@@ -10,10 +10,10 @@ import pytest
 import accel
 from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
+from accel.monitor.report.analysis import Choices
+from accel.monitor.report.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
+from accel.monitor.report.samples import run_to_json
 from accel.runs.reporting import find_runs, load_run_record
-from monitor.report.analysis import Choices
-from monitor.report.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
-from monitor.report.samples import run_to_json
 from tests.monitor.recorded_run import write_run
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import accel
 from accel.algorithms.base import Update
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.config.files import load_toml
@@ -35,13 +36,12 @@ from accel.experience.stores.base import Sample
 from accel.experience.stores.prioritised import PrioritisedReplay
 from accel.learning.handshake import wait_for_crew
 from accel.learning.loop import Loop
+from accel.monitor.decisions import read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
 from accel.runs.directory import RunDirectory
 from accel.runs.summary import Summary
 from accel.transport import LocalTransport
 from accel.transport.local import LocalLearner
-from compressors.artifact import CompressedPolicy
-from monitor.decisions import read_decisions
 from tests.accel import late_report
 from tests.contracts.ranks import ROOT
 

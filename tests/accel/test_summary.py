@@ -15,6 +15,7 @@ import torch
 
 from accel.algorithms.catalogue import make_algorithm
 from accel.algorithms.distributions import make_distribution
+from accel.compressors.pipeline import make_compressor
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError
@@ -24,7 +25,6 @@ from accel.runs.backend_comparison import compare_backends
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
 from accel.runs.summary import BackendComparison, EvaluationSummary, SchemeComparison, Summary
-from compressors.pipeline import make_compressor
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
 SUMMARY = Summary(

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel.compressors.layer_inventory import policy_layers
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.scheme import parse_scheme
 from accel.errors import ConfigError
 from accel.sweep.objectives import AFTER_TRAINING, choose_metrics, parse_constraint
 from accel.sweep.pareto import Candidate, balanced, front, nearest_miss
 from accel.sweep.scheme_space import BITS, ChoiceOptions, LayerChoice, SchemeSpace
 from accel.sweep.sweep_file import load_sweep_file
-from compressors.layer_inventory import policy_layers
-from compressors.pipeline import make_compressor
-from compressors.scheme import parse_scheme
 from tests.accel.sweeping import RETURN_AND_BYTES, ask, options_for
 from tests.compressors.policies import CASES, randomise
 

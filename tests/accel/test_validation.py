@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.probe import ArtifactProbe
+from accel.compressors.errors import VerificationError
+from accel.compressors.runtime import PolicySession
 from accel.envs.spaces import ActionSpec
 from accel.networks import PolicyNetwork
 from accel.publishing.distillation import PolicyDivergence
 from accel.publishing.inputs import RecentInputs
 from accel.publishing.publisher import Publisher
 from accel.publishing.validation import ValidationInputs, Validator, upper_limit_of_mean
-from compressors.artifact import CompressedPolicy
-from compressors.checks.probe import ArtifactProbe
-from compressors.errors import VerificationError
-from compressors.runtime import PolicySession
 from tests.accel.live_policies import BOX, DISCRETE, calibrate, config_for, make_batch, make_network, observe, rows_of
 
 

@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
-from compressors.cpu import ARM, VNNI, cpu_features
-from compressors.errors import SchemeError
-from compressors.quantisation import affine
+from accel.compressors.cpu import ARM, VNNI, cpu_features
+from accel.compressors.errors import SchemeError
+from accel.compressors.quantisation import affine
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,10 +17,10 @@ from onnxruntime.quantization.calibrate import TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from torch import nn
 
-from compressors.graph.policy_graph import OPSET
-from compressors.int8.integer_graph import IntegerLayer
-from compressors.int8.static import Int8Encoder
-from compressors.pipeline import PipelinePlan
+from accel.compressors.graph.policy_graph import OPSET
+from accel.compressors.int8.integer_graph import IntegerLayer
+from accel.compressors.int8.static import Int8Encoder
+from accel.compressors.pipeline import PipelinePlan
 
 Arrays = dict[str, NDArray[np.generic]]
 _HANDS_ON = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool", "Relu")

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compressors.artifact import CompressedPolicy
-from compressors.pipeline import make_compressor
-from compressors.plan import Plan
-from compressors.quantisation.affine import WEIGHT_INT7
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan
+from accel.compressors.quantisation.affine import WEIGHT_INT7
+from accel.compressors.runtime import PolicySession
 
 Module = TypeVar("Module", bound=nn.Module)
 

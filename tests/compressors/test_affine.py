@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from compressors.quantisation.affine import (
+from accel.compressors.quantisation.affine import (
     INT8,
     SMALLEST_SCALE,
     UINT8,
@@ -22,7 +22,7 @@ from compressors.quantisation.affine import (
     scales_for_bias,
     weight_scales,
 )
-from compressors.quantisation.weight_codes import BLOCK, CodeWriter
+from accel.compressors.quantisation.weight_codes import BLOCK, CodeWriter
 
 # the quotient is computed in single precision: half a step, and the rounding of numbers of up to 256 steps
 HALF = 0.5 + 2e-5

@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressors.artifact import FORMAT_VERSION, CompressedPolicy, TensorSpec
-from compressors.errors import ArtifactError
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import FORMAT_VERSION, CompressedPolicy, TensorSpec
+from accel.compressors.errors import ArtifactError
+from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES
 
 _JSON = st.recursive(

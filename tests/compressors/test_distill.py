@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressors.checks.executed_kernels import integer_kernels
-from compressors.errors import GraphError, SchemeError, UnsupportedLayerError
-from compressors.pipeline import make_compressor
+from accel.compressors.checks.executed_kernels import integer_kernels
+from accel.compressors.errors import GraphError, SchemeError, UnsupportedLayerError
+from accel.compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, MLP, randomise, relative_error, run_artifact, run_module
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from compressors.checks.executed_kernels import operators
-from compressors.cpu import VNNI, cpu_features
-from compressors.errors import SchemeError, WeightsError
-from compressors.pipeline import make_compressor
+from accel.compressors.checks.executed_kernels import operators
+from accel.compressors.cpu import VNNI, cpu_features
+from accel.compressors.errors import SchemeError, WeightsError
+from accel.compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 _NEEDS_VNNI = pytest.mark.skipif(VNNI not in cpu_features(), reason="needs a CPU with VNNI")

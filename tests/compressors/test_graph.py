@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressors.checks.executed_kernels import operators
-from compressors.errors import GraphError, WeightsError
-from compressors.fp32 import Float32
-from compressors.graph.policy_graph import export_policy
-from compressors.module_state import read_state
-from compressors.pipeline import compose
+from accel.compressors.checks.executed_kernels import operators
+from accel.compressors.errors import GraphError, WeightsError
+from accel.compressors.fp32 import Float32
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.module_state import read_state
+from accel.compressors.pipeline import compose
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressors.checks.executed_kernels import float_kernels, integer_kernels
-from compressors.errors import SchemeError
-from compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
-from compressors.pipeline import make_compressor
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
+from accel.compressors.errors import SchemeError
+from accel.compressors.int8.input_layers import SMALL_SHARE, SMALL_WEIGHTS, small_input_layers
+from accel.compressors.pipeline import make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 

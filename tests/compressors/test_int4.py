@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
-from compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
-from compressors.errors import WeightsError
-from compressors.int4 import NibbleWriter, padded_size
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, weight_only_layers
+from accel.compressors.errors import WeightsError
+from accel.compressors.int4 import NibbleWriter, padded_size
 from tests.compressors.policies import CASES, Case, run_artifact
 
 Floats = NDArray[np.float32]

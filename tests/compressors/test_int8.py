@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from torch import Tensor, nn
 
-from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
-from compressors.errors import CalibrationError, UnsupportedLayerError
-from compressors.pipeline import make_compressor
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
+from accel.compressors.errors import CalibrationError, UnsupportedLayerError
+from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import float_model, initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from compressors.artifact import CompressedPolicy
-from compressors.checks.executed_kernels import float_kernels, integer_kernels
-from compressors.cpu import ARM, AVX2, VNNI
-from compressors.errors import SchemeError
-from compressors.pipeline import make_compressor
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
+from accel.compressors.cpu import ARM, AVX2, VNNI
+from accel.compressors.errors import SchemeError
+from accel.compressors.pipeline import make_compressor
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 

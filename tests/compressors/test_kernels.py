@@ -16,12 +16,12 @@ from hypothesis import given
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.kernels import library
-from compressors.kernels.chain import make_chain
-from compressors.kernels.graph import read_graph
-from compressors.kernels.library import lanes_here, load_kernels, why_none
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.kernels import library
+from accel.compressors.kernels.chain import make_chain
+from accel.compressors.kernels.graph import read_graph
+from accel.compressors.kernels.library import lanes_here, load_kernels, why_none
+from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
 
 Floats = NDArray[np.float32]

@@ -7,11 +7,11 @@ import onnx
 import pytest
 import torch
 
-from compressors.checks.executed_kernels import integer_kernels
-from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.layer_choices import choice_for
-from compressors.layer_inventory import policy_layers
-from compressors.pipeline import PipelinePlan, make_compressor
+from accel.compressors.checks.executed_kernels import integer_kernels
+from accel.compressors.errors import SchemeError, UnsupportedLayerError
+from accel.compressors.layer_choices import choice_for
+from accel.compressors.layer_inventory import policy_layers
+from accel.compressors.pipeline import PipelinePlan, make_compressor
 from tests.compressors.policies import CASES, randomise, relative_error, run_artifact, run_module
 
 _SEED = 3

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 from torch import nn
 
-from compressors.int8.static import Int8Encoder
-from compressors.pipeline import PipelinePlan
+from accel.compressors.int8.static import Int8Encoder
+from accel.compressors.pipeline import PipelinePlan
 from tests.compressors.oracle import (
     assert_activations_are_the_oracles,
     assert_layer_is_the_oracles,

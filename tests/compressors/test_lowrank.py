@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from compressors.checks.executed_kernels import float_kernels, integer_kernels
-from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.lowrank import leading_basis
-from compressors.module_state import read_state
-from compressors.pipeline import PipelinePlan, make_compressor
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels
+from accel.compressors.errors import SchemeError, UnsupportedLayerError
+from accel.compressors.lowrank import leading_basis
+from accel.compressors.module_state import read_state
+from accel.compressors.pipeline import PipelinePlan, make_compressor
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 

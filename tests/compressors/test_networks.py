@@ -10,10 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
+from accel.compressors.pipeline import make_compressor
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.networks import build_network
-from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
-from compressors.pipeline import make_compressor
 from tests.compressors.policies import relative_error, run_artifact, run_module
 
 torch.set_num_threads(1)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressors.artifact import CompressedPolicy
-from compressors.pipeline import make_compressor
-from compressors.plan import Plan, PlanStatistics
-from compressors.runtime import PolicySession
-from compressors.scheme import scheme_names
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan, PlanStatistics
+from accel.compressors.runtime import PolicySession
+from accel.compressors.scheme import scheme_names
 from tests.compressors.policies import CASES, MLP, randomise, run_artifact
 
 SCHEMES = [

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.checks.probe import ArtifactProbe
-from compressors.errors import ArtifactError, UnsupportedLayerError
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.checks.probe import ArtifactProbe
+from accel.compressors.errors import ArtifactError, UnsupportedLayerError
+from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
 
 SCHEMES = ["fp32", "fp16", "int8(s8s8)", "int8(per_channel,s8s8)", "int4", "prune(0.5)+int8(s8s8)"]

@@ -12,13 +12,13 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
-from compressors.errors import SchemeError, UnsupportedLayerError
-from compressors.module_state import read_state
-from compressors.pipeline import make_compressor
-from compressors.prune.channels import find_groups
-from compressors.prune.importance import magnitude, residual
-from compressors.prune.structured import kept_count
+from accel.compressors.checks.executed_kernels import float_kernels, integer_kernels, operators
+from accel.compressors.errors import SchemeError, UnsupportedLayerError
+from accel.compressors.module_state import read_state
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.prune.channels import find_groups
+from accel.compressors.prune.importance import magnitude, residual
+from accel.compressors.prune.structured import kept_count
 from tests.compressors.policies import CASES, MLP, Case, randomise, relative_error, run_artifact, run_module
 
 PRUNABLE = [name for name in CASES if name != "lstm-cell"]

@@ -11,15 +11,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
-from compressors.pipeline import make_compressor
-from compressors.plan import Plan
-from compressors.qat import arithmetic
-from compressors.qat.arithmetic import Scaled
-from compressors.qat.differences import code_differences
-from compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
-from compressors.quantisation.affine import UINT8
-from compressors.scheme import parse_scheme
+from accel.compressors.errors import CalibrationError, SchemeError, UnsupportedLayerError
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.plan import Plan
+from accel.compressors.qat import arithmetic
+from accel.compressors.qat.arithmetic import Scaled
+from accel.compressors.qat.differences import code_differences
+from accel.compressors.qat.fake_quantiser import FakeQuantisedPolicy, FakeQuantiser
+from accel.compressors.quantisation.affine import UINT8
+from accel.compressors.scheme import parse_scheme
 from tests.compressors.oracle import initializers
 from tests.compressors.policies import CASES, MLP, Case, randomise, run_artifact, run_module
 

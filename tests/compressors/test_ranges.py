@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressors.errors import CalibrationError
-from compressors.graph.policy_graph import export_policy
-from compressors.module_state import read_state
-from compressors.quantisation.ranges import IMAGES, Range, RangeObserver
+from accel.compressors.errors import CalibrationError
+from accel.compressors.graph.policy_graph import export_policy
+from accel.compressors.module_state import read_state
+from accel.compressors.quantisation.ranges import IMAGES, Range, RangeObserver
 from tests.compressors.policies import CASES, randomise
 
 _BOUNDS = st.floats(-1e3, 1e3, width=32)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressors.artifact import CompressedPolicy, TensorSpec
-from compressors.errors import ArtifactError
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
+from accel.compressors.errors import ArtifactError
+from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise
 from tests.compressors.test_artifact import damage, sealed
 

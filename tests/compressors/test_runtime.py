@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressors.artifact import CompressedPolicy
-from compressors.cpu import cpu_features
-from compressors.errors import ArtifactError
-from compressors.runtime import PolicySession
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.cpu import cpu_features
+from accel.compressors.errors import ArtifactError
+from accel.compressors.runtime import PolicySession
 from tests.compressors.policies import CASES, randomise, run_artifact, run_module
 
 _ACTOR = """
 import sys
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import PolicySession
-import compressors
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.runtime import PolicySession
+from accel import compressors
 artifact = CompressedPolicy.from_bytes(open(sys.argv[1], "rb").read())
 session = compressors.PolicySession(artifact, batch=3)
 session.inputs["observations"][...] = 0.5

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressors.errors import SchemeError
-from compressors.method_arguments import check_scheme
-from compressors.pipeline import make_compressor
-from compressors.scheme import MethodText, Scheme, parse_scheme, scheme_names
+from accel.compressors.errors import SchemeError
+from accel.compressors.method_arguments import check_scheme
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.scheme import MethodText, Scheme, parse_scheme, scheme_names
 
 _PLAIN = st.text("abcxyz0123456789._-", min_size=1, max_size=8)
 _ARGUMENTS = _PLAIN | st.tuples(_PLAIN, _PLAIN).map("=".join)

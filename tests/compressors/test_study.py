@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from compressors.checks.verify import verify_artifact
-from compressors.errors import CalibrationError, SchemeError
-from compressors.quantisation.study import Simulation, quantisation_study
+from accel.compressors.checks.verify import verify_artifact
+from accel.compressors.errors import CalibrationError, SchemeError
+from accel.compressors.quantisation.study import Simulation, quantisation_study
 from tests.compressors.policies import CASES, randomise
 
 

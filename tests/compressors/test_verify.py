@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from compressors.checks.verify import verify_artifact
-from compressors.errors import VerificationError
+from accel.compressors.checks.verify import verify_artifact
+from accel.compressors.errors import VerificationError
 from tests.compressors.policies import CASES, MLP, randomise
 
 

@@ -21,6 +21,8 @@ from accel.algorithms.catalogue import agree, make_algorithm, make_store
 from accel.algorithms.d4pg import bounded, project
 from accel.algorithms.dqn import rescale, unscale
 from accel.algorithms.impact import surrogate_log_ratio
+from accel.compressors.pipeline import make_compressor
+from accel.compressors.qat.fake_quantiser import FakeQuantiser
 from accel.config import TrainConfig
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError, ConfigError, DivergenceError
@@ -29,8 +31,6 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample, Steps, Store, Transitions
 from accel.experience.unroll import Unroll
 from accel.networks.fake_quantisation import FakeQuantisation
-from compressors.pipeline import make_compressor
-from compressors.qat.fake_quantiser import FakeQuantiser
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((2,), "float32", ActionSpec("categorical", (2,)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from correctors import DtypeError, OptionError, ShapeError, nstep, retrace, vtrace
+from accel.correctors import DtypeError, OptionError, ShapeError, nstep, retrace, vtrace
 
 T, B = 5, 3
 Corrector = Callable[..., tuple[Tensor, Tensor]]
@@ -103,10 +103,11 @@ def test_nothing_returned_carries_a_gradient_or_shares_memory(corrector: Correct
 def test_the_package_alone_imports_no_torch_and_submodules_do_not_hide_functions() -> None:
     script = (
         "import sys, correctors; assert 'torch' not in sys.modules\n"
-        "import correctors.nstep, correctors.retrace, correctors.vtrace\n"
-        "from correctors import nstep, retrace, vtrace\n"
+        "import accel.correctors.nstep, accel.correctors.retrace, accel.correctors.vtrace\n"
+        "from accel.correctors import nstep, retrace, vtrace\n"
         "assert all(callable(f) for f in (nstep, retrace, vtrace))\n"
-        "assert set(correctors.__all__) == {n for n in correctors.__all__ if getattr(correctors, n)}\n"
+        "names = accel.correctors.__all__\n"
+        "assert set(names) == {n for n in names if getattr(accel.correctors, n)}\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from correctors.recursion import backward_recursion, doubling_scan, row_loop
+from accel.correctors.recursion import backward_recursion, doubling_scan, row_loop
 
 Path = Callable[[Tensor, Tensor], Tensor]
 PATHS = pytest.mark.parametrize("path", [row_loop, doubling_scan])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correctors import retrace
+from accel.correctors import retrace
 
 CLIPS = [None, 0.5, 1.0, 2.0]
 LAMBDAS = [0.0, 0.5, 0.95, 1.0]

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correctors import nstep, vtrace
+from accel.correctors import nstep, vtrace
 
 CLIPS = [None, 0.5, 1.0, 2.0]
 LAMBDAS = [0.0, 0.5, 0.95, 1.0]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.annealing import AnnealingSchedule
-from monitor.decisions import DECISIONS_FILE, DecisionLog, read_decisions
-from monitor.errors import RecorderError, TunerError
+from accel.monitor.annealing import AnnealingSchedule
+from accel.monitor.decisions import DECISIONS_FILE, DecisionLog, read_decisions
+from accel.monitor.errors import RecorderError, TunerError
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.divergence import divergences
-from monitor.errors import MismatchError
-from monitor.mismatch import (
+from accel.monitor.divergence import divergences
+from accel.monitor.errors import MismatchError
+from accel.monitor.mismatch import (
     STALENESS_KL_ALARM,
     Mismatch,
     effective_horizon,

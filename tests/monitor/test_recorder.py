@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.errors import RecorderError
-from monitor.event_file import EventFile, event_tag
-from monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
+from accel.monitor.errors import RecorderError
+from accel.monitor.event_file import EventFile, event_tag
+from accel.monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
 
 Point = tuple[int, float]
 
@@ -144,7 +144,7 @@ def test_nothing_slow_is_imported_before_the_first_flush(tmp_path: Path) -> None
     code = f"""
         import sys
         from pathlib import Path
-        from monitor.recorder import Recorder
+        from accel.monitor.recorder import Recorder
         recorder = Recorder(Path({str(tmp_path)!r}), clock=lambda: 0.0)
         recorder.record(1, {{"x": 1.0}})
         print("tensorboard" in sys.modules)
@@ -176,7 +176,7 @@ def test_a_half_written_line_is_cut_off_and_appending_goes_on(tmp_path: Path) ->
 
 def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard reads event files in the order of their names, which begin with the time."""
-    monkeypatch.setattr("monitor.event_file.time.time_ns", itertools.count(10**18, 10**9).__next__)
+    monkeypatch.setattr("accel.monitor.event_file.time.time_ns", itertools.count(10**18, 10**9).__next__)
     with Recorder(tmp_path) as recorder:
         for step in (100, 200, 300, 400):
             recorder.record(step, {"x": float(step)})
@@ -191,7 +191,7 @@ def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path, monkeyp
 def test_lines_survive_a_kill(tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path
-        from monitor.recorder import Recorder
+        from accel.monitor.recorder import Recorder
         recorder = Recorder(Path({str(tmp_path)!r}))
         step = 0
         while True:
@@ -307,7 +307,7 @@ def test_a_full_disk_is_told_once_and_costs_the_lines_that_do_not_fit(
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
+from accel.monitor.recorder import METRICS_FILE, Recorder, parse_metrics_line, read_metrics
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Recorder(Path(sys.argv[1]), tensorboard=sys.argv[2] == "events") as recorder:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monitor.report.analysis import Choices, analyse
-from monitor.report.bottleneck import TimeShares, bottleneck_of, environment_us, limit_of, shares_of
-from monitor.report.document import to_json
-from monitor.report.markdown import render_markdown
-from monitor.report.page import render_page
-from monitor.report.runs import Group, Run
-from monitor.report.series import Series
-from monitor.report.tables import bottleneck_table, results_table
+from accel.monitor.report.analysis import Choices, analyse
+from accel.monitor.report.bottleneck import TimeShares, bottleneck_of, environment_us, limit_of, shares_of
+from accel.monitor.report.document import to_json
+from accel.monitor.report.markdown import render_markdown
+from accel.monitor.report.page import render_page
+from accel.monitor.report.runs import Group, Run
+from accel.monitor.report.series import Series
+from accel.monitor.report.tables import bottleneck_table, results_table
 
 
 def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **config: object) -> Run:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from monitor.report.analysis import Choices, analyse
-from monitor.report.comparison import compare_returns, speedup, speedup_bound
-from monitor.report.runs import Group, Run
-from monitor.report.series import Series
+from accel.monitor.report.analysis import Choices, analyse
+from accel.monitor.report.comparison import compare_returns, speedup, speedup_bound
+from accel.monitor.report.runs import Group, Run
+from accel.monitor.report.series import Series
 
 
 def run(

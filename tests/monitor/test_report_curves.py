@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from monitor.report.curves import GRID_POINTS, Curve, aggregate
-from monitor.report.runs import Group, Run
-from monitor.report.series import Series
+from accel.monitor.report.curves import GRID_POINTS, Curve, aggregate
+from accel.monitor.report.runs import Group, Run
+from accel.monitor.report.series import Series
 
 
 def curve(*seeds: tuple[Sequence[float], Sequence[float]]) -> Curve | None:

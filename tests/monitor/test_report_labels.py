@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.decisions import acting
-from monitor.report.drawing import wrapped
-from monitor.report.runs import LONGEST_LABEL, Run, group_runs, labels
-from monitor.report.series import Series
+from accel.monitor.decisions import acting
+from accel.monitor.report.drawing import wrapped
+from accel.monitor.report.runs import LONGEST_LABEL, Run, group_runs, labels
+from accel.monitor.report.series import Series
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 

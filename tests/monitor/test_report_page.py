@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from monitor.decisions import Decision
-from monitor.errors import RunReportError
-from monitor.report import charts
-from monitor.report.analysis import Analysis, Choices, analyse
-from monitor.report.charts import ratio_ticks
-from monitor.report.document import WrittenReport, to_json, write_report
-from monitor.report.runs import Run
-from monitor.report.samples import run_from_json, run_to_json
-from monitor.report.series import Series
-from monitor.report.tables import (
+from accel.monitor.decisions import Decision
+from accel.monitor.errors import RunReportError
+from accel.monitor.report import charts
+from accel.monitor.report.analysis import Analysis, Choices, analyse
+from accel.monitor.report.charts import ratio_ticks
+from accel.monitor.report.document import WrittenReport, to_json, write_report
+from accel.monitor.report.runs import Run
+from accel.monitor.report.samples import run_from_json, run_to_json
+from accel.monitor.report.series import Series
+from accel.monitor.report.tables import (
     decisions_table,
     differing_table,
     mismatch_table,
@@ -30,7 +30,7 @@ from monitor.report.tables import (
     runs_table,
     speedup_table,
 )
-from monitor.report.wording import number, outcomes_beside
+from accel.monitor.report.wording import number, outcomes_beside
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
 EVIL += "\x1b[31m\x9b2J\u202e"

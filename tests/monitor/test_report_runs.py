@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monitor.errors import RunReportError
-from monitor.report.analysis import Choices, analyse
-from monitor.report.caveats import caveats, obstacles
-from monitor.report.runs import Run, group_runs
-from monitor.report.series import Series
+from accel.monitor.errors import RunReportError
+from accel.monitor.report.analysis import Choices, analyse
+from accel.monitor.report.caveats import caveats, obstacles
+from accel.monitor.report.runs import Run, group_runs
+from accel.monitor.report.series import Series
 
 BASE: dict[str, object] = {"env": "E", "compressor": "int8", "actor_runtime": "onnxruntime", "total_env_steps": 100}
 

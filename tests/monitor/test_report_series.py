@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.errors import RunReportError
-from monitor.recorder import Recorder
-from monitor.report.series import read_series
+from accel.monitor.errors import RunReportError
+from accel.monitor.recorder import Recorder
+from accel.monitor.report.series import read_series
 
 
 def write(path: Path, *records: dict[str, object]) -> Path:

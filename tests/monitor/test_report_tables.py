@@ -12,14 +12,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from monitor.divergence import divergences
-from monitor.report.analysis import Choices, analyse
-from monitor.report.charts import MAX_SINGLE
-from monitor.report.document import write_report
-from monitor.report.runs import Run
-from monitor.report.samples import run_from_json, run_to_json
-from monitor.report.series import Series
-from monitor.report.tables import mismatch_table, publications_table, runs_table
+from accel.monitor.divergence import divergences
+from accel.monitor.report.analysis import Choices, analyse
+from accel.monitor.report.charts import MAX_SINGLE
+from accel.monitor.report.document import write_report
+from accel.monitor.report.runs import Run
+from accel.monitor.report.samples import run_from_json, run_to_json
+from accel.monitor.report.series import Series
+from accel.monitor.report.tables import mismatch_table, publications_table, runs_table
 
 Floats = npt.NDArray[np.float64]
 

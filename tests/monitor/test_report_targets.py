@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from monitor.errors import RunReportError
-from monitor.report.analysis import Choices, analyse
-from monitor.report.runs import Group, Run
-from monitor.report.series import Series
-from monitor.report.targets import gain_of, margin_of, threshold_of
+from accel.monitor.errors import RunReportError
+from accel.monitor.report.analysis import Choices, analyse
+from accel.monitor.report.runs import Group, Run
+from accel.monitor.report.series import Series
+from accel.monitor.report.targets import gain_of, margin_of, threshold_of
 
 
 def run(returns: Sequence[float], seed: int = 0, **config: object) -> Run:

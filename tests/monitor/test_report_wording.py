@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monitor.report.analysis import Analysis, Choices, analyse
-from monitor.report.runs import Run
-from monitor.report.series import Series
-from monitor.report.tables import speedup_table
-from monitor.report.wording import headline, verdicts
+from accel.monitor.report.analysis import Analysis, Choices, analyse
+from accel.monitor.report.runs import Run
+from accel.monitor.report.series import Series
+from accel.monitor.report.tables import speedup_table
+from accel.monitor.report.wording import headline, verdicts
 
 Seeds = Sequence[tuple[float, float]]
 

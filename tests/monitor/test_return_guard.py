@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from monitor.return_guard import CONFIDENCE, FIRST, LOOKS, MARGIN, MOST, TIME_SHARE, ReturnGuard, Verdict, judge
-from monitor.statistics import student_t_quantile
+from accel.monitor.return_guard import CONFIDENCE, FIRST, LOOKS, MARGIN, MOST, TIME_SHARE, ReturnGuard, Verdict, judge
+from accel.monitor.statistics import student_t_quantile
 
 
 def _play(

@@ -9,8 +9,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from monitor.errors import StatisticsError
-from monitor.statistics import (
+from accel.monitor.errors import StatisticsError
+from accel.monitor.statistics import (
     FloatArray,
     Interval,
     difference_of_means,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.errors import PhaseError
-from monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes
+from accel.monitor.errors import PhaseError
+from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes
 
 PHASES = ("env", "policy", "overhead")
 
@@ -206,6 +206,6 @@ def test_on_the_host_a_phase_is_what_the_host_spent_in_it() -> None:
 
 
 def test_timers_and_the_package_import_no_torch() -> None:
-    code = "import sys, monitor, monitor.timers, monitor.recorder, monitor.statistics; print('torch' in sys.modules)"
+    code = "import sys; from accel.monitor import recorder, statistics, timers; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from monitor.errors import TunerError
-from monitor.tuner import ActorTiming, LevelTiming, Measurements, Tuner, TunerOptions
+from accel.monitor.errors import TunerError
+from accel.monitor.tuner import ActorTiming, LevelTiming, Measurements, Tuner, TunerOptions
 
 LEVELS = ("fp32", "int8", "prune(0.5)+int8")
 ROUNDS = 8

@@ -48,10 +48,10 @@ def main(case: str) -> int:
 
     from accel.algorithms.catalogue import agree, make_algorithm
     from accel.cli.launch import FORMATS
+    from accel.compressors.artifact import FORMAT_VERSION, MAGIC
     from accel.config.actor import ActorConfig
     from accel.learning.handshake import wait_for_crew
     from accel.publishing.publisher import Publisher
-    from compressors.artifact import FORMAT_VERSION, MAGIC
 
     endpoint = join_world(info)
     given = give_roles(endpoint, Topology.single_learner(2))

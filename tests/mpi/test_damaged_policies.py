@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressors.artifact import FORMAT_VERSION
+from accel.compressors.artifact import FORMAT_VERSION
 from tests.contracts.ranks import Job
 
 pytestmark = pytest.mark.mpi

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import accel
+from accel.compressors.artifact import CompressedPolicy
 from accel.config import TrainConfig
 from accel.config.files import load_toml
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
-from compressors.artifact import CompressedPolicy
 from tests.environments.troubled import DIARY, SLOW_RANK, steps_taken
 from tests.mpi.training_runs import ENDLESS, TrainingRun
 

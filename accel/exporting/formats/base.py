@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.json_object import Json
 from accel.runs.playing import ActingSession, Array
-from compressors.artifact import CompressedPolicy
 
 Contract = dict[str, Any]
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
@@ -30,7 +31,6 @@ from accel.exporting.run_policy import empty_arrays
 from accel.json_object import Json
 from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
-from compressors.artifact import CompressedPolicy, TensorSpec
 
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"
 _FLAGS = ("-std=c99", "-O2")

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, numpy_helper
 
+from accel.compressors.graph.wiring import attributes
 from accel.errors import ExportError
-from compressors.graph.wiring import attributes
 
 _WORD_BITS = 32
 _MOST_PACKED_BITS = 4

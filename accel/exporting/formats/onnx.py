@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
 from accel.runs.playing import ActingSession
-from compressors.artifact import CompressedPolicy
 
 MODEL = "model.onnx"
 

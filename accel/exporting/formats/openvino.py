@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
@@ -17,7 +18,6 @@ from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
-from compressors.artifact import CompressedPolicy
 
 XML, BIN = "model.xml", "model.bin"
 # by default the CPU plug-in computes float32 in bfloat16 on CPUs that have it

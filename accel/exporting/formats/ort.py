@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.runtime import session_options
 from accel.display.progress import Progress
 from accel.errors import ExportError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.formats.onnx import OnnxFormat
-from compressors.artifact import CompressedPolicy
-from compressors.runtime import session_options
 
 MODEL = "model.ort"
 
