@@ -135,6 +135,21 @@ class Publisher:
         self._start_work()
         self._round_learner()
 
+    def suitable(self, levels: Iterable[str]) -> tuple[str, ...]:
+        """Those of the levels that suit the network, bound; each other one is named in a warning.
+
+        Raises: ConfigError: the first does not suit."""
+        first, *others = levels
+        self._level(_canonical(first))
+        found = [first]
+        for level in others:
+            try:
+                self._level(_canonical(level))
+                found.append(level)
+            except ConfigError as error:
+                logger.warning("%s is not used: %s", level, error)
+        return tuple(found)
+
     @property
     def busy(self) -> bool:
         """Whether background work is in progress; its result is adopted by the next ``observe`` or ``payloads``."""

@@ -122,19 +122,17 @@ class TunedSteering:
     """One run under the tuner.
 
     Args:
-        choice: its ladder, full precision first.
-        config: the run's. publisher: compresses; all levels are bound here, so that one that does not suit the network
-            fails at once. transport: assigns. sampler: measures mismatch. log: gets every decision.
+        levels: full precision first, all of which suit the network.
+        config: the run's. publisher: compresses. transport: assigns. sampler: measures mismatch.
+        log: gets every decision.
         shared: learner and actors share their cores, so that the time of all adds up.
         turns: they take turns, as on the synchronous schedule, so that the actors' time adds to the learner's.
         clock: seconds, monotonic.
-    Raises:
-        ConfigError: a level does not suit the network.
     """
 
     def __init__(
         self,
-        choice: CompressionChoice,
+        levels: Sequence[str],
         config: TrainConfig,
         publisher: Publisher,
         transport: LearnerTransport,
@@ -146,7 +144,7 @@ class TunedSteering:
         options: TunerOptions | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.tuner = Tuner(choice.levels, options)
+        self.tuner = Tuner(levels, options)
         self._envs = publisher.rows_per_actor
         trace, length = config.algorithm.trace, config.acting.unroll_length
         horizon = effective_horizon(config.algorithm.discount, trace.lambda_, length)
@@ -170,7 +168,6 @@ class TunedSteering:
         self._prepared = 1
         self._trained_s = 0.0
         self._ranges_checked = False
-        publisher.set_levels(choice.levels)
         self._use_levels()
 
     def admit(self, actor: int, unroll: Unroll) -> None:
@@ -412,6 +409,8 @@ def make_steering(
 ) -> Steering:
     """What steers a run whose compression is chosen so, from the steps on that it has learned from.
 
+    Of ``auto``, levels that do not suit the network are dropped, with a warning.
+
     ``options`` and ``clock`` (seconds, monotonic) are the tuner's. ``cores`` are those that learner and actors on this
     host may use; None: all of the machine.
 
@@ -420,11 +419,12 @@ def make_steering(
     log = DecisionLog(run_path)
     if choice.schedule is not None:
         return AnnealedSteering(choice.schedule, publisher, log, env_steps)
-    if choice.kind == "fixed":
+    levels = publisher.suitable(choice.levels) if choice.kind == "auto" else choice.levels[:1]
+    if len(levels) == 1:
         return FixedSteering()
     acting = config.acting
     one_host = acting.hosts is None and acting.hostfile is None
     shared = acting.actors == 0 or (one_host and acting.actors >= (cores or os.cpu_count() or 1))
     parts = (publisher, transport, sampler, log)
     turns = config.schedule.waits_for_policy
-    return TunedSteering(choice, config, *parts, shared=shared, turns=turns, options=options, clock=clock)
+    return TunedSteering(levels, config, *parts, shared=shared, turns=turns, options=options, clock=clock)

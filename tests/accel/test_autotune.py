@@ -41,6 +41,7 @@ from accel.tuning.autotune import (
 )
 from accel.tuning.choice import parse_choice
 from accel.tuning.mismatch_sampling import MismatchSampler
+from accel.tuning.steering import FixedSteering
 from tests.mpi.training_runs import TrainingRun
 
 TURN_S = 0.05
@@ -399,9 +400,22 @@ def test_an_alarm_that_wider_ranges_do_not_end_is_final_however_rare_samples_are
     rig.turn_until(lambda: rig.schemes[-1] == {"fp32"}, "full precision acts")
 
 
-def test_a_level_that_does_not_suit_the_network_fails_before_training(make_rig: Callable[..., Rig]) -> None:
-    with pytest.raises(ConfigError, match="does not suit network"):
-        make_rig("auto(fp32;distill(16x1))", network="mlp:32x1+lstm:8")
+def test_auto_drops_a_level_that_does_not_suit_the_network(
+    make_rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig("auto(fp32;distill(16x1);int8)", network="mlp:32x1+lstm:8")
+    assert isinstance(rig.steering, TunedSteering) and rig.steering.tuner.levels == ("fp32", "int8")
+    (line,) = [record.message for record in caplog.records if "is not used" in record.message]
+    assert line.startswith("distill(16x1) is not used: compressor 'distill(16x1)' does not suit network")
+
+
+def test_auto_without_a_second_level_stays_at_full_precision(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("auto(fp32;distill(16x1))", network="mlp:32x1+lstm:8")
+    assert isinstance(rig.steering, FixedSteering)
+    assert list(rig.steering.policies(rig.publisher.payloads())) == ["fp32"]
+
+
+def test_a_scheduled_level_that_does_not_suit_the_network_fails_before_training(make_rig: Callable[..., Rig]) -> None:
     with pytest.raises(ConfigError, match="does not suit network"):
         make_rig("anneal(fp32@0;distill(16x1)@1000000)", network="mlp:32x1+lstm:8")
 
