@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from accel.exporting.build import Bundle, export
     from accel.exporting.verify import Verification, verify
     from accel.imports.policy import compress
+    from accel.reports.reporting import compare, report
     from accel.runs.evaluation import Evaluation, evaluate
     from accel.runs.loading import TrainedRun, load_run
-    from accel.runs.reporting import compare, report
     from accel.runs.summary import Summary
     from accel.sweep import sweep_population, sweep_run, sweep_training
 
@@ -44,13 +44,13 @@ _HOMES = {
     "bench_policy": "bench",
     "bench_refresh": "bench",
     "bench_transport": "bench",
-    "compare": "runs.reporting",
+    "compare": "reports.reporting",
     "compress": "imports.policy",
     "doctor": "cli.doctor",
     "evaluate": "runs.evaluation",
     "export": "exporting.build",
     "load_run": "runs.loading",
-    "report": "runs.reporting",
+    "report": "reports.reporting",
     "sweep_population": "sweep",
     "sweep_run": "sweep",
     "sweep_training": "sweep",

@@ -1,1 +1,1 @@
-"""Measures, records and reports training runs: phase timers, metrics, mismatch, the tuner, statistics, reports."""
+"""Measures training runs and decides: phase timers, metrics, mismatch, the bottleneck, the tuner, statistics."""

@@ -26,9 +26,5 @@ class MismatchError(MonitorError, ValueError):
     """An argument of a mismatch measurement has the wrong shape, kind or range."""
 
 
-class RunReportError(MonitorError):
-    """An input of a report is missing or unreadable, or runs cannot be compared; the message says which and why."""
-
-
 class TunerError(MonitorError, ValueError):
     """A ladder or schedule of compression levels is invalid."""

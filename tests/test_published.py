@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from accel.monitor.report.runs import Run
-from accel.monitor.report.samples import run_to_json
-from accel.monitor.report.series import Series
+from accel.reports.runs import Run
+from accel.reports.samples import run_to_json
+from accel.reports.series import Series
 
 PROJECT = Path(__file__).parents[1]
 ACTOR = {"env": "E-v1", "network": "mlp:8x2", "cpu": "CPU", "cores": 2, "env_only_us": 10.0}

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from accel.monitor.report.runs import Run
-from accel.monitor.report.series import Series
+from accel.reports.runs import Run
+from accel.reports.series import Series
 
 PROJECT = Path(__file__).parents[1]
 TABLE = """

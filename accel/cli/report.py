@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from accel.display.arguments import argument
-from accel.errors import ReportError
-from accel.monitor.errors import MonitorError
-from accel.runs.reporting import compare, report
+from accel.reports.reporting import compare, report
 
 if TYPE_CHECKING:
-    from accel.monitor.report.analysis import Choices
+    from accel.reports.analysis import Choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +40,12 @@ class ReportChoices:
 
     def choices(self, *, margin: float = 0.05, margin_return: float | None = None, force: bool = False) -> Choices:
         """For the analysis. Raises ReportError for a value out of range."""
-        from accel.monitor.report.analysis import Choices
+        from accel.reports.analysis import Choices
 
         group = tuple(key.replace("-", "_") for key in self.group)
-        try:
-            return Choices(
-                self.threshold, margin, group, force, self.confidence, margin_return=margin_return, labels=self.label
-            )
-        except MonitorError as error:
-            raise ReportError(str(error)) from None
+        return Choices(
+            self.threshold, margin, group, force, self.confidence, margin_return=margin_return, labels=self.label
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from accel.errors import CheckpointError
-from accel.monitor.report.bottleneck import Limit, TimeShares, limit_of, shares_of
+from accel.monitor.bottleneck import Limit, TimeShares, shares_of
 from accel.system.untrusted import MAX_JSON_BYTES, read_file
 
 
@@ -249,7 +249,7 @@ class Summary:
     def bottleneck(self) -> Limit | None:
         """What limited the speed; None where either side's time is unknown."""
         shares = self._shares
-        return None if shares is None else limit_of(shares)
+        return None if shares is None else shares.limit
 
     def limit(self) -> str:
         """What limited the speed, and what would help, in one sentence; empty where it was the policy, or neither."""

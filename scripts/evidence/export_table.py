@@ -31,7 +31,7 @@ from accel.compressors.errors import CompressorError  # noqa: E402
 from accel.errors import AccelError  # noqa: E402
 from accel.exporting.build import export  # noqa: E402
 from accel.exporting.formats import FORMATS, make_format  # noqa: E402
-from accel.monitor.report.markdown import escaped  # noqa: E402
+from accel.reports.markdown import escaped  # noqa: E402
 from accel.runs.loading import TrainedRun, load_run  # noqa: E402
 from accel.runs.playing import play  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402

@@ -26,12 +26,12 @@ import training_runs  # noqa: E402
 
 from accel.errors import AccelError  # noqa: E402
 from accel.monitor.errors import MonitorError  # noqa: E402
-from accel.monitor.report.analysis import Analysis, Choices, analyse  # noqa: E402
-from accel.monitor.report.markdown import table_text  # noqa: E402
-from accel.monitor.report.runs import Run  # noqa: E402
-from accel.monitor.report.tables import Table  # noqa: E402
-from accel.monitor.report.wording import number, times  # noqa: E402
-from accel.runs.reporting import kept_run_paths, load_kept_run  # noqa: E402
+from accel.reports.analysis import Analysis, Choices, analyse  # noqa: E402
+from accel.reports.markdown import table_text  # noqa: E402
+from accel.reports.reporting import kept_run_paths, load_kept_run  # noqa: E402
+from accel.reports.runs import Run  # noqa: E402
+from accel.reports.tables import Table  # noqa: E402
+from accel.reports.wording import number, times  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 
 OUTCOMES = {
@@ -340,7 +340,7 @@ class KeptCase:
 
     def bound(self, label: str) -> str:
         """The bottleneck of a variant."""
-        found = next(result.bottleneck for result in self.analysis.results if result.group.label == label)
+        found = next(result.time_shares for result in self.analysis.results if result.group.label == label)
         return "unknown" if found is None else _BOUNDS[found.limit]
 
 

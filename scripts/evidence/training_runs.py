@@ -39,12 +39,13 @@ sys.path.insert(0, str(PROJECT))
 
 from accel.errors import AccelError  # noqa: E402
 from accel.monitor.errors import MonitorError  # noqa: E402
-from accel.monitor.report.analysis import Choices, analyse  # noqa: E402
-from accel.monitor.report.document import write_report  # noqa: E402
-from accel.monitor.report.markdown import escaped, table_text  # noqa: E402
-from accel.monitor.report.runs import Run  # noqa: E402
-from accel.monitor.report.samples import run_from_json, run_to_json  # noqa: E402
-from accel.monitor.report.tables import (  # noqa: E402
+from accel.reports.analysis import Choices, analyse  # noqa: E402
+from accel.reports.document import write_report  # noqa: E402
+from accel.reports.markdown import escaped, table_text  # noqa: E402
+from accel.reports.reporting import load_run_record  # noqa: E402
+from accel.reports.runs import Run  # noqa: E402
+from accel.reports.samples import run_from_json, run_to_json  # noqa: E402
+from accel.reports.tables import (  # noqa: E402
     Table,
     machines_table,
     mismatch_table,
@@ -53,14 +54,13 @@ from accel.monitor.report.tables import (  # noqa: E402
     runs_table,
     speedup_table,
 )
-from accel.monitor.report.wording import (  # noqa: E402
+from accel.reports.wording import (  # noqa: E402
     bottlenecks,
     headline,
     method,
     number,
     verdicts,
 )
-from accel.runs.reporting import load_run_record  # noqa: E402
 from accel.system.atomic import write_atomically  # noqa: E402
 
 LEAST_BUDGET_S = 30.0

@@ -39,8 +39,8 @@ from accel.imports.torch_files import read_tensors
 from accel.monitor.decisions import DecisionLog, read_decisions
 from accel.monitor.errors import MonitorError
 from accel.monitor.recorder import Recorder, read_metrics
+from accel.reports.reporting import kept_samples
 from accel.runs.directory import RunDirectory
-from accel.runs.reporting import kept_samples
 from accel.sweep.directory import check_directory
 from accel.sweep.storage import connected
 from accel.sweep.study import open_study

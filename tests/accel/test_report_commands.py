@@ -10,11 +10,11 @@ import pytest
 import accel
 from accel.cli import main
 from accel.errors import ReportError, RunDirectoryError
-from accel.monitor.report.analysis import Choices
-from accel.monitor.report.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
-from accel.monitor.report.samples import run_to_json
-from accel.runs.reporting import find_runs, load_run_record
-from tests.monitor.recorded_run import write_run
+from accel.reports.analysis import Choices
+from accel.reports.caveats import BUDGET, ENVIRONMENT, ENVIRONMENT_OPTIONS
+from accel.reports.reporting import find_runs, load_run_record
+from accel.reports.samples import run_to_json
+from tests.accel.recorded_run import write_run
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from accel.sweep.storage import default_url
 from accel.sweep.sweep_file import load_sweep_file
 from accel.sweep.training_run import TrainingRun, measured_values
 from accel.transport.launcher import mpirun_command
+from tests.accel.recorded_run import write_run
 from tests.accel.sweeping import trials_of, worker
 from tests.contracts.ranks import need_mpirun
 from tests.environments.held import GATE
-from tests.monitor.recorded_run import write_run
 
 _TRAIN = """
 [train]

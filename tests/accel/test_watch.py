@@ -16,8 +16,8 @@ import pytest
 import accel
 from accel.display.watch import FIRST_READ_BYTES, MetricsTail
 from accel.errors import ReportError, RunDirectoryError
-from accel.runs.reporting import load_run_record
-from tests.monitor.recorded_run import write_run
+from accel.reports.reporting import load_run_record
+from tests.accel.recorded_run import write_run
 
 
 def test_the_tail_gives_every_whole_line_once(tmp_path: Path) -> None:

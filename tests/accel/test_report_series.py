@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.monitor.errors import RunReportError
+from accel.errors import ReportError
 from accel.monitor.recorder import Recorder
-from accel.monitor.report.series import read_series
+from accel.reports.series import read_series
 
 
 def write(path: Path, *records: dict[str, object]) -> Path:
@@ -110,5 +110,5 @@ def test_the_last_check_of_a_long_run_is_told_beside_the_greatest(tmp_path: Path
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunReportError, match=r"cannot read .*missing"):
+    with pytest.raises(ReportError, match=r"cannot read .*missing"):
         read_series(tmp_path / "missing")

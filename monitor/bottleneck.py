@@ -1,6 +1,6 @@
-"""What limits a configuration's speed: the learner, the actors' policy, the environment, or neither side alone.
+"""What limits a run's speed: the learner, the actors' policy, the environment, or neither side alone.
 
-From the seconds that both sides spent, medians over seeds of
+From the seconds that both sides spent:
 
     w_a  share of their time in which actors waited, for a free buffer or a policy
     w_l  share of its time in which the learner waited for unrolls
@@ -17,13 +17,9 @@ The gap of 0.1 is how much waiting varies between seeds on a machine that is als
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
-
-from accel.monitor.report.runs import Group, Run
 
 Limit = Literal["learner", "policy", "environment", "balanced"]
 WAIT_GAP = 0.1
@@ -44,19 +40,21 @@ class TimeShares:
     environment: float
     policy: float
 
-
-@dataclass(frozen=True)
-class GroupBottleneck:
-    """What limits a configuration's speed, and the medians over its seeds that show it."""
-
-    limit: Limit
-    shares: TimeShares
+    @property
+    def limit(self) -> Limit:
+        """See the module's docstring."""
+        gap = self.actor_wait - self.learner_wait
+        if abs(gap) < WAIT_GAP:
+            return "balanced"
+        if gap > 0:
+            return "learner"
+        return "environment" if self.environment >= ENVIRONMENT_SHARE else "policy"
 
 
 def shares_of(
     actor_s: Mapping[str, float], learner_s: Mapping[str, float], *, turns: bool = False
 ) -> TimeShares | None:
-    """TimeShares of one run.
+    """Where the time of one run went.
 
     Args:
         actor_s, learner_s: seconds by phase, ``wait`` and, of the actors, ``env`` and ``policy`` among them.
@@ -71,34 +69,3 @@ def shares_of(
     learner_wait = learner_s.get("wait", 0.0) / learner
     actor_wait = 1 - learner_wait if turns else actor_s.get("wait", 0.0) / actors
     return TimeShares(actor_wait, learner_wait, actor_s.get("env", 0.0) / busy, actor_s.get("policy", 0.0) / busy)
-
-
-def limit_of(shares: TimeShares) -> Limit:
-    """See the module's docstring."""
-    gap = shares.actor_wait - shares.learner_wait
-    if abs(gap) < WAIT_GAP:
-        return "balanced"
-    if gap > 0:
-        return "learner"
-    return "environment" if shares.environment >= ENVIRONMENT_SHARE else "policy"
-
-
-def bottleneck_of(group: Group) -> GroupBottleneck | None:
-    """The bottleneck of a configuration; None where no run's times are known."""
-    known = [shares for run in group.runs if (shares := _shares(run)) is not None]
-    if not known:
-        return None
-    names = ("actor_wait", "learner_wait", "environment", "policy")
-    typical = TimeShares(*(median(getattr(shares, name) for shares in known) for name in names))
-    return GroupBottleneck(limit_of(typical), typical)
-
-
-def environment_us(runs: Sequence[Run]) -> float:
-    """Microseconds that an environment step took, median over runs; NaN where it is unknown."""
-    known = [us for run in runs if math.isfinite(us := run.environment_us_per_step)]
-    return median(known) if known else math.nan
-
-
-def _shares(run: Run) -> TimeShares | None:
-    turns = run.config.get("actors") == 0
-    return shares_of(run.seconds_by_phase("actor"), run.seconds_by_phase("learner"), turns=turns)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from accel.monitor.errors import RunReportError
+from accel.errors import ReportError
+from accel.monitor.bottleneck import TimeShares
 from accel.monitor.plain_text import percent
-from accel.monitor.report.bottleneck import GroupBottleneck, bottleneck_of
-from accel.monitor.report.caveats import caveats, differences, obstacles
-from accel.monitor.report.comparison import (
+from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
+from accel.reports.caveats import caveats, differences, obstacles
+from accel.reports.comparison import (
     CENSORED,
     NO_INTERVAL,
     QUANTITIES,
@@ -25,10 +26,9 @@ from accel.monitor.report.comparison import (
     too_few_seeds,
     values_of,
 )
-from accel.monitor.report.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
-from accel.monitor.report.runs import Group, Run, group_runs, relabelled
-from accel.monitor.report.targets import Target, common_target, margin_of, threshold_of
-from accel.monitor.statistics import Interval, difference_of_means, mean_interval, simultaneous_confidence
+from accel.reports.curves import LEAST_SEEDS, Curve, aggregate, seconds, steps
+from accel.reports.runs import Group, Run, group_runs, relabelled
+from accel.reports.targets import Target, common_target, margin_of, threshold_of
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Choices:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin > 0):
-            raise RunReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
+            raise ReportError(f"margin = {self.margin}; needs a share above 0, such as 0.05")
         if self.margin_return is not None and not (math.isfinite(self.margin_return) and self.margin_return > 0):
-            raise RunReportError(f"margin_return = {self.margin_return}; needs a return above 0, such as 25")
+            raise ReportError(f"margin_return = {self.margin_return}; needs a return above 0, such as 25")
         if not (0 < self.confidence < 1 and 0 < self.alpha < 0.5):
-            raise RunReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
+            raise ReportError(f"confidence = {self.confidence}, alpha = {self.alpha}; needs (0, 1) and (0, 0.5)")
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise RunReportError(f"threshold = {self.threshold}; needs a return")
+            raise ReportError(f"threshold = {self.threshold}; needs a return")
 
     def corrected(self, comparisons: int) -> Choices:
         """With the confidence and level at which that many comparisons hold together."""
@@ -83,7 +83,7 @@ class GroupResult:
         reached: seeds that reached the threshold.
         against_time, against_steps: return curves; None without a finished episode.
         actor_us, learner_us: microseconds per environment step by phase, over all seeds.
-        bottleneck: what limits its speed; None where its times are unknown.
+        time_shares: medians over seeds, and what limits its speed; None where its times are unknown.
     """
 
     group: Group
@@ -94,7 +94,7 @@ class GroupResult:
     against_steps: Curve | None
     actor_us: Mapping[str, float]
     learner_us: Mapping[str, float]
-    bottleneck: GroupBottleneck | None
+    time_shares: TimeShares | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +151,12 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
     Args:
         baseline: one of ``runs``; its whole group is the baseline.
     Raises:
-        RunReportError: a run without records, no other group, or groups that cannot be compared and no ``force``.
+        ReportError: a run without records, no other group, or groups that cannot be compared and no ``force``.
     """
     for run in runs:
         if not run.series.records:
             damaged = f" ({run.series.damaged} damaged lines)" if run.series.damaged else ""
-            raise RunReportError(f"{run.path} has no metrics yet{damaged}: wait for its first record")
+            raise ReportError(f"{run.path} has no metrics yet{damaged}: wait for its first record")
     groups = group_runs(runs, choices.group_by)
     if baseline is not None:
         groups = tuple(sorted(groups, key=lambda group: baseline not in group.runs))
@@ -189,7 +189,7 @@ def analyse(runs: Sequence[Run], choices: Choices, baseline: Run | None = None) 
 
 def _check_comparable(groups: Sequence[Group], force: bool) -> None:
     if len(groups) < 2:
-        raise RunReportError(
+        raise ReportError(
             "nothing to compare: every run has the baseline's configuration. Name runs of another, or use accel report"
         )
     if force:
@@ -197,7 +197,7 @@ def _check_comparable(groups: Sequence[Group], force: bool) -> None:
     found = [f"{g.label}: {reason}" for g in groups[1:] for reason in obstacles(groups[0], g)]
     found += [f"{r.name} has not finished (no summary.json)" for r in groups[0].runs if r.summary is None]
     if found:
-        raise RunReportError(
+        raise ReportError(
             "these runs cannot be compared:\n  " + "\n  ".join(found) + "\n--force compares them anyway, and marks them"
         )
 
@@ -224,7 +224,7 @@ def _measure(
     by_quantity = {name: values_of(group, name, threshold) for name in QUANTITIES}
     reached = sum(run.crossing(threshold) is not None for run in group.runs)
     times = _us_per_step(group, "actor"), _us_per_step(group, "learner")
-    return GroupResult(group, final, by_quantity, reached, *curves, *times, bottleneck_of(group))
+    return GroupResult(group, final, by_quantity, reached, *curves, *times, group.time_shares)
 
 
 def _compare(baseline: Group, group: Group, threshold: float, margin: Target, choices: Choices) -> Comparison:

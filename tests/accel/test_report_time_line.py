@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from accel.monitor.decisions import Decision
-from accel.monitor.report.charts import steps_by_actor
-from accel.monitor.report.runs import Run
-from accel.monitor.report.series import Series
+from accel.reports.charts import steps_by_actor
+from accel.reports.runs import Run
+from accel.reports.series import Series
 
 SURVEY = Decision(1.0, 10, None, "survey", "fp32:8", "fp32:8;int8:0", "why")
 TRIAL = Decision(2.0, 20, 1, "trial", "fp32:8", "int8:8", "why")

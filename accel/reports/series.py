@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.monitor.errors import RunReportError
+from accel.errors import ReportError
 from accel.monitor.recorder import STEP_KEY, TIME_KEY, RunClock, is_blank, parse_metrics_line
 
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
     Args:
         starts_s: see ``RunClock``.
     Raises:
-        RunReportError: the file cannot be read.
+        ReportError: the file cannot be read.
     """
     thinner = _Thinner(max_points)
     records = damaged = 0
@@ -81,7 +81,7 @@ def read_series(path: Path, max_points: int = MAX_POINTS, starts_s: Sequence[flo
                     record[ELAPSED] = clock.seconds(record[ELAPSED], record.get(TIME_KEY))
                 thinner.add(record)
     except OSError as error:
-        raise RunReportError(f"cannot read {path}: {error.strerror}") from error
+        raise ReportError(f"cannot read {path}: {error.strerror}") from error
     return Series(_with_clock(thinner.columns()), records, damaged)
 
 

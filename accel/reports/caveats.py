@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
-from accel.monitor.report.bottleneck import environment_us
-from accel.monitor.report.runs import Group, Run
+from accel.reports.runs import Group, Run
 
 ENVIRONMENT = ("env", "env_arg", "wrapper", "backend", "squash_actions")
 BUDGET = ("total_env_steps", "stop_at_env_steps", "max_seconds", "stop_at_return", "stop_window")
@@ -50,7 +49,7 @@ def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
         if ours != theirs:
             sides = (f"{side.label} of {', '.join(sorted(of))}" for side, of in ((group, theirs), (baseline, ours)))
             found.append(f"different commits: {'; '.join(sides)}")
-    before = environment_us(baseline.runs)
+    before = baseline.environment_us
     if apart := [text for group in groups if (text := _unequal_load(baseline, before, group))]:
         found.append(
             f"unequal environment time per step: {before:.3g} µs with {baseline.label}, {', '.join(apart)}. Other work "
@@ -61,7 +60,7 @@ def differences(baseline: Group, groups: Sequence[Group]) -> tuple[str, ...]:
 
 def _unequal_load(baseline: Group, before: float, group: Group) -> str | None:
     """The difference in environment time from the baseline as a clause; None where it is small."""
-    after = environment_us(group.runs)
+    after = group.environment_us
     same_work = all(_is_alike(baseline, group, key) for key in (*ENVIRONMENT_OPTIONS, *ENVIRONMENT))
     if not same_work or not math.isfinite(before) or not math.isfinite(after):
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.monitor.plain_text import percent
-from accel.monitor.report.runs import Group
+from accel.reports.runs import Group
 
 THRESHOLD_SHARE = 0.9
 

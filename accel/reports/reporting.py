@@ -1,4 +1,4 @@
-"""``accel.report`` and ``accel.compare``: read runs, have the monitor analyse them and write pages.
+"""``accel.report`` and ``accel.compare``: read runs, analyse them and write pages.
 
 A run is a directory, or the samples kept of it in the ``runs.json`` of a result.
 """
@@ -9,25 +9,21 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.errors import AccelError, MissingExtraError, ReportError
-from accel.monitor.errors import MonitorError
 from accel.monitor.plain_text import one_line
 from accel.runs.directory import STARTS, RunDirectory
 from accel.system.extras import install_command, missing_distributions
 from accel.system.untrusted import MAX_JSON_BYTES, parse_json, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accel.monitor.report.analysis import Choices
-    from accel.monitor.report.document import WrittenReport
-    from accel.monitor.report.runs import Run
+    from accel.reports.analysis import Choices
+    from accel.reports.document import WrittenReport
+    from accel.reports.runs import Run
 
 KEPT_RUNS = "runs.json"
 
@@ -49,7 +45,7 @@ def report(
             runs can also be named as if they were directories in it. Runs that differ in seed, name and results_dir
             only are one configuration. Runs that hold no record yet are left out, with a note, where others are left.
         out: the directory to make; default: ``report`` in the run for a single one, else in the working directory.
-        choices: threshold, grouping, labels, confidence; see ``accel.monitor.report.analysis.Choices``.
+        choices: threshold, grouping, labels, confidence; see ``accel.reports.analysis.Choices``.
         overwrite: replace a report that is there.
     Raises:
         ReportError, RunDirectoryError: not a run, no metrics yet, runs of several environments, or ``out`` exists or
@@ -130,8 +126,8 @@ def load_run_record(path: Path, *, max_points: int | None = None) -> Run:
     if is_kept_run(path):
         return load_kept_run(path)
     from accel.monitor.decisions import read_decisions
-    from accel.monitor.report.runs import Run
-    from accel.monitor.report.series import MAX_POINTS, read_series
+    from accel.reports.runs import Run
+    from accel.reports.series import MAX_POINTS, read_series
 
     directory = RunDirectory.open(path, read_only=True)
     config = directory.read_config()
@@ -170,7 +166,7 @@ def load_kept_run(path: Path) -> Run:
 
     Raises: ReportError: the file or the run's samples are damaged.
     """
-    from accel.monitor.report.samples import run_from_json
+    from accel.reports.samples import run_from_json
 
     sample = kept_samples(path.parent)[path.name]
     config = sample.get("config")
@@ -184,24 +180,23 @@ def _write(
 ) -> WrittenReport:
     if missing := missing_distributions("report"):
         raise MissingExtraError(f"reports need {', '.join(missing)}: {install_command('report')}")
-    with _translated():
-        from accel.monitor.report.analysis import Choices, analyse
-        from accel.monitor.report.document import check_target, write_report
-        from accel.monitor.report.runs import group_runs
+    from accel.reports.analysis import Choices, analyse
+    from accel.reports.document import check_target, write_report
+    from accel.reports.runs import group_runs
 
-        check_target(out, overwrite=overwrite)
-        first, left_out = _load(paths[:baselines])
-        others, also_left_out = _load(paths[len(paths) if baselines is None else baselines :])
-        runs, chosen = first + others, choices or Choices()
-        if not chosen.group_by and all("variant" in run.config for run in runs):
-            chosen = replace(chosen, group_by=("variant",))
-        if baselines is not None:
-            _check_one_configuration(first, chosen)
-        if not chosen.force:
-            _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
-        analysis = analyse(runs, chosen, None if baselines is None else first[0])
-        analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
-        return write_report(analysis, out, written=_written(), overwrite=overwrite)
+    check_target(out, overwrite=overwrite)
+    first, left_out = _load(paths[:baselines])
+    others, also_left_out = _load(paths[len(paths) if baselines is None else baselines :])
+    runs, chosen = first + others, choices or Choices()
+    if not chosen.group_by and all("variant" in run.config for run in runs):
+        chosen = replace(chosen, group_by=("variant",))
+    if baselines is not None:
+        _check_one_configuration(first, chosen)
+    if not chosen.force:
+        _check_one_environment([runs] if baselines is None else [g.runs for g in group_runs(runs, chosen.group_by)])
+    analysis = analyse(runs, chosen, None if baselines is None else first[0])
+    analysis = replace(analysis, caveats=(*left_out, *also_left_out, *analysis.caveats))
+    return write_report(analysis, out, written=_written(), overwrite=overwrite)
 
 
 def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -211,7 +206,7 @@ def _load(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for path in paths:
         try:
             runs.append(load_run_record(path))
-        except (AccelError, MonitorError) as error:
+        except AccelError as error:
             errors.append(error)
     if errors and not runs:
         raise errors[0]
@@ -236,19 +231,11 @@ def _check_one_environment(together: Sequence[Sequence[Run]]) -> None:
 
 
 def _check_one_configuration(baselines: Sequence[Run], choices: Choices) -> None:
-    from accel.monitor.report.runs import group_runs
+    from accel.reports.runs import group_runs
 
     if len(groups := group_runs(baselines, choices.group_by)) > 1:
         names = "; ".join(group.label for group in groups)
         raise ReportError(f"the baseline holds several configurations ({names}): name one of its runs instead")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except MonitorError as error:
-        raise ReportError(str(error)) from None
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, object]:

@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import numpy as np
 
+from accel.errors import ReportError
+from accel.monitor.bottleneck import TimeShares, shares_of
 from accel.monitor.decisions import Decision
-from accel.monitor.errors import RunReportError
-from accel.monitor.report.series import ELAPSED, Floats, Series
+from accel.reports.series import ELAPSED, Floats, Series
 
 NOT_CONFIGURATION = frozenset({"seed", "name", "results_dir"})
 """Options in which seeds of one configuration differ."""
@@ -149,6 +151,12 @@ class Run:
         return busy / steps * 1e6 if steps > 0 and busy > 0 else math.nan
 
     @property
+    def time_shares(self) -> TimeShares | None:
+        """Where its time went; None if unknown."""
+        turns = self.config.get("actors") == 0
+        return shares_of(self.seconds_by_phase("actor"), self.seconds_by_phase("learner"), turns=turns)
+
+    @property
     def environment_us_per_step(self) -> float:
         """Microseconds that the environment itself took per environment step; NaN if unknown."""
         seconds, steps = self.seconds_by_phase("actor").get("env", 0.0), self.timed_steps()
@@ -182,6 +190,21 @@ class Group:
                 found.append(value)
         return tuple(found)
 
+    @property
+    def time_shares(self) -> TimeShares | None:
+        """Medians over its runs of where their time went, and with them the bottleneck; None where it is unknown."""
+        known = [shares for run in self.runs if (shares := run.time_shares) is not None]
+        if not known:
+            return None
+        names = ("actor_wait", "learner_wait", "environment", "policy")
+        return TimeShares(*(median(getattr(shares, name) for shares in known) for name in names))
+
+    @property
+    def environment_us(self) -> float:
+        """Microseconds that an environment step took, median over its runs; NaN where it is unknown."""
+        known = [us for run in self.runs if math.isfinite(us := run.environment_us_per_step)]
+        return median(known) if known else math.nan
+
 
 def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ...]:
     """Group the seeds of each configuration, in order of appearance.
@@ -189,13 +212,13 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
     Args:
         keys: the options by which to group; empty: all but seed, name and results_dir.
     Raises:
-        RunReportError: no run, or a key that no run has.
+        ReportError: no run, or a key that no run has.
     """
     if not runs:
-        raise RunReportError("no run was given")
+        raise ReportError("no run was given")
     known = {key for run in runs for key in run.config}
     if unknown := [key for key in keys if key not in known]:
-        raise RunReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
+        raise ReportError(f"no run has an option {unknown[0]!r} to group by; there are {', '.join(sorted(known))}")
     members: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         kept = sorted(k for k in run.config if (k in keys if keys else k not in NOT_CONFIGURATION))
@@ -213,14 +236,14 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> tuple[Group, ..
 
 
 def relabelled(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
-    """The groups under names of the user's, in order. Raises RunReportError unless each gets one of its own."""
+    """The groups under names of the user's, in order. Raises ReportError unless each gets one of its own."""
     if len(names) != len(groups):
         found = "; ".join(group.label for group in groups)
-        raise RunReportError(
+        raise ReportError(
             f"{len(names)} labels for {len(groups)} configurations: give one for each, in this order: {found}"
         )
     if len(set(names)) < len(names) or not all(name.strip() for name in names):
-        raise RunReportError(f"labels {', '.join(map(repr, names))}: each configuration needs one of its own")
+        raise ReportError(f"labels {', '.join(map(repr, names))}: each configuration needs one of its own")
     return tuple(replace(group, label=name) for group, name in zip(groups, names, strict=True))
 
 

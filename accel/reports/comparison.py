@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from accel.monitor.report.runs import Group, Run
 from accel.monitor.statistics import Interval, difference_of_means, ratio_of_means
+from accel.reports.runs import Group, Run
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 ReturnOutcome = Literal["no_loss", "gain", "loss", "undecided", "too_few_seeds", "untested"]

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from accel.errors import ReportError
 from accel.monitor.decisions import Decision
-from accel.monitor.errors import RunReportError
-from accel.monitor.report import charts
-from accel.monitor.report.analysis import Analysis, Choices, analyse
-from accel.monitor.report.charts import ratio_ticks
-from accel.monitor.report.document import WrittenReport, to_json, write_report
-from accel.monitor.report.runs import Run
-from accel.monitor.report.samples import run_from_json, run_to_json
-from accel.monitor.report.series import Series
-from accel.monitor.report.tables import (
+from accel.reports import charts
+from accel.reports.analysis import Analysis, Choices, analyse
+from accel.reports.charts import ratio_ticks
+from accel.reports.document import WrittenReport, to_json, write_report
+from accel.reports.runs import Run
+from accel.reports.samples import run_from_json, run_to_json
+from accel.reports.series import Series
+from accel.reports.tables import (
     decisions_table,
     differing_table,
     mismatch_table,
@@ -30,7 +30,7 @@ from accel.monitor.report.tables import (
     runs_table,
     speedup_table,
 )
-from accel.monitor.report.wording import number, outcomes_beside
+from accel.reports.wording import number, outcomes_beside
 
 EVIL = '</style></title><script>alert("x")</script><img src=x onerror=alert(1)> $\\frac{ & | ` \U0001f600'
 EVIL += "\x1b[31m\x9b2J\u202e"
@@ -246,23 +246,23 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 def test_nothing_is_left_when_writing_fails(bare: Analysis, tmp_path: Path) -> None:
-    with pytest.raises(RunReportError, match="cannot write"):
+    with pytest.raises(ReportError, match="cannot write"):
         write_report(bare, tmp_path / ("x" * 250), written="now")
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunReportError, match="not a directory you may write to"):
+    with pytest.raises(ReportError, match="not a directory you may write to"):
         write_report(bare, tmp_path / "file" / "r", written="now")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_only_reports_are_replaced(bare: Analysis, tmp_path: Path) -> None:
     report = write_report(bare, tmp_path / "out" / "page", written="first").directory
-    with pytest.raises(RunReportError, match="--overwrite"):
+    with pytest.raises(ReportError, match="--overwrite"):
         write_report(bare, report, written="now")
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     (mine / "report.json").write_text("of an exported bundle, say")
-    with pytest.raises(RunReportError, match="is not a report"):
+    with pytest.raises(ReportError, match="is not a report"):
         write_report(bare, mine, written="now", overwrite=True)
     before = (report / "index.html").read_text()
     write_report(bare, report, written="later", overwrite=True)
@@ -279,7 +279,7 @@ def test_a_report_from_samples_is_the_runs_own(analysis: Analysis) -> None:
     assert again["margin"] == pytest.approx(value["margin"], rel=1e-4)
     assert [d.to_json() for d in restored[0].decisions] == [d.to_json() for d in runs[0].decisions]
     del samples[0]["columns"]
-    with pytest.raises(RunReportError, match="holds no samples"):
+    with pytest.raises(ReportError, match="holds no samples"):
         run_from_json(samples[0], "here")
 
 
@@ -385,10 +385,10 @@ def test_labels_are_the_users_where_given(analysis: Analysis) -> None:
     runs = [run for group in analysis.groups for run in group.runs]
     named = analyse(runs, Choices(labels=("full", "small")), runs[0])
     assert [group.label for group in named.groups] == ["full", "small"]
-    with pytest.raises(RunReportError, match="3 labels for 2 configurations: give one for each, in this order: "):
+    with pytest.raises(ReportError, match="3 labels for 2 configurations: give one for each, in this order: "):
         analyse(runs, Choices(labels=("a", "b", "c")), runs[0])
     for names in (("a", "a"), ("a", " ")):
-        with pytest.raises(RunReportError, match="needs one of its own"):
+        with pytest.raises(ReportError, match="needs one of its own"):
             analyse(runs, Choices(labels=names), runs[0])
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from accel.monitor.report.analysis import Choices, analyse
-from accel.monitor.report.comparison import compare_returns, speedup, speedup_bound
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Series
+from accel.reports.analysis import Choices, analyse
+from accel.reports.comparison import compare_returns, speedup, speedup_bound
+from accel.reports.runs import Group, Run
+from accel.reports.series import Series
 
 
 def run(

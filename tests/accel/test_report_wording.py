@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accel.monitor.report.analysis import Analysis, Choices, analyse
-from accel.monitor.report.runs import Run
-from accel.monitor.report.series import Series
-from accel.monitor.report.tables import speedup_table
-from accel.monitor.report.wording import headline, verdicts
+from accel.reports.analysis import Analysis, Choices, analyse
+from accel.reports.runs import Run
+from accel.reports.series import Series
+from accel.reports.tables import speedup_table
+from accel.reports.wording import headline, verdicts
 
 Seeds = Sequence[tuple[float, float]]
 

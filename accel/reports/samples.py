@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from accel.errors import ReportError
 from accel.monitor.decisions import Decision
-from accel.monitor.errors import RunReportError
-from accel.monitor.report.runs import Run
-from accel.monitor.report.series import Series
+from accel.reports.runs import Run
+from accel.reports.series import Series
 
 _KEPT = re.compile(
     r"^(elapsed_s|env_steps|return_mean|episodes|actors_alive|lag_(min|mean|max)"
@@ -41,7 +41,7 @@ def run_to_json(run: Run) -> dict[str, object]:
 def run_from_json(value: Mapping[str, object], path: str) -> Run:
     """Inverse of ``run_to_json``; ``path`` says where the samples are.
 
-    Raises: RunReportError: something is missing.
+    Raises: ReportError: something is missing.
     """
     try:
         columns = {
@@ -67,7 +67,7 @@ def run_from_json(value: Mapping[str, object], path: str) -> Run:
             starts=int(value["starts"]),  # type: ignore[call-overload]
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunReportError(f"{path} holds no samples of a run: {error!r}") from error
+        raise ReportError(f"{path} holds no samples of a run: {error!r}") from error
 
 
 def _plain(value: float) -> float | str | None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from accel.monitor.errors import RunReportError
-from accel.monitor.report.analysis import Choices, analyse
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Series
-from accel.monitor.report.targets import gain_of, margin_of, threshold_of
+from accel.errors import ReportError
+from accel.reports.analysis import Choices, analyse
+from accel.reports.runs import Group, Run
+from accel.reports.series import Series
+from accel.reports.targets import gain_of, margin_of, threshold_of
 
 
 def run(returns: Sequence[float], seed: int = 0, **config: object) -> Run:
@@ -59,5 +59,5 @@ def test_the_verdict_says_that_a_baseline_learned_nothing_and_takes_a_margin_in_
     (comparison,) = analyse(runs, Choices(margin_return=1000.0), runs[0]).comparisons
     assert comparison.verdict.outcome == "no_loss"
     assert "margin 1000" in comparison.verdict.text
-    with pytest.raises(RunReportError, match="margin_return = 0"):
+    with pytest.raises(ReportError, match="margin_return = 0"):
         Choices(margin_return=0.0)

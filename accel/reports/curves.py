@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Floats
 from accel.monitor.statistics import student_t_quantile
+from accel.reports.runs import Group, Run
+from accel.reports.series import Floats
 
 GRID_POINTS = 200
 LEAST_SEEDS = 3

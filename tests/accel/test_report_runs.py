@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accel.monitor.errors import RunReportError
-from accel.monitor.report.analysis import Choices, analyse
-from accel.monitor.report.caveats import caveats, obstacles
-from accel.monitor.report.runs import Run, group_runs
-from accel.monitor.report.series import Series
+from accel.errors import ReportError
+from accel.reports.analysis import Choices, analyse
+from accel.reports.caveats import caveats, obstacles
+from accel.reports.runs import Run, group_runs
+from accel.reports.series import Series
 
 BASE: dict[str, object] = {"env": "E", "compressor": "int8", "actor_runtime": "onnxruntime", "total_env_steps": 100}
 
@@ -54,7 +54,7 @@ def test_seeds_are_grouped_and_labelled_by_what_differs() -> None:
 def test_grouping_by_chosen_options() -> None:
     runs = [run("a", learning_rate=0.1), run("b", learning_rate=0.2), run("c", compressor="fp32")]
     assert [group.label for group in group_runs(runs, ["compressor"])] == ["int8", "fp32"]
-    with pytest.raises(RunReportError, match="no run has an option 'width'"):
+    with pytest.raises(ReportError, match="no run has an option 'width'"):
         group_runs(runs, ["width"])
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_compared_is_refused_or_marked(other: Run, reason: str) -
     baseline, group = group_runs([first, other])[0], group_runs([other])[0]
     assert any(reason in text for text in obstacles(baseline, group))
     if len(group_runs([first, other])) == 2:
-        with pytest.raises(RunReportError, match="cannot be compared"):
+        with pytest.raises(ReportError, match="cannot be compared"):
             analyse([first, other], Choices(), first)
         (comparison,) = analyse([first, other], Choices(force=True), first).comparisons
         assert any(reason in text for text in comparison.marks)
@@ -107,17 +107,15 @@ def test_one_seed_of_another_budget_or_environment_is_refused_or_marked(
     runs = [first, run("b", compressor="fp32", seed=0), odd, run("d", compressor="fp32", seed=2)]
     by_scheme, mixed = Choices(group_by=("compressor",)), f"{one!r} in b, d and {other!r} in c"
     mark = f"more than one {kind}: {option} is {mixed}, the baseline's is {one!r}"
-    with pytest.raises(RunReportError, match=re.escape(f"fp32: {mark}")):
+    with pytest.raises(ReportError, match=re.escape(f"fp32: {mark}")):
         analyse(runs, by_scheme, first)
     (comparison,) = analyse(runs, replace(by_scheme, force=True), first).comparisons
     assert comparison.marks == (mark,)
     mark = f"more than one {kind}: {option} is {one!r}, the baseline's is {mixed}"
-    with pytest.raises(RunReportError, match=re.escape(f"int8: {mark}")):
+    with pytest.raises(ReportError, match=re.escape(f"int8: {mark}")):
         analyse(runs, by_scheme, odd)
     alike = replace(first, name="e", config={**first.config, option: other})
-    with pytest.raises(
-        RunReportError, match=re.escape(f"{option} is {one!r} in a and {other!r} in e, the baseline's is")
-    ):
+    with pytest.raises(ReportError, match=re.escape(f"{option} is {one!r} in a and {other!r} in e, the baseline's is")):
         analyse([*runs, alike], by_scheme, odd)
 
 
@@ -171,12 +169,12 @@ def test_readers_are_told() -> None:
 
 def test_a_run_without_records_or_a_single_configuration_is_refused() -> None:
     empty = Run("a", "/a", BASE, {}, None, Series({}, 0, 2))
-    with pytest.raises(RunReportError, match=r"/a has no metrics yet \(2 damaged"):
+    with pytest.raises(ReportError, match=r"/a has no metrics yet \(2 damaged"):
         analyse([empty], Choices())
     first = run("a", seed=0)
-    with pytest.raises(RunReportError, match="every run has the baseline's configuration"):
+    with pytest.raises(ReportError, match="every run has the baseline's configuration"):
         analyse([first, run("b", seed=1)], Choices(), first)
-    with pytest.raises(RunReportError, match="margin"):
+    with pytest.raises(ReportError, match="margin"):
         Choices(margin=0.0)
 
 

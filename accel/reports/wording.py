@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from accel.monitor.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, TimeShares
 from accel.monitor.plain_text import percent
-from accel.monitor.report.analysis import Analysis, Comparison, GroupResult
-from accel.monitor.report.bottleneck import ENVIRONMENT_SHARE, WAIT_GAP, GroupBottleneck
-from accel.monitor.report.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
-from accel.monitor.report.runs import Group
 from accel.monitor.statistics import Interval
+from accel.reports.analysis import Analysis, Comparison, GroupResult
+from accel.reports.comparison import MIN_SEEDS, Speedup, SpeedupBound, too_few_seeds
+from accel.reports.runs import Group
 
 _SCIENTIFIC = 1e12
 _RANK = {"gain": 2, "no_loss": 2, "too_few_seeds": 1}
@@ -51,7 +51,9 @@ def verdicts(analysis: Analysis) -> tuple[tuple[str, str, str, tuple[str, ...]],
 def bottlenecks(analysis: Analysis) -> tuple[str, ...]:
     """What limits each configuration's speed, a sentence each; empty where no run's times are known."""
     return tuple(
-        _bottleneck(result.group, result.bottleneck) for result in analysis.results if result.bottleneck is not None
+        f"{result.group.label}: {_limit(result.time_shares)}."
+        for result in analysis.results
+        if result.time_shares is not None
     )
 
 
@@ -227,18 +229,13 @@ def _correction(analysis: Analysis) -> str:
     )
 
 
-def _bottleneck(group: Group, found: GroupBottleneck) -> str:
-    return f"{group.label}: {_limit(found)}."
-
-
-def _limit(found: GroupBottleneck) -> str:
+def _limit(shares: TimeShares) -> str:
     limit = {
         "learner": "the learner is the bottleneck",
         "policy": "the actors' policy is the bottleneck",
         "environment": "the environment is the bottleneck",
         "balanced": "actors and learner wait about equally",
-    }[found.limit]
-    shares = found.shares
+    }[shares.limit]
     return (
         f"{limit} (actors wait {shares.actor_wait:.0%} of their time, the learner "
         f"{shares.learner_wait:.0%}; of the actors' busy time the environment takes {shares.environment:.0%}, the "
@@ -261,7 +258,7 @@ def _outcome(result: GroupResult, threshold: float) -> str:
 
 def _outcome_sentences(result: GroupResult, threshold: float) -> str:
     texts = [_outcome(result, threshold).removeprefix(f"{result.group.label} ")]
-    texts += [] if result.bottleneck is None else [_limit(result.bottleneck)]
+    texts += [] if result.time_shares is None else [_limit(result.time_shares)]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
 
 

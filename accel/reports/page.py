@@ -7,11 +7,11 @@ from html import escape
 from importlib.resources import files
 
 from accel.monitor.plain_text import percent
-from accel.monitor.report import tables, wording
-from accel.monitor.report.analysis import Analysis
-from accel.monitor.report.comparison import QUANTITIES
-from accel.monitor.report.drawing import Drawing, colour_variables
-from accel.monitor.report.tables import publications_table
+from accel.reports import tables, wording
+from accel.reports.analysis import Analysis
+from accel.reports.comparison import QUANTITIES
+from accel.reports.drawing import Drawing, colour_variables
+from accel.reports.tables import publications_table
 
 OUTCOMES = {
     "no_loss": "No loss of return",
@@ -63,7 +63,7 @@ def render_page(analysis: Analysis, drawings: Sequence[Drawing], *, written: str
 
 
 def _style() -> str:
-    sheet = files("accel.monitor.report").joinpath("page.css").read_text(encoding="utf-8")
+    sheet = files("accel.reports").joinpath("page.css").read_text(encoding="utf-8")
     variables = colour_variables()
     light = "".join(f"{name}:{value[1]};" for name, value in variables.items())
     dark = "".join(f"{name}:{value[2]};" for name, value in variables.items())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from accel.monitor.report import tables, wording
-from accel.monitor.report.analysis import Analysis
-from accel.monitor.report.drawing import Drawing
-from accel.monitor.report.tables import publications_table
+from accel.reports import tables, wording
+from accel.reports.analysis import Analysis
+from accel.reports.drawing import Drawing
+from accel.reports.tables import publications_table
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 

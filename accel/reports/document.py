@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accel.monitor.errors import RunReportError
+from accel.errors import ReportError
 from accel.monitor.plain_text import one_line, without_controls
-from accel.monitor.report import charts, tables, wording
-from accel.monitor.report.analysis import Analysis, Comparison, GroupResult
-from accel.monitor.report.comparison import QUANTITIES
-from accel.monitor.report.curves import Curve
-from accel.monitor.report.drawing import Drawing
-from accel.monitor.report.markdown import render_markdown
-from accel.monitor.report.page import render_page
-from accel.monitor.report.runs import Run
+from accel.reports import charts, tables, wording
+from accel.reports.analysis import Analysis, Comparison, GroupResult
+from accel.reports.comparison import QUANTITIES
+from accel.reports.curves import Curve
+from accel.reports.drawing import Drawing
+from accel.reports.markdown import render_markdown
+from accel.reports.page import render_page
+from accel.reports.runs import Run
 
 PAGE, MARKDOWN, JSON_FILE = "index.html", "report.md", "report.json"
 FORMAT_VERSION = 1
@@ -49,17 +49,17 @@ class WrittenReport:
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Raises RunReportError when a report cannot be written to ``out``; call it before the work."""
+    """Raises ReportError when a report cannot be written to ``out``; call it before the work."""
     parent = out.parent
     if out.exists() or out.is_symlink():
         if not out.is_dir() or (any(out.iterdir()) and not all((out / name).is_file() for name in (PAGE, MARKDOWN))):
-            raise RunReportError(f"{out} exists and is not a report: choose another --out")
+            raise ReportError(f"{out} exists and is not a report: choose another --out")
         if not overwrite:
-            raise RunReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")
+            raise ReportError(f"{out} exists already: choose another --out, or replace it by --overwrite")
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise RunReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
+        raise ReportError(f"cannot write {out}: {parent} is not a directory you may write to; choose another --out")
 
 
 def draw(analysis: Analysis) -> tuple[Drawing, ...]:
@@ -86,7 +86,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
         written: when and by what, for the page's footer.
         overwrite: replace a report that is there.
     Raises:
-        RunReportError: ``out`` exists or cannot be written; nothing is left behind.
+        ReportError: ``out`` exists or cannot be written; nothing is left behind.
     """
     check_target(out, overwrite=overwrite)
     drawings = draw(analysis)
@@ -108,7 +108,7 @@ def write_report(analysis: Analysis, out: Path, *, written: str, overwrite: bool
             shutil.rmtree(out)
         temporary.rename(out)
     except OSError as error:
-        raise RunReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+        raise ReportError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return WrittenReport(out, one_line(wording.headline(analysis)))
@@ -138,6 +138,7 @@ def to_json(analysis: Analysis) -> dict[str, object]:
 
 
 def _group(result: GroupResult, threshold: float) -> dict[str, object]:
+    shares = result.time_shares
     return {
         "label": result.group.label,
         "options": dict(result.group.options),
@@ -145,7 +146,7 @@ def _group(result: GroupResult, threshold: float) -> dict[str, object]:
         "final_return": None if result.final_return is None else asdict(result.final_return),
         "quantities": {name: list(values) for name, values in result.by_quantity.items()},
         "reached": result.reached,
-        "bottleneck": None if result.bottleneck is None else asdict(result.bottleneck),
+        "bottleneck": None if shares is None else {"limit": shares.limit, "shares": asdict(shares)},
         "actor_us_per_step": dict(result.actor_us),
         "learner_us_per_step": dict(result.learner_us),
         "return_against_seconds": _curve(result.against_time),

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.monitor.divergence import divergences
-from accel.monitor.report.analysis import Choices, analyse
-from accel.monitor.report.charts import MAX_SINGLE
-from accel.monitor.report.document import write_report
-from accel.monitor.report.runs import Run
-from accel.monitor.report.samples import run_from_json, run_to_json
-from accel.monitor.report.series import Series
-from accel.monitor.report.tables import mismatch_table, publications_table, runs_table
+from accel.reports.analysis import Choices, analyse
+from accel.reports.charts import MAX_SINGLE
+from accel.reports.document import write_report
+from accel.reports.runs import Run
+from accel.reports.samples import run_from_json, run_to_json
+from accel.reports.series import Series
+from accel.reports.tables import mismatch_table, publications_table, runs_table
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accel.monitor.report.analysis import Choices, analyse
-from accel.monitor.report.bottleneck import TimeShares, bottleneck_of, environment_us, limit_of, shares_of
-from accel.monitor.report.document import to_json
-from accel.monitor.report.markdown import render_markdown
-from accel.monitor.report.page import render_page
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Series
-from accel.monitor.report.tables import bottleneck_table, results_table
+from accel.monitor.bottleneck import TimeShares, shares_of
+from accel.reports.analysis import Choices, analyse
+from accel.reports.document import to_json
+from accel.reports.markdown import render_markdown
+from accel.reports.page import render_page
+from accel.reports.runs import Group, Run
+from accel.reports.series import Series
+from accel.reports.tables import bottleneck_table, results_table
 
 
 def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **config: object) -> Run:
@@ -40,7 +40,7 @@ def run(seed: int, actor_s: dict[str, float], learner_s: dict[str, float], **con
     ],
 )
 def test_the_rule(actor_wait: float, learner_wait: float, environment: float, bound: str) -> None:
-    assert limit_of(TimeShares(actor_wait, learner_wait, environment, 1 - environment)) == bound
+    assert TimeShares(actor_wait, learner_wait, environment, 1 - environment).limit == bound
 
 
 def test_shares_are_of_each_sides_own_time() -> None:
@@ -55,13 +55,13 @@ def test_shares_are_of_each_sides_own_time() -> None:
 def test_a_group_has_the_bottleneck_of_its_median_seed() -> None:
     waiting = {"env": 6.0, "wait": 4.0}, {"wait": 0.1, "backward": 9.9}
     working = {"env": 9.0, "policy": 1.0}, {"wait": 5.0, "backward": 5.0}
-    found = bottleneck_of(Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting))))
+    found = (group := Group("g", (run(0, *waiting), run(1, *working), run(2, *waiting)))).time_shares
     assert found is not None
-    assert (found.limit, found.shares.actor_wait) == ("learner", 0.4)
-    alone = bottleneck_of(Group("g", (run(0, *working, actors=0),)))
+    assert (found.limit, found.actor_wait) == ("learner", 0.4)
+    alone = Group("g", (run(0, *working, actors=0),)).time_shares
     assert alone is not None
     assert alone.limit == "balanced"
-    assert environment_us([run(0, *waiting), run(1, *working), run(2, *waiting)]) == pytest.approx(3.0)
+    assert group.environment_us == pytest.approx(3.0)
 
 
 def test_every_form_of_the_report_says_it() -> None:

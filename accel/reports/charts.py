@@ -15,10 +15,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from accel.monitor.decisions import acting
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
-from accel.monitor.report.analysis import Analysis, GroupResult
-from accel.monitor.report.comparison import MIN_SEEDS, QUANTITIES, Speedup
-from accel.monitor.report.curves import Axis, Curve, aggregate, column, steps
-from accel.monitor.report.drawing import (
+from accel.reports.analysis import Analysis, GroupResult
+from accel.reports.comparison import MIN_SEEDS, QUANTITIES, Speedup
+from accel.reports.curves import Axis, Curve, aggregate, column, steps
+from accel.reports.drawing import (
     DASHES,
     MUTED,
     SERIES,
@@ -32,8 +32,8 @@ from accel.monitor.report.drawing import (
     style,
     wrapped,
 )
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Floats
+from accel.reports.runs import Group, Run
+from accel.reports.series import Floats
 
 PHASE_TITLES = {
     "env": "step environments",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 
 import numpy as np
@@ -14,11 +14,11 @@ from accel.monitor.decisions import acting
 from accel.monitor.divergence import GREEDY_TOLERANCE
 from accel.monitor.mismatch import ESS_ALARM, KL_ALARM, STALENESS_KL_ALARM
 from accel.monitor.plain_text import percent
-from accel.monitor.report.analysis import Analysis
-from accel.monitor.report.comparison import QUANTITIES, Speedup
-from accel.monitor.report.runs import NOT_CONFIGURATION, Group, Run
-from accel.monitor.report.series import Floats
-from accel.monitor.report.wording import interval, number, plain, times
+from accel.reports.analysis import Analysis
+from accel.reports.comparison import QUANTITIES, Speedup
+from accel.reports.runs import NOT_CONFIGURATION, Group, Run
+from accel.reports.series import Floats
+from accel.reports.wording import interval, number, plain, times
 
 MAX_DECISIONS = 200
 MAX_ACROSS = 6
@@ -73,7 +73,7 @@ def results_table(analysis: Analysis) -> Table:
             str(len(result.group.runs)),
             "–" if result.final_return is None else interval(result.final_return),
             f"{result.reached} of {len(result.group.runs)}" if math.isfinite(analysis.threshold) else "–",
-            "–" if result.bottleneck is None else result.bottleneck.limit,
+            "–" if result.time_shares is None else result.time_shares.limit,
             *(_spread(result.by_quantity[name]) for name in names),
         )
         for result in analysis.results
@@ -99,12 +99,11 @@ def bottleneck_table(analysis: Analysis) -> Table | None:
     rows = tuple(
         (
             result.group.label,
-            found.limit,
-            *(f"{share:.0%}" for share in (found.shares.actor_wait, found.shares.learner_wait)),
-            *(f"{share:.0%}" for share in (found.shares.environment, found.shares.policy)),
+            shares.limit,
+            *(f"{share:.0%}" for share in astuple(shares)),
         )
         for result in analysis.results
-        if (found := result.bottleneck) is not None
+        if (shares := result.time_shares) is not None
     )
     if not rows:
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from accel.monitor.decisions import acting
-from accel.monitor.report.drawing import wrapped
-from accel.monitor.report.runs import LONGEST_LABEL, Run, group_runs, labels
-from accel.monitor.report.series import Series
+from accel.reports.drawing import wrapped
+from accel.reports.runs import LONGEST_LABEL, Run, group_runs, labels
+from accel.reports.series import Series
 
 BASE: dict[str, object] = {"compressor": "fp32", "actor_runtime": "onnxruntime", "actors": 1, "batch_unrolls": 1}
 

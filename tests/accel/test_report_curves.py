@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from accel.monitor.report.curves import GRID_POINTS, Curve, aggregate
-from accel.monitor.report.runs import Group, Run
-from accel.monitor.report.series import Series
+from accel.reports.curves import GRID_POINTS, Curve, aggregate
+from accel.reports.runs import Group, Run
+from accel.reports.series import Series
 
 
 def curve(*seeds: tuple[Sequence[float], Sequence[float]]) -> Curve | None:
