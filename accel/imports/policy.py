@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accel.acting.rules import RuleSpec, make_rule
 from accel.algorithms.distributions import ActionDistribution, make_distribution
 from accel.compressors.artifact import CompressedPolicy
+from accel.compressors.checks.faithful import check_faithful
 from accel.config import TrainConfig
 from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError
@@ -24,8 +25,10 @@ from accel.imports.stable_baselines3 import read_saved_policy
 from accel.publishing.distillation import PolicyDivergence
 from accel.runs.evaluation import compress_run
 from accel.runs.loading import load_run
+from accel.runs.playing import collect_inputs
 from accel.runs.trained_policy import TrainedPolicy, make_env
 
+_PROOF_ROWS, _PROOF_STEPS = 128, 100
 GREEDY, STOCHASTIC = "greedy", "stochastic"
 _RULES: Mapping[str, str] = {GREEDY: greedy.RULE}
 
@@ -119,7 +122,8 @@ def import_module(
         normaliser: a file with the statistics that observations are normalised with.
     Raises:
         ConfigError, CheckpointError: it cannot be made, or is no policy for this environment; names the layer.
-        EnvError, MissingExtraError: the environment cannot be made.
+        CompressorError: it cannot be exported, or its graph answers observations of the environment differently.
+        EnvError, MissingExtraError: the environment cannot be made or played.
     """
     environment = make_env(config, 1)
     environment.close()
@@ -138,7 +142,7 @@ def import_module(
     if named is not None:
         given = {"--module": named, "--weights": weights, "--rule": rule, "--normaliser": normaliser}
         source = _arguments(given, config)
-    return ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, adapted, spec), source)
+    return _proved(ImportedPolicy(path, config, spec, 0, 0, adapted, name, _rule(rule, adapted, spec), source))
 
 
 def import_sb3(
@@ -177,9 +181,15 @@ def import_sb3(
     adapted = AdaptedPolicy(saved.module, spec, log_std=saved.log_std, normaliser=constants, scales_images=images)
     given = {"--sb3": path, "--activation": activation, "--rule": rule, "--normaliser": normaliser}
     source = _arguments(given, config)
-    return ImportedPolicy(
-        path, config, spec, saved.env_steps, 0, adapted, saved.architecture, _rule(rule, adapted, spec), source
-    )
+    acts_by = _rule(rule, adapted, spec)
+    return _proved(ImportedPolicy(path, config, spec, saved.env_steps, 0, adapted, saved.architecture, acts_by, source))
+
+
+def _proved(policy: ImportedPolicy) -> ImportedPolicy:
+    """The policy, once its graph has given the module's outputs on observations that the module meets as it plays."""
+    inputs = collect_inputs(policy, _PROOF_ROWS, policy=policy.policy, steps=_PROOF_STEPS)
+    check_faithful(policy.compress("fp32"), policy.policy, inputs)
+    return policy
 
 
 def _require_one_array(spec: EnvSpec, config: TrainConfig) -> None:

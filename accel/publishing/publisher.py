@@ -8,6 +8,7 @@ link speed below which each encoding would pay.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -18,7 +19,8 @@ import torch
 
 from accel.acting.torch_policy import serialise_module
 from accel.compressors.artifact import CompressedPolicy, Json
-from accel.compressors.errors import CompressorError, GraphError
+from accel.compressors.checks.faithful import check_faithful
+from accel.compressors.errors import CompressorError, GraphError, VerificationError
 from accel.compressors.pipeline import make_compressor
 from accel.compressors.qat.fake_quantiser import FakeQuantiser, is_quantisation_aware
 from accel.compressors.scheme import parse_scheme
@@ -63,7 +65,7 @@ class Publisher:
     Attributes:
         replaced: levels in use for which fp32 stands in among the last payloads.
     Raises:
-        ConfigError: the first level does not suit the network.
+        ConfigError: the first level does not suit the network, or its graph differs from it.
     """
 
     def __init__(
@@ -95,9 +97,11 @@ class Publisher:
         self._worker, self._caller = BackgroundWorker(inline=config.acting.actors == 0), BackgroundWorker(inline=True)
         self._copy = ModuleCopy(self._module)
         self._last_served = FULL_PRECISION
+        self._proved_on_real_rows = False
         self.scheme = FULL_PRECISION
         if config.acting.actor_runtime != "torch":
             self._level(FULL_PRECISION)
+            self._prove()
             self.set_levels(self.levels[:1])
 
     @property
@@ -203,6 +207,9 @@ class Publisher:
             is_finite = all(bool(torch.isfinite(tensor).all()) for tensor in self._module.state_dict().values())
             return {FULL_PRECISION: serialise_module(self._module)} if is_finite else {}
         self._adopt_results()
+        if self._recent.full and not self._proved_on_real_rows:
+            self._proved_on_real_rows = True
+            self._prove()
         found = {
             scheme: level.payload() if level.ready and not level.renewing else None
             for scheme, level in self._levels_in_use()
@@ -326,6 +333,18 @@ class Publisher:
             self._bound[scheme] = Level(scheme, plan, self._module, self._config, validator, self._recent)
             logger.info("bound %s in %.0f ms, once for the whole run", scheme, 1e3 * (perf_counter() - started))
         return self._bound[scheme]
+
+    def _prove(self) -> None:
+        """Compare the exported graph with the module on random rows at the start, on real ones once they are there.
+
+        Raises: ConfigError: they differ."""
+        if not self._bound[FULL_PRECISION].policy_is_finite():
+            return
+        module = copy.deepcopy(self._module).to("cpu").eval()
+        try:
+            check_faithful(self.full_precision(0), module, self._validation_inputs.full())
+        except VerificationError as error:
+            raise ConfigError(f"network '{self._config.policy.network}': {error}") from error
 
     def _validator(self, scheme: str) -> Validator:
         methods = {method.name for method in parse_scheme(scheme).methods}

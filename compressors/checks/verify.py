@@ -61,7 +61,7 @@ def verify_artifact(
             shape than the policy's or is not finite, or the mismatch exceeds the bound.
     """
     device = next(reference.parameters()).device
-    found, wanted = _run(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
+    found, wanted = run_artifact(artifact, inputs), reference_outputs(artifact, reference, inputs, device)
     check_outputs(artifact, found, wanted)
     mismatch = _mismatch(found[0], wanted[0], measure)
     if bound is not None and not mismatch.measured <= bound:
@@ -101,7 +101,8 @@ def check_outputs(artifact: CompressedPolicy, found: Sequence[Array], wanted: Se
             )
 
 
-def _run(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:
+def run_artifact(artifact: CompressedPolicy, inputs: Mapping[str, Array]) -> list[Array]:
+    """Outputs of an artifact, decoded from its own bytes and run on onnxruntime. Raises VerificationError."""
     missing = [spec.name for spec in artifact.inputs if spec.name not in inputs]
     if missing:
         raise VerificationError(f"input {missing[0]!r} is missing; give {[spec.name for spec in artifact.inputs]}")

@@ -105,3 +105,19 @@ def as_a_board(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Bytes from 0 to 2, where there were those of an image."""
     shape = env.observation_space.shape
     return TransformObservation(env, lambda image: image % 3, spaces.Box(0, 2, shape, np.uint8))
+
+
+class Rare(nn.Module):
+    """Another layer where a number is large, which no example shows; as a policy of Pendulum-v1, or a torso."""
+
+    def __init__(self, inputs: int = 3, outputs: int = 1, limit: float = 5.0) -> None:
+        super().__init__()
+        self.usual, self.rare, self.limit = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.rare(x) if float(x.abs().max()) > self.limit else self.usual(x)
+        return answer
+
+
+def rare_torso(spec: Any) -> nn.Module:
+    return Rare(int(np.prod(spec.observation_shape)), 16, limit=50.0)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import accel
 from accel.cli import main
 from accel.compressors.artifact import CompressedPolicy
-from accel.compressors.errors import GraphError
+from accel.compressors.errors import GraphError, VerificationError
 from accel.compressors.runtime import PolicySession
 from accel.config import TrainConfig
 from accel.errors import AccelError, CheckpointError, ConfigError
@@ -343,6 +343,11 @@ def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
 def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:
     with pytest.raises(GraphError, match="odd"):
         compress(foreign_policies.Unexportable(), "fp32", env="CartPole-v1")
+
+
+def test_a_branch_that_only_the_environment_shows_is_refused_with_its_layer() -> None:
+    with pytest.raises(VerificationError, match=r"layer 'module\.(usual|rare)' acts on some observations"):
+        import_module(f"{HERE}:Rare", TrainConfig.create(env="Pendulum-v1"))
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])

@@ -134,6 +134,16 @@ def test_a_level_that_does_not_suit_the_network_is_refused_at_the_start() -> Non
         Publisher(config, make_network(config))
 
 
+def test_a_network_whose_graph_differs_on_real_observations_is_refused() -> None:
+    config = config_for("tests.accel.foreign_policies:rare_torso", "int8")
+    net = make_network(config)
+    publisher = Publisher(config, net)
+    calibrate(publisher, net, updates=1)
+    observe(publisher, net, make_batch(net, seed=1, scale=100.0))
+    with pytest.raises(ConfigError, match=r"'tests.accel.foreign_policies:rare_torso': the exported graph is not"):
+        publisher.payloads()
+
+
 def test_drift_widens_ranges_long_before_the_next_calibration() -> None:
     config = config_for("mlp:32x2", "int8(x8)", calibration_interval_steps=10_000, drift_interval_steps=4)
     net = make_network(config)
