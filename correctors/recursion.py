@@ -10,7 +10,8 @@ Hillis and Steele's doubling does it in ceil(log2 T) rounds: after the round wit
 
 Source: Hillis and Steele 1986, "Data parallel algorithms"; Blelloch 1990, section 1.4, for first-order recurrences.
 Deviation: the scan works in float64. Unclipped traces multiply to products p that float32 cannot hold although every
-x_t that they belong to is small or zero, and infinity times zero is not a number; for the same reason p is held finite.
+x_t that they belong to is small or zero, and infinity times zero is not a number; for the same reason p is held finite,
+and so is every x, on both paths, where a decay exceeds 1: an episode that overflows leaves the one before it alone.
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ def row_loop(increments: Tensor, decays: Tensor) -> Tensor:
     following = rows.pop()
     decay_rows.pop()
     scaled = np.empty_like(following)
+    # Half of the greatest number: a sum of two such is finite. NaN compares as false, and is passed on.
+    greatest = np.finfo(following.dtype).max / 2
+    grows = bool((decays[:-1] > 1.0).any())
     # torch passes infinities on without a word; so do we, and the learner's own check reports them.
     with np.errstate(all="ignore"):
         while rows:
             np.multiply(decay_rows.pop(), following, scaled)
             following = rows.pop()
             np.add(following, scaled, following)
+            if grows:
+                np.clip(following, -greatest, greatest, following)
     return increments
 
 
@@ -66,6 +72,8 @@ def doubling_scan(increments: Tensor, decays: Tensor) -> Tensor:
         factor = products[old, :length]
         later = slice(shift, length + shift)
         torch.addcmul(sums[old, :length], factor, sums[old, later], out=sums[new, :length])
+        sums[new].clamp_(-largest / 2, largest / 2)
         torch.mul(factor, products[old, later], out=products[new, :length]).clamp_(max=largest)
         old, shift = new, 2 * shift
-    return sums[old, :length].to(increments.dtype)
+    greatest = torch.finfo(increments.dtype).max / 2
+    return sums[old, :length].clamp(-greatest, greatest).to(increments.dtype)

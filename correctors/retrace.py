@@ -23,7 +23,7 @@ from torch import Tensor
 
 from accel.correctors.checks import check_batch, check_options
 from accel.correctors.recursion import backward_recursion
-from accel.correctors.rows import clipped, one_step_errors, zero_rows
+from accel.correctors.rows import clipped, importance_weights, one_step_errors, zero_rows
 
 
 class RetraceReturns(NamedTuple):
@@ -88,7 +88,7 @@ def retrace(
     check_options(lambda_, clip_c=clip_c, clip_pg_rho=clip_pg_rho)
     with torch.no_grad():
         invalid = None if valid is None else ~valid
-        rhos = log_rhos.exp()
+        rhos = importance_weights(log_rhos)
         increments = one_step_errors(rewards, discounts, values, bootstrap_value, q_taken, cut, cut_values)
         traces = zero_rows(clipped(rhos, clip_c) * lambda_, invalid)
         # c_{t+1}; what wraps round into the last row is never read there.

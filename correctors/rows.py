@@ -5,6 +5,8 @@ Temporaries are worked on in place: behind a learner's pass, fresh memory costs 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ def one_step_errors(
 ) -> Tensor:
     """r_t + γ_t V_{t+1} − P_t, where V_{t+1} is ``cut_values_t`` in truncated rows and ``bootstrap_value`` at the end.
 
+    Where γ_t is zero V_{t+1} is not read: it is the value of another episode, or of a junk row, which may be NaN.
+
     Args:
         rewards: [T, B]. discounts: [T, B].
         values: [T, B]; V, read from row 1 on. bootstrap_value: [B]; V_T.
@@ -31,7 +35,15 @@ def one_step_errors(
     following = torch.cat((values[1:], bootstrap_value.unsqueeze(0)))
     if cut is not None and cut_values is not None:
         torch.where(cut, cut_values, following, out=following)
-    return following.mul_(discounts).add_(rewards).sub_(predictions)
+    return zero_rows(following.mul_(discounts), discounts == 0.0).add_(rewards).sub_(predictions)
+
+
+def importance_weights(log_rhos: Tensor) -> Tensor:
+    """ρ_t = exp(log ρ_t), held below the root of the dtype's greatest number (1.8e19 in float32), as a new tensor.
+
+    An infinite weight times a discount, an error or an advantage of zero would not be a number.
+    """
+    return log_rhos.clamp(max=0.5 * math.log(torch.finfo(log_rhos.dtype).max)).exp_()
 
 
 def clipped(rhos: Tensor, clip: float | None) -> Tensor:

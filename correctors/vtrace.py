@@ -23,7 +23,7 @@ from torch import Tensor
 
 from accel.correctors.checks import check_batch, check_options
 from accel.correctors.recursion import backward_recursion
-from accel.correctors.rows import clipped, one_step_errors, zero_rows
+from accel.correctors.rows import clipped, importance_weights, one_step_errors, zero_rows
 
 
 class VTraceReturns(NamedTuple):
@@ -92,7 +92,7 @@ def vtrace(
     check_options(lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho)
     with torch.no_grad():
         invalid = None if valid is None else ~valid
-        rhos = log_rhos.exp()
+        rhos = importance_weights(log_rhos)
         errors = one_step_errors(rewards, discounts, values, bootstrap_value, values, cut, cut_values)
         increments = errors.mul_(clipped(rhos, clip_rho))
         decays = (discounts * clipped(rhos, clip_c)).mul_(lambda_)

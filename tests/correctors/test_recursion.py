@@ -73,6 +73,16 @@ def test_scan_survives_products_that_overflow(dtype: torch.dtype) -> None:
     assert not torch.isfinite(_scan_without_guards(increments, decays)).all()
 
 
+@PATHS
+def test_a_sum_that_overflows_leaves_what_is_cut_from_it_alone(path: Path) -> None:
+    increments, decays = (x.float() for x in drawn(40, 2, seed=6))
+    decays[10] = 0.0
+    expected = path(increments.clone(), decays)[:11]
+    decays[11:] = 1e30
+    found = path(increments, decays)
+    assert found.isfinite().all() and torch.equal(found[:11], expected)
+
+
 def _scan_without_guards(increments: Tensor, decays: Tensor) -> Tensor:
     """The textbook scan: products in the input's own dtype, free to become infinite."""
     sums, products, shift = increments.clone(), decays.clone(), 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,11 +16,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel.correctors import nstep, vtrace
+from accel.correctors import nstep, retrace, vtrace
 
 CLIPS = [None, 0.5, 1.0, 2.0]
 LAMBDAS = [0.0, 0.5, 0.95, 1.0]
 Unroll = dict[str, Any]
+Corrector = Callable[..., Any]
 
 
 def an_unroll(length: int, batch: int, seed: int, *, spread: float = 1.0, ends: float = 0.2) -> Unroll:
@@ -272,6 +276,38 @@ def test_infinite_log_weights_are_clipped() -> None:
     unroll["log_rhos"][1, 0], unroll["log_rhos"][2, 1] = float("inf"), -float("inf")
     bounded = unroll | {"log_rhos": unroll["log_rhos"].clamp(-800.0, 700.0)}
     torch.testing.assert_close(vtrace(**unroll), vtrace(**bounded))
+
+
+@pytest.mark.parametrize(
+    "correct", [partial(vtrace, clip_rho=None, clip_pg_rho=None), retrace], ids=["vtrace", "retrace"]
+)
+@pytest.mark.parametrize("log_rho", [60.0, 100.0, math.inf])
+def test_unclipped_weights_of_any_size_stay_in_their_episode(correct: Corrector, log_rho: float) -> None:
+    """Rows 3 to 5 of one environment are an episode whose weights overflow; targets elsewhere are as without it."""
+    unroll = {n: t.float() if t.is_floating_point() else t for n, t in an_unroll(9, 2, seed=7, ends=0.0).items()}
+    unroll["discounts"][2, 0] = unroll["discounts"][5, 0] = 0.0
+    if correct is retrace:
+        unroll["q_taken"] = unroll["values"] + 0.5
+    wild = unroll | {"log_rhos": unroll["log_rhos"].clone()}
+    wild["log_rhos"][3:6, 0] = log_rho
+    found, expected = correct(**wild, clip_c=None)[0], correct(**unroll, clip_c=None)[0]
+    assert found.isfinite().all()
+    found[3:6, 0] = expected[3:6, 0] = 0.0
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("correct", [vtrace, retrace], ids=["vtrace", "retrace"])
+def test_the_value_of_a_reset_row_reaches_no_other_row(correct: Corrector) -> None:
+    unroll = an_unroll(9, 4, seed=3)
+    junk, before = ~unroll["valid"], torch.zeros(9, 4, dtype=torch.bool)
+    before[:-1] = junk[1:]
+    unroll["discounts"] = torch.where(before & ~junk, 0.0, unroll["discounts"])  # every junk row follows a termination
+    unroll["cut"] &= ~before
+    if correct is retrace:
+        unroll["q_taken"] = unroll["values"] + 0.5
+    filled = {n: torch.where(junk, math.nan, t) for n, t in unroll.items() if n in {"values", "q_taken"}}
+    for found, expected in zip(correct(**unroll | filled), correct(**unroll), strict=True):
+        assert torch.equal(found[~junk], expected[~junk]) and found[~junk].isfinite().all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a machine with a CUDA GPU and a CUDA build of torch")
