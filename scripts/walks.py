@@ -27,7 +27,7 @@ START_UP = 0.3
 OPTIONS = ("--env", "CartPole-v1", "--total-env-steps", "80000", "--actors", "1", "--seed", "1")
 
 # What each process of the job runs before anything else. It stands alone: it is written to a folder on PYTHONPATH.
-HOOK = '''
+HOOK = """
 import os, sys, threading, time
 
 def _walk(folder, project):
@@ -67,7 +67,7 @@ def _walk(folder, project):
     sys.setprofile(note)
 
 _walk(*os.environ["ACCEL_WALKS"].split(os.pathsep))
-'''
+"""
 
 
 def trace(options: Iterable[str]) -> list[tuple[int, str, str]]:

@@ -55,6 +55,10 @@ class Actors:
         """Those for whose unrolls a round waits: their environments do not take far longer than they ever did."""
         return self.alive - self._late if self._late else self.alive
 
+    def count_prompt(self) -> int:
+        """How many those are."""
+        return len(self.prompt)
+
     def hear(self, actor: int, message: Json) -> bool:
         """Take in an actor's report; False when it is not about its processes."""
         if message.get("late"):

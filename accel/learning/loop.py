@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from time import perf_counter
 
@@ -13,20 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from accel.acting.timing import split_update
-from accel.algorithms.base import Algorithm, Update
-from accel.config import TrainConfig
+from accel.algorithms.base import Update
 from accel.errors import DivergenceError, EnvError, TransportError
 from accel.experience.faults import remove_faults
-from accel.experience.rewards import RewardTransform
-from accel.experience.stores.base import Experience, Sample, Store
-from accel.experience.unroll import ACTOR_PHASES, Unroll, UnrollLayout
+from accel.experience.stores.base import Experience, Sample
+from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.learning.actors import Actors
-from accel.learning.counters import ActorRates, Counters, LagStatistics, TaskReturns, record_interval_s
-from accel.learning.following import Publishing, Sampling
-from accel.learning.schedule import Counts, Schedule
-from accel.learning.turns import OwnTurns, Turn, Turns
-from accel.monitor.timers import DevicePhases, Event, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
+from accel.learning.counters import ActorRates, LagStatistics, TaskReturns, record_interval_s
+from accel.learning.device import phase_events
+from accel.learning.learner import Learner
+from accel.learning.schedule import Counts
+from accel.learning.turns import Turn
+from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
+from accel.publishing.publisher import NoPublisher, Publisher
 from accel.transport.base import LearnerTransport, PolicyUpdate, Stopped
+from accel.tuning.mismatch_sampling import MismatchSampler, NoSampler
 from accel.tuning.steering import Steering
 
 LEARNER_PHASES = ("wait", "batch", "forward", "correct", "backward", "compress", "publish", "record")
@@ -41,54 +41,59 @@ Metrics = dict[str, float | int | str | None]
 logger = logging.getLogger("accel")
 
 
-@dataclass(eq=False)
+class Callback:
+    """What a run does beside learning, asked for by its loop. This one does nothing."""
+
+    def record(self, env_steps: int, metrics: Metrics) -> None:
+        """A record of metrics, about every ``log_interval_s``."""
+
+    def checkpoint(self) -> None:
+        """About every ``checkpoint_interval_s``, between two updates."""
+
+    def published(self, version: int, payload: bytes) -> None:
+        """A policy was published; ``payload`` is what the first actor got."""
+
+    def save_sample(self, sample: Sample) -> str:
+        """Write the tensors of a sample that made the loss diverge; returns where."""
+        return "no file: learner 0 keeps its own"
+
+
 class Loop:
     """Runs one learner on one transport.
 
     Args:
-        config: the run's configuration.
-        algorithm, store, schedule, rewards, publisher, transport, layout: the parts, already agreed with the actors.
-        sampler: measures mismatch on what arrives.
+        learner: algorithm, store, schedule, counters, already agreed with the actors.
+        transport: the learner's end. actors: which of them act.
+        publisher: compresses policies. sampler: measures mismatch on what arrives.
         steering: decides which policies are published and who gets them.
-        record: called about every ``log_interval_s`` with the environment steps and a flat dictionary of metrics.
-        checkpoint: called about every ``checkpoint_interval_s`` between two updates.
-        save_sample: writes the tensors of a sample that made the loss diverge; returns where.
-        published: called after every publication with its version and what the first actor got.
-        actors: which of them act.
+        callback: see ``Callback``.
         collect: with a single process, produces one more unroll on the transport, or raises Stopped as soon as what it
             is given says that the run is over; None when actors are elsewhere.
         stop_requested: polled between updates; a reason ends the run in good order.
-        make_event: makes events of the learner's device, which time the phases of updates; None: the host's clock does.
     Attributes:
-        turns: what the run's learners agree on; set where there are several.
         counters: of the whole run, across resumes.
         lag: over this process's part of the run. unrolls: taken in it. trained_env_steps: inserted in it.
         training_s: from the start of ``run`` to the end of its last update.
     """
 
-    config: TrainConfig
-    algorithm: Algorithm
-    store: Store
-    schedule: Schedule
-    rewards: RewardTransform
-    publisher: Publishing
-    transport: LearnerTransport
-    layout: UnrollLayout
-    _: KW_ONLY
-    sampler: Sampling
-    steering: Steering
-    record: Callable[[int, Metrics], None]
-    checkpoint: Callable[[], None]
-    save_sample: Callable[[Sample], str]
-    published: Callable[[int, bytes], None] = lambda version, payload: None
-    actors: Actors
-    collect: Callable[[Callable[[], object]], None] | None = None
-    stop_requested: Callable[[], str | None] = lambda: None
-    make_event: Callable[[], Event] | None = None
-
-    def __post_init__(self) -> None:
-        self.turns: Turns = OwnTurns()
-        self.counters = Counters(self.config.run.stop_window)
+    def __init__(
+        self,
+        learner: Learner,
+        transport: LearnerTransport,
+        actors: Actors,
+        publisher: Publisher | NoPublisher,
+        sampler: MismatchSampler | NoSampler,
+        steering: Steering,
+        callback: Callback,
+        collect: Callable[[Callable[[], object]], None] | None = None,
+        stop_requested: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.config, self.algorithm, self.store = learner.config, learner.algorithm, learner.store
+        self.schedule, self.rewards, self.layout = learner.schedule, learner.rewards, learner.layout
+        self.counters, self._learner = learner.counters, learner
+        self.transport, self.actors = transport, actors
+        self.publisher, self.sampler, self.steering = publisher, sampler, steering
+        self._callback, self._collect, self._stop_requested = callback, collect, stop_requested
         self._task_returns = TaskReturns(self.config.environment.tasks, self.config.run.stop_window)
         self.lag, self._recent_lag = LagStatistics(), LagStatistics()
         self.unrolls = self.trained_env_steps = 0
@@ -96,8 +101,8 @@ class Loop:
         self.training_s, self._learner_times = 0.0, PhaseTimes.zero(LEARNER_PHASES)
         self._timer = PhaseTimer(LEARNER_PHASES)
         self._phases: UpdatePhases = HostPhases(self._timer)
-        if self.make_event is not None:
-            self._phases = DevicePhases(self._timer, self.make_event, rest="backward")
+        if (make_event := phase_events(learner.device)) is not None:
+            self._phases = DevicePhases(self._timer, make_event, rest="backward")
         self._actor_s = np.zeros(len(ACTOR_PHASES))
         self._recorded = (PhaseTimes.zero(LEARNER_PHASES), PhaseTimes.zero(ACTOR_PHASES))
         self._views: dict[int, Unroll] = {}
@@ -163,7 +168,7 @@ class Loop:
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
         own = self.steering.policies(payloads) if payloads else {}
-        version, policies = self.turns.share_policies(version, own)
+        version, policies = self._learner.turns.share_policies(version, own)
         if policies:
             self._published_version = version
             self._policies = policies
@@ -175,7 +180,7 @@ class Loop:
         self._timer.mark("publish")
         if policies:
             self.sampler.published(version)
-            self.published(version, acting)
+            self._callback.published(version, acting)
             self._timer.mark("record")
 
     def time_totals(self) -> dict[str, dict[str, float]]:
@@ -186,9 +191,9 @@ class Loop:
     def _agree(self, reason: str | None) -> Turn:
         """What is done in this turn, by all learners."""
         due, wants, before = self.schedule.due(self._counts()), self._wants_policy, self.counters.updates
-        turn = self.turns.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
+        turn = self._learner.turns.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
         self._wants_policy, self.actors_alive = False, turn.actors_alive
-        if not self.turns.alone:
+        if not self._learner.turns.alone:
             self._timer.mark("wait")
             for _ in range(self.counters.updates - before):  # Others' gradients, each of which was applied.
                 self.publisher.after_update()
@@ -222,13 +227,13 @@ class Loop:
             self._write_record(now)
 
     def _reason_to_stop(self) -> str | None:
-        if self.turns.leads:
+        if self._learner.turns.leads:
             if (reason := self.finished()) is not None:
                 return reason
             limit_s = self.config.run.max_seconds
             if limit_s is not None and perf_counter() - self._started >= limit_s:
                 return f"max_seconds = {limit_s:g} reached"
-        return self.stop_requested()
+        return self._stop_requested()
 
     def _receive(self, *, wait: bool) -> Iterator[Experience]:
         """What has arrived and may be learned from, at most one unroll of each actor; waits for the first if asked to.
@@ -240,14 +245,14 @@ class Loop:
         for _ in range(self.transport.actors):
             if not (self.store.accepts and self.schedule.accepts(self._counts())):
                 return
-            if wait and self.collect is not None:
+            if wait and self._collect is not None:
                 try:
-                    self.collect(self._reason_to_stop)
+                    self._collect(self._reason_to_stop)
                 except Stopped:
                     self._timer.mark("wait")
                     self._check_actors()
                     return
-            arrival = self.transport.receive(self.turns.idle_s if wait else 0.0)
+            arrival = self.transport.receive(self._learner.turns.idle_s if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
                 if wait:
@@ -326,7 +331,7 @@ class Loop:
         try:
             update = self.algorithm.update(sample, self.progress, self._mark)
         except DivergenceError as error:
-            path = self.save_sample(before if error.updates_ago and before is not None else sample)
+            path = self._callback.save_sample(before if error.updates_ago and before is not None else sample)
             raise DivergenceError(
                 f"{error} at update {self.counters.updates - error.updates_ago}; the batch is saved in {path}. Lower "
                 "learning_rate or check the rewards."
@@ -370,7 +375,7 @@ class Loop:
             self._write_record(now)
         if now - self._last_checkpoint >= self.config.run.checkpoint_interval_s:
             self._last_checkpoint = now
-            self.checkpoint()
+            self._callback.checkpoint()
             self._timer.mark("record")
 
     def _write_record(self, now: float) -> None:
@@ -393,7 +398,7 @@ class Loop:
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
         record |= {**self._task_returns.read(), **lag, **self._rates.read(now), **self.publisher.metrics()}
-        record |= {**self.sampler.metrics(), **self.steering.metrics(), **self.turns.metrics()}
+        record |= {**self.sampler.metrics(), **self.steering.metrics(), **self._learner.turns.metrics()}
         if self._update is not None:
             record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
@@ -405,5 +410,5 @@ class Loop:
         self._recorded = (learner_times, actor_times)
         self._last_record, self._recorded_env_steps = now, counters.env_steps
         self._recorded_updates = counters.updates
-        self.record(counters.env_steps, record)
+        self._callback.record(counters.env_steps, record)
         self._timer.mark("record")

@@ -93,8 +93,8 @@ def _prepare(
     if link is not None:
         _take_gpu(job, 0)
     actor = inline.actor if inline else None
-    session = Session(job, run, crew, transport, stop, cores, restart, actor, allowed_cores, _joiner(link, job))
-    transport.welcome(session.agreement.to_json())
+    session = Session(job, run, crew, transport, stop, cores, actor, allowed_cores, _connector(link, job))
+    transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
         session.restore()
         # A run that reached its end and could not write its summary, on a full disk say, writes it now.
@@ -105,8 +105,8 @@ def _prepare(
             )
         # Only now: options that do not go with the checkpoint must not replace those that do.
         _write_facts(job, run, allowed_cores)
-    session.check_space()
-    session.join()
+    session.checkpoints.check_space()
+    session.learner.synchronise()
     return session
 
 
@@ -123,13 +123,13 @@ def follow_session(
     job = job.for_observations(crew.spec)
     from accel.learning.session import Follower
 
-    join = _joiner(link, job)
-    if join is None:
+    connect = _connector(link, job)
+    if connect is None:
         raise ConfigError("one learner has nobody to follow")
     _take_gpu(job, place)
-    follower = Follower(job, crew, transport, stop, cores, join)
-    transport.welcome(follower.agreement.to_json())
-    follower.join()
+    follower = Follower(job, crew, transport, stop, cores, connect)
+    transport.welcome(follower.learner.agreement.to_json())
+    follower.learner.synchronise()
     follower.train()
 
 
@@ -166,8 +166,8 @@ def _take_gpu(job: Job, place: int) -> None:
         take_gpu(place)
 
 
-def _joiner(link: LearnerLink | None, job: Job) -> Callable[[torch.device], GradientExchange] | None:
-    """Meets the other learners on a device."""
+def _connector(link: LearnerLink | None, job: Job) -> Callable[[torch.device], GradientExchange] | None:
+    """Connects to the other learners, on a device."""
     if link is None:
         return None
     if job.config.algorithm.asynchronous_gradients:

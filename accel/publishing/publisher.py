@@ -43,6 +43,26 @@ IMAGE_RENEWAL_UPDATES = 8
 logger = logging.getLogger("accel")
 
 
+class NoPublisher:
+    """No-op publisher, of a learner whose policies learner 0 publishes."""
+
+    scheme = ""
+
+    def payloads(self) -> Mapping[str, bytes]:
+        """Publishes nothing."""
+        return {}
+
+    def observe(self, unroll: Unroll, layout: UnrollLayout) -> None:
+        """Calibrates nothing."""
+
+    def after_update(self) -> None:
+        """Begins no work."""
+
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
+
+
 class Publisher:
     """Compresses the network's acting part at every level in use and offers it to the actors.
 

@@ -103,28 +103,13 @@ class EvaluationSummary:
         )
 
 
-@dataclass(frozen=True)
-class BackendComparison:
-    """The run's environments on two backends: microseconds per vector step of ``batch``, random actions, one thread."""
-
-    batch: _Count
-    gymnasium_us: _Microseconds
-    envpool_us: _Microseconds
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast EnvPool is."""
-        return self.gymnasium_us / self.envpool_us
-
-
 _HELP = {
     "learner": "The learner is the bottleneck (actors wait for it {share:.0%} of their time): {faster} would help, "
     "faster actors would not.",
-    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): {faster} would help, "
-    "compression would not.",
+    "environment": "The environment is the bottleneck ({share:.0%} of the actors' busy time): more --actors on more "
+    "cores or a faster environment (a vectorised one, such as EnvPool's where it has it) would help, compression would "
+    "not.",
 }
-_MORE_ACTORS = "more --actors on more cores"
-_FASTER = 1.1
 _LOADING = ("deserialise", "load")
 _MUCH_LOADING = 0.1
 
@@ -151,7 +136,6 @@ class Summary:
         cpu_s: CPU-seconds of training: the learner's process, and what actors did not wait.
         energy_j: joules of training; None where the machine has no readable counters and no watts were stated.
         energy_source: where they come from.
-        backends: the environment on gymnasium and on EnvPool, where it is the bottleneck and both have it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -193,7 +177,6 @@ class Summary:
     cpu_s: _Real | None = None
     energy_j: _Real | None = None
     energy_source: str = ""
-    backends: BackendComparison | None = None
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON."""
@@ -258,7 +241,7 @@ class Summary:
             return ""
         if found == "learner":
             return _HELP[found].format(share=shares.actor_wait, faster=self._faster_learner())
-        return _HELP[found].format(share=shares.environment, faster=self._faster_environment())
+        return _HELP[found].format(share=shares.environment)
 
     @property
     def _shares(self) -> TimeShares | None:
@@ -272,16 +255,6 @@ class Summary:
         ways += ["--mixed-precision bf16"] if self.mixed_precision == "none" else []
         ways += ["--learner-graphs auto"] if self.learner_graphs == "off" else []
         return f"{', '.join(ways)} or a smaller network"
-
-    def _faster_environment(self) -> str:
-        """What would step environments faster, by measurement where there is one."""
-        timed = self.backends
-        if timed is None:
-            return f"{_MORE_ACTORS}, or a faster environment (a vectorised one, such as EnvPool's where it has it)"
-        figures = f"{timed.envpool_us:.0f} us a vector step against {timed.gymnasium_us:.0f}"
-        if timed.speedup >= _FASTER:
-            return f"--backend envpool, {timed.speedup:.1f}x as fast here ({figures}), or {_MORE_ACTORS}"
-        return f"{_MORE_ACTORS}, but not --backend envpool, which is no faster here ({figures}),"
 
     def _learner_options(self) -> list[str]:
         """What the learner computes with beside its device."""

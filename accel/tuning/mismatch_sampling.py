@@ -60,6 +60,20 @@ _BURST = 4.0
 Array = npt.NDArray[np.generic]
 
 
+class NoSampler:
+    """No-op sampler, of a learner beside learner 0."""
+
+    def published(self, version: int) -> None:
+        """Keeps no copy."""
+
+    def observe(self, unroll: Unroll) -> None:
+        """Measures nothing."""
+
+    def metrics(self) -> dict[str, float | int | str | None]:
+        """No metrics."""
+        return {}
+
+
 class MismatchSampler:
     """Measures the mismatch of a run; if it cannot keep up, samples become rarer.
 

@@ -38,15 +38,15 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
     transport.learner.welcome(told.to_json())
     local.join()
     crew = wait_for_crew(transport.learner, 5.0, never)
-    session = Session(job, run, crew, transport.learner, stop, (0,), 0, local.actor)
-    transport.learner.welcome(session.agreement.to_json())
+    session = Session(job, run, crew, transport.learner, stop, (0,), local.actor)
+    transport.learner.welcome(session.learner.agreement.to_json())
     return session
 
 
 def everything(session: Session) -> tuple[object, dict[str, torch.Tensor]]:
     """All state that training goes on from, read from the objects themselves."""
     assert session.actor is not None
-    algorithm, tensors = session.algorithm, dict[str, torch.Tensor]()
+    algorithm, tensors = session.learner.algorithm, dict[str, torch.Tensor]()
     state: dict[str, Tree] = {
         "networks": dict(algorithm.networks.state_dict()),
         "algorithm": algorithm.save(),
@@ -112,7 +112,7 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
             compared += 1
             torch.manual_seed(100 + compared)
             before = everything(original)
-            original.save()
+            original.checkpoints.save()
             torch.manual_seed(0)
             assert not same(everything(twin), before)
             twin.restore()
@@ -121,11 +121,8 @@ def test_a_restored_run_is_bit_for_bit_the_saved_one(options: dict[str, object],
             return "enough" if compared == 6 else None
 
         original = open_session(config, run, stop)
-        original.transport.configure(original.layout.nbytes)
-        original.loop.publish()
         assert original.actor is not None and twin.actor is not None
-        original.actor.start()
-        assert original.loop.run() == "enough"
+        assert original.train().reason == "enough"
         assert compared == 6 and original.loop.counters.env_steps > 0
         original.actor.close()
         twin.actor.close()
@@ -138,7 +135,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_reason(tmp_path: Path) 
         with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
             session.restore()
         session.loop.counters.updates = 1
-        session.save()
+        session.checkpoints.save()
         for changes, message in (
             ({"network": "mlp:9x1"}, "of another network .*--network"),
             ({"env": "Acrobot-v1"}, "other spaces .*--env"),

@@ -21,10 +21,9 @@ from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import CheckpointError
 from accel.networks import build_network
 from accel.publishing.publisher import Publisher
-from accel.runs.backend_comparison import compare_backends
 from accel.runs.directory import RunDirectory
 from accel.runs.fp32_comparison import compare_with_fp32
-from accel.runs.summary import BackendComparison, EvaluationSummary, SchemeComparison, Summary
+from accel.runs.summary import EvaluationSummary, SchemeComparison, Summary
 
 COMPARISON = SchemeComparison("int8", 8, 10.0, 20.0, 30.0, 1.5e-3, 0.975, 7000, 19000)
 SUMMARY = Summary(
@@ -87,31 +86,6 @@ def test_the_bottleneck_is_named_with_what_would_help() -> None:
     policy = replace(SUMMARY, learner_s={"wait": 9.0, "forward": 1.0}, actor_s={"env": 1.0, "policy": 3.0}).text()
     balanced = replace(SUMMARY, learner_s={"wait": 1.0, "forward": 1.0}, actor_s={"env": 1.0, "wait": 1.0}).text()
     assert "bottleneck" not in policy + balanced
-
-
-@pytest.mark.parametrize(
-    ("envpool_us", "said"),
-    [
-        (20.0, "--backend envpool, 3.0x as fast here (20 us a vector step against 60), or more --actors on more cores"),
-        (59.0, "more --actors on more cores, but not --backend envpool, which is no faster here (59 us"),
-    ],
-)
-def test_envpool_is_suggested_where_it_was_measured_to_be_faster(envpool_us: float, said: str, tmp_path: Path) -> None:
-    shares = {"learner_s": {"wait": 9.0, "forward": 1.0}, "actor_s": {"env": 3.0, "policy": 1.0}}
-    summary = replace(SUMMARY, **shares, backends=BackendComparison(8, 60.0, envpool_us))
-    assert said in summary.text()
-    with RunDirectory.create(tmp_path, "run") as run:
-        run.write_summary(summary.to_json())
-    assert Summary.read(tmp_path / "run") == summary
-
-
-def test_backends_are_timed_where_both_have_the_environment() -> None:
-    pytest.importorskip("envpool", reason="needs the extra envpool")
-    timed = compare_backends("CartPole-v1", 2)
-    assert timed is not None and timed.batch == 2
-    assert 0.1 < timed.gymnasium_us < 1e5 and 0.1 < timed.envpool_us < 1e5
-    assert compare_backends("Pendulum-v1", 2) is not None
-    assert compare_backends("tests.environments:ClosedForm-v0", 2) is None
 
 
 def test_energy_is_told_with_its_source() -> None:

@@ -1,0 +1,55 @@
+"""The compression side of learner 0: its publisher, the sampler of mismatch, and what chooses levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accel.learning.learner import Learner
+from accel.monitor.decisions import DecisionLog
+from accel.publishing.distillation import make_divergence
+from accel.publishing.publisher import Publisher
+from accel.system.machine import usable_cores
+from accel.transport.base import LearnerTransport
+from accel.tuning.autotune import make_steering
+from accel.tuning.choice import parse_choice
+from accel.tuning.mismatch_sampling import MismatchSampler
+from accel.tuning.steering import Steering
+
+
+class Compression:
+    """Composed from the run's configuration.
+
+    Args:
+        learner: whose policy is compressed.
+        cpu_features: what every actor's CPU offers.
+        transport: the learner's end.
+        run: path of the run directory, for the log of decisions.
+        allowed_cores: how many cores this process might use before it was pinned; None: it was not.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        cpu_features: frozenset[str],
+        transport: LearnerTransport,
+        run: Path,
+        allowed_cores: int | None,
+    ) -> None:
+        config, algorithm = learner.config, learner.algorithm
+        self._config, self._transport, self._run, self._allowed_cores = config, transport, run, allowed_cores
+        self._choice = choice = parse_choice(config.compression.compressor)
+        divergence = make_divergence(algorithm)
+        self.publisher = Publisher(
+            config, algorithm.network, divergence=divergence, cpu_features=cpu_features, levels=choice.levels
+        )
+        self.sampler = MismatchSampler(config, algorithm, self.publisher.schemes, learner.batcher)
+
+    def steer(self, env_steps: int = 0) -> Steering:
+        """What chooses levels from these environment steps on. Raises ConfigError: one does not suit the network."""
+        parts = (self._choice, self._config, self.publisher, self._transport, self.sampler, self._run)
+        return make_steering(*parts, env_steps, cores=usable_cores(self._allowed_cores))
+
+    def resume_log(self, steering: Steering, env_steps: int) -> None:
+        """Cut the log of decisions at a resumed run's checkpoint."""
+        level = str(steering.metrics().get("level", self._choice.levels[0]))
+        DecisionLog(self._run).go_on(env_steps, level)

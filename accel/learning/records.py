@@ -1,0 +1,100 @@
+"""What a run reports while it trains: metrics files, Weights & Biases, the display, warnings of collapse, energy."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from accel.display.progress import LineProgress, LiveProgress, Progress, ProgressLogHandler
+from accel.display.status import EvaluationStatus, TrainingStatus
+from accel.envs.spaces import ActionSpec
+from accel.learning.collapse import CollapseDetector
+from accel.monitor.recorder import METRICS_FILE, Recorder
+from accel.runs.job import Job
+from accel.runs.wandb_upload import Metrics, NoUpload, Upload, WandbUpload
+from accel.system.energy import RunEnergy
+
+logger = logging.getLogger("accel")
+
+
+class Records:
+    """Those of one run; as a context manager it shows log messages on the display and closes everything at the end.
+
+    Args:
+        job: what is run. run: path of its directory.
+        action: the action space.
+        env_steps: behind the checkpoint of a resumed run, whose later records are removed; None: a new run.
+    Attributes:
+        progress: the display.
+    """
+
+    def __init__(self, job: Job, run: Path, action: ActionSpec, env_steps: int | None) -> None:
+        self._config = config = job.config
+        self._recorder = Recorder(run, resume_env_steps=env_steps)
+        # Live only where the user's command has a terminal: mpirun gives its ranks one even where it has none.
+        columns = job.columns
+        self.progress: Progress = (
+            LineProgress(sys.stdout) if columns is None else LiveProgress(sys.stdout, columns=columns)
+        )
+        self._handler = ProgressLogHandler(self.progress)
+        self._evaluated: EvaluationStatus | None = None
+        self._collapse = CollapseDetector(config, action)
+        self.energy = RunEnergy(config.run.watts_per_core)
+        self._upload: Upload = NoUpload()
+        if env_steps is not None:
+            self._collapse.read(run / METRICS_FILE)
+        if config.run.wandb is not None:
+            self._upload = WandbUpload(config.run.wandb, run, config.to_json())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What collapsed so far, in sentences with what to try."""
+        return self._collapse.findings
+
+    def begin(self) -> None:
+        """Training begins."""
+        self.progress.begin(f"{self._config.environment.env} · {self._config.compression.compressor}")
+        self.energy = RunEnergy(self._config.run.watts_per_core)
+
+    def add(self, env_steps: int, metrics: Metrics) -> None:
+        """Write one record of training, and display it."""
+        self.energy.poll()
+        self.write(env_steps, metrics)
+        config = self._config
+        status = TrainingStatus.from_record(
+            {**metrics, "env_steps": env_steps},
+            total_env_steps=config.run.total_env_steps,
+            return_target=config.run.stop_at_return,
+            actors=max(config.acting.actors, 1),
+            evaluation=self._evaluated,
+        )
+        self._evaluated = status.evaluation
+        if (finding := self._collapse.observe(env_steps, metrics)) is not None:
+            logger.warning("%s", finding)
+        self.progress.advance(status)
+
+    def write(self, env_steps: int, metrics: Metrics) -> None:
+        """Write one record of anything else."""
+        self._recorder.record(env_steps, metrics)
+        self._upload.record(env_steps, metrics)
+
+    def finish_upload(self, outcome: Metrics, meanwhile: Callable[[], object], timeout_s: float) -> None:
+        """See ``Upload.finish``."""
+        self._upload.finish(outcome, meanwhile, timeout_s)
+
+    def __enter__(self) -> Self:
+        logger.addHandler(self._handler)
+        self._propagates, logger.propagate = logger.propagate, False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logger.removeHandler(self._handler)
+        logger.propagate = self._propagates
+        self._recorder.close()
+        self.progress.close()
