@@ -22,6 +22,10 @@ PICKLING = frozenset(
     "reduce allreduce scan exscan ireduce dumps loads".split()
 )
 
+MOST_IMPORTS = 20
+# Their modules are still to be divided.
+IMPORT_MORE = {"accel.cli.launch", "accel.acting.actor", "accel.bench.refresh"}
+
 
 def product_files() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
@@ -101,6 +105,12 @@ def test_mpi_moves_buffers_and_never_pickles() -> None:
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     sources = {module_name(path.relative_to(PROJECT)): path.read_text() for path in product_files()}
     assert find_cycle(import_graph(sources)) == []
+
+
+def test_no_module_imports_more_than_twenty_others() -> None:
+    sources = {module_name(path.relative_to(PROJECT)): path.read_text() for path in product_files()}
+    counts = {module: len(imported) for module, imported in import_graph(sources).items()}
+    assert {module: count for module, count in counts.items() if count > MOST_IMPORTS}.keys() <= IMPORT_MORE
 
 
 @pytest.mark.parametrize("leaf", LEAVES)

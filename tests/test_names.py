@@ -1,9 +1,8 @@
-"""Rules that hold for names: one class each, nobody compares an algorithm's, and tests use public ones."""
+"""Rules that hold for names: nobody compares an algorithm's, and tests use public ones."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +12,9 @@ PROJECT = Path(__file__).parents[1]
 PACKAGES = ("accel", "compressors", "correctors", "monitor")
 PRODUCT = [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
 TESTS = sorted((PROJECT / "tests").rglob("*.py"))
-# A program that is copied into bundles and imports nothing of ours.
-STANDS_ALONE = PROJECT / "accel" / "exporting" / "run_policy.py"
 CHOSEN = {"algorithm", "corrector"}
 # "seed" is the name of an option too.
 CHOICES = (ALGORITHMS.keys() | {"vtrace", "retrace"}) - {"seed"}
-
-
-def public_classes(source: str) -> list[str]:
-    return [
-        node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
 
 
 def compared_names(source: str) -> Iterator[str]:
@@ -62,11 +53,6 @@ def private_uses(source: str, private: set[str]) -> Iterator[str]:
         yield from (f"line {node.lineno}: {name}" for name in names if name in private)
 
 
-def test_no_two_classes_have_one_name() -> None:
-    counts = Counter(name for path in PRODUCT if path != STANDS_ALONE for name in public_classes(path.read_text()))
-    assert [name for name, count in counts.items() if count > 1] == []
-
-
 def test_no_code_asks_for_the_name_of_an_algorithm_or_corrector() -> None:
     found = {path.relative_to(PROJECT): list(compared_names(path.read_text())) for path in PRODUCT}
     assert {path: lines for path, lines in found.items() if lines} == {}
@@ -79,7 +65,6 @@ def test_tests_use_public_names() -> None:
 
 
 def test_the_rules_see_what_they_forbid() -> None:
-    assert public_classes("class A: ...\nclass _B: ...\ndef f():\n    class C: ...") == ["A"]
     for line in ("x == 'ppo'", "options.corrector != 'none'", "name in ('dqn', 'apex')", "c.algorithm not in {'mine'}"):
         assert list(compared_names(line)), line
     for line in ("'seed' in space", "x == 'none'", "options.corrector == other", "{'ppo': 1}[name]"):

@@ -25,8 +25,8 @@ from accel.config import TrainConfig
 from accel.config.experience import AsynchronousConfig
 from accel.errors import ConfigError, TransportError
 from accel.experience.rewards import RewardTransform
+from accel.learning.coordination import COUNTED, Coordination, Iteration, NoCoordination
 from accel.learning.counters import Counters, LagStatistics
-from accel.learning.turns import COUNTED, Turn, Turns
 from accel.runs.checkpoint import CheckpointState, pack_state, unpack_state
 from accel.runs.state_tree import Tree
 from accel.system.clock import ListeningClock
@@ -105,22 +105,24 @@ class AsynchronousGradients(LocalGradients):
         self._post = post
 
     def step(self, optimizer: Optimizer) -> None:
-        """On learner 0; the others' gradients are sent to it in their next turn."""
+        """On learner 0; the others' gradients are sent to it in their next iteration."""
         if self.learner == 0:
             optimizer.step()
         else:
             self.pending = True
 
-    def turns(self, config: TrainConfig, algorithm: Algorithm, counters: Counters, rewards: RewardTransform) -> Turns:
-        """What this learner does in a turn. Raises ConfigError: the algorithm has no gradients to exchange."""
+    def coordination(
+        self, config: TrainConfig, algorithm: Algorithm, counters: Counters, rewards: RewardTransform
+    ) -> Coordination:
+        """How this learner works with the others. Raises ConfigError: the algorithm has no gradients to exchange."""
         if not isinstance(algorithm, GradientAlgorithm):
             raise ConfigError("learners can exchange the gradients of a GradientAlgorithm only")
         if self.learner == 0:
-            return LeadingTurns(self._post, config, algorithm, counters, rewards)
-        return FollowingTurns(self, self._post, config, algorithm, counters, rewards)
+            return ParameterServer(self._post, config, algorithm, counters, rewards)
+        return ParameterClient(self, self._post, config, algorithm, counters, rewards)
 
 
-class LeadingTurns:
+class ParameterServer:
     """Learner 0: applies the others' gradients and answers them.
 
     Args:
@@ -152,7 +154,7 @@ class LeadingTurns:
         self._heard_s = dict.fromkeys(others, 0.0)
         self._lag = LagStatistics()
 
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """What this learner wants, once every question is answered."""
         now_s = self._clock.look()
         for learner in self._actors:
@@ -167,7 +169,7 @@ class LeadingTurns:
                 raise TransportError(f"learner {learner} was silent for {self._timeout_s:g} s")
         if reason is not None:
             self._stop(reason)
-        return Turn(reason, due, publishes or self._passed(due), actors_alive + sum(self._actors.values()))
+        return Iteration(reason, due, publishes or self._passed(due), actors_alive + sum(self._actors.values()))
 
     def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
         """Kept for the others' next questions."""
@@ -232,7 +234,7 @@ class LeadingTurns:
                 raise TransportError(f"learners {sorted(waiting)} did not stop within {self._timeout_s:g} s")
 
 
-class FollowingTurns:
+class ParameterClient(NoCoordination):
     """Every other learner: sends its gradients and takes what learner 0 answers.
 
     Args:
@@ -263,7 +265,7 @@ class FollowingTurns:
         self._clock = ListeningClock(_LISTENS_S)
         self._asks, self._asked_s = False, 0.0
 
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """Asks where there is something to send or to hear; waits for the answer only where an update is due."""
         self._publishes |= publishes
         backoff = Backoff(None)
@@ -278,16 +280,12 @@ class FollowingTurns:
             if not (self._asks and (due or reason is not None)):
                 break
             backoff.pause()
-        return Turn(self._reason, due, bool(self._policies[1]), actors_alive)
+        return Iteration(self._reason, due, bool(self._policies[1]), actors_alive)
 
     def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
         """Those that learner 0 has published since the last time."""
         found, self._policies = self._policies, (version, {})
         return found
-
-    def metrics(self) -> Mapping[str, float | int | None]:
-        """None: learner 0 records."""
-        return {}
 
     def _counted(self) -> list[int]:
         return [getattr(self._counters, name) for name in COUNTED]

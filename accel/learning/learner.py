@@ -16,10 +16,10 @@ from accel.envs.spaces import EnvSpec
 from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.learning.asynchronous import AsynchronousGradients
+from accel.learning.coordination import Coordination, NoCoordination, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.device import choose_device, choose_precision, keep_freed_memory
 from accel.learning.schedule import make_schedule
-from accel.learning.turns import OwnTurns, SharedTurns, Turns
 from accel.runs.checkpoint import CheckpointState, load_generators, pack_generators, pack_state, unpack_state
 from accel.runs.loading import PREFIX
 from accel.runs.state_tree import Tree
@@ -59,18 +59,18 @@ class Learner:
         self.store = make_store(share, self.layout, device, self.batcher, self.rewards, actors)
         self.schedule = make_schedule(config)
         self.counters = Counters(config.run.stop_window)
-        self.turns: Turns = OwnTurns()
+        self.coordination: Coordination = NoCoordination()
 
     def synchronise(self) -> None:
         """Start from the state of learner 0, where there are several learners."""
         exchange = self.exchange
         if isinstance(exchange, AsynchronousGradients):  # Learner 0's first answer has its state.
-            self.turns = exchange.turns(self.config, self.algorithm, self.counters, self.rewards)
+            self.coordination = exchange.coordination(self.config, self.algorithm, self.counters, self.rewards)
         elif exchange.learners > 1:
             content = exchange.share(pack_state(self.state()) if exchange.learner == 0 else None)
             if exchange.learner > 0:
                 self.restore(unpack_state(content))
-            self.turns = SharedTurns(exchange, self.counters, self.rewards)
+            self.coordination = SynchronousLearners(exchange, self.counters, self.rewards)
 
     def is_sound(self) -> bool:
         """Whether training can go on from this state."""

@@ -18,11 +18,11 @@ from accel.experience.faults import remove_faults
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.unroll import ACTOR_PHASES, Unroll
 from accel.learning.actors import Actors
+from accel.learning.coordination import Iteration
 from accel.learning.counters import ActorRates, LagStatistics, TaskReturns, record_interval_s
 from accel.learning.device import phase_events
 from accel.learning.learner import Learner
 from accel.learning.schedule import Counts
-from accel.learning.turns import Turn
 from accel.monitor.timers import DevicePhases, HostPhases, PhaseTimer, PhaseTimes, UpdatePhases
 from accel.publishing.publisher import NoPublisher, Publisher
 from accel.transport.base import LearnerTransport, PolicyUpdate, Stopped
@@ -127,10 +127,10 @@ class Loop:
                 for experience in self._receive(wait=not self.schedule.due(self._counts())):
                     self._observe(experience)
                     self.store.insert(experience)
-            turn = self._agree(reason)
-            if turn.reason is not None:
+            iteration = self._agree(reason)
+            if iteration.reason is not None:
                 break
-            sample = self._sample() if turn.learns else None
+            sample = self._sample() if iteration.learns else None
             if sample is not None:
                 self._update = self._learn(sample)
                 self.store.feedback(sample, self._update.priorities)
@@ -138,11 +138,11 @@ class Loop:
                 self.publisher.after_update()
                 self._timer.mark("compress")
             self._steer()
-            if turn.publishes or (sample is not None and self.schedule.publishes(self._counts())):
+            if iteration.publishes or (sample is not None and self.schedule.publishes(self._counts())):
                 self.publish()
             self._keep_records()
         self._end()
-        return turn.reason
+        return iteration.reason
 
     @property
     def progress(self) -> float:
@@ -168,7 +168,7 @@ class Loop:
         payloads = self.publisher.payloads()
         self._timer.mark("compress")
         own = self.steering.policies(payloads) if payloads else {}
-        version, policies = self._learner.turns.share_policies(version, own)
+        version, policies = self._learner.coordination.share_policies(version, own)
         if policies:
             self._published_version = version
             self._policies = policies
@@ -188,17 +188,17 @@ class Loop:
         actor = PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)
         return {"learner_s": self._learner_times.as_dict(), "actor_s": actor.as_dict()}
 
-    def _agree(self, reason: str | None) -> Turn:
-        """What is done in this turn, by all learners."""
+    def _agree(self, reason: str | None) -> Iteration:
+        """What all learners do in this iteration."""
         due, wants, before = self.schedule.due(self._counts()), self._wants_policy, self.counters.updates
-        turn = self._learner.turns.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
-        self._wants_policy, self.actors_alive = False, turn.actors_alive
-        if not self._learner.turns.alone:
+        iteration = self._learner.coordination.agree(reason, due=due, publishes=wants, actors_alive=self._actors_here)
+        self._wants_policy, self.actors_alive = False, iteration.actors_alive
+        if not self._learner.coordination.alone:
             self._timer.mark("wait")
             for _ in range(self.counters.updates - before):  # Others' gradients, each of which was applied.
                 self.publisher.after_update()
             self._timer.mark("compress")
-        return turn
+        return iteration
 
     def _counts(self) -> Counts:
         return Counts(self.counters.env_steps, self.counters.updates, self.store.available)
@@ -227,7 +227,7 @@ class Loop:
             self._write_record(now)
 
     def _reason_to_stop(self) -> str | None:
-        if self._learner.turns.leads:
+        if self._learner.coordination.leads:
             if (reason := self.finished()) is not None:
                 return reason
             limit_s = self.config.run.max_seconds
@@ -252,7 +252,7 @@ class Loop:
                     self._timer.mark("wait")
                     self._check_actors()
                     return
-            arrival = self.transport.receive(self._learner.turns.idle_s if wait else 0.0)
+            arrival = self.transport.receive(self._learner.coordination.idle_s if wait else 0.0)
             self._timer.mark("wait")
             if arrival is None:
                 if wait:
@@ -398,7 +398,7 @@ class Loop:
         }
         lag, self._recent_lag = self._recent_lag.as_json(), LagStatistics()
         record |= {**self._task_returns.read(), **lag, **self._rates.read(now), **self.publisher.metrics()}
-        record |= {**self.sampler.metrics(), **self.steering.metrics(), **self._learner.turns.metrics()}
+        record |= {**self.sampler.metrics(), **self.steering.metrics(), **self._learner.coordination.metrics()}
         if self._update is not None:
             record |= self._update.read()
         learner_times, actor_times = self._timer.snapshot(), PhaseTimes.from_seconds(ACTOR_PHASES, self._actor_s)

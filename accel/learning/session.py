@@ -204,7 +204,7 @@ class Session(Callback):
 
     def _finish_beside(self, reason: str) -> None:
         """Play the policy that the run ends with and send what is not yet sent, unless its user waits for the end."""
-        counters, alone = self.learner.counters, self.learner.turns.alone
+        counters, alone = self.learner.counters, self.learner.coordination.alone
         if self.job.config.run.evaluate_every is not None and self._stop() is None:
             self._records.progress.begin("evaluating the final policy")
             artifact = self.publisher.artifact(counters.updates)

@@ -20,8 +20,8 @@ from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience, Sample
 from accel.experience.unroll import Unroll, UnrollLayout
 from accel.learning.asynchronous import AsynchronousGradients
+from accel.learning.coordination import Iteration
 from accel.learning.counters import Counters
-from accel.learning.turns import Turn
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
 
@@ -56,11 +56,11 @@ class Learner:
         assert isinstance(algorithm, GradientAlgorithm)
         self.algorithm, self.counters = algorithm, Counters(8)
         self.rewards = RewardTransform(options.rewards, options.algorithm.discount)
-        self.turns = self.exchange.turns(options, algorithm, self.counters, self.rewards)
+        self.coordination = self.exchange.coordination(options, algorithm, self.counters, self.rewards)
 
-    def turn(self, *, due: bool = False, reason: str | None = None) -> Turn:
+    def turn(self, *, due: bool = False, reason: str | None = None) -> Iteration:
         """One."""
-        return self.turns.agree(reason, due=due, publishes=False, actors_alive=2)
+        return self.coordination.agree(reason, due=due, publishes=False, actors_alive=2)
 
     def update(self, sample: Sample) -> None:
         """As the loop does it."""
@@ -144,9 +144,9 @@ def test_every_gradient_is_applied_once_to_shared_parameters_and_moments(optimiz
         first.turn()  # applies it, and answers
         torch.testing.assert_close(first.parameters, shared.detach(), rtol=1e-5, atol=1e-6)
     assert first.counters.updates == 18
-    metrics = first.turns.metrics()
+    metrics = first.coordination.metrics()
     assert metrics["gradient_lag_min"] == metrics["gradient_lag_max"] == 2
-    assert first.turns.metrics()["gradient_lag_mean"] is None
+    assert first.coordination.metrics()["gradient_lag_mean"] is None
 
 
 def test_learners_go_on_without_each_other_and_count_together() -> None:
@@ -181,12 +181,12 @@ def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
         first.rewards.observe(0, unroll)
         first.algorithm.observe(unroll)
     first.counters.updates = 7
-    assert first.turns.share_policies(7, {"int8": b"ab", "fp32": b"\n{"}) == (7, {"int8": b"ab", "fp32": b"\n{"})
+    assert first.coordination.share_policies(7, {"int8": b"ab", "fp32": b"\n{"}) == (7, {"int8": b"ab", "fp32": b"\n{"})
     second.turn()
     first.counters.updates = 9
     first.turn()
     assert second.turn(due=True).publishes
-    assert second.turns.share_policies(second.counters.updates, {}) == (7, {"int8": b"ab", "fp32": b"\n{"})
+    assert second.coordination.share_policies(second.counters.updates, {}) == (7, {"int8": b"ab", "fp32": b"\n{"})
     assert second.counters.updates == 9 and second.rewards.moments.variance == first.rewards.moments.variance
     ours, theirs = second.algorithm.networks.state_dict(), first.algorithm.networks.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -200,7 +200,7 @@ def test_state_and_policies_of_learner_0_take_the_place_of_the_others() -> None:
 @pytest.mark.parametrize(("interval", "publications"), [(1, 6), (4, 1)])
 def test_learner_0_publishes_what_others_gradients_have_made(interval: int, publications: int) -> None:
     first, second = learners(options(publish_interval_updates=interval))
-    first.turns.share_policies(0, {"fp32": b"a"})
+    first.coordination.share_policies(0, {"fp32": b"a"})
     unrolls, found = experience(6), 0
     second.turn()
     first.turn()
@@ -210,7 +210,7 @@ def test_learner_0_publishes_what_others_gradients_have_made(interval: int, publ
         second.turn()
         if first.turn().publishes:
             found += 1
-            first.turns.share_policies(first.counters.updates, {})
+            first.coordination.share_policies(first.counters.updates, {})
     assert found == publications
 
 

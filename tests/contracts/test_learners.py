@@ -22,9 +22,9 @@ from accel.experience.batch import Batcher
 from accel.experience.rewards import RewardTransform
 from accel.experience.stores.base import Experience
 from accel.experience.unroll import Unroll, UnrollLayout
+from accel.learning.coordination import Iteration, SynchronousLearners
 from accel.learning.counters import Counters
 from accel.learning.process_group import ProcessGroup, own_gpus
-from accel.learning.turns import SharedTurns, Turn
 from tests.accel.pretend_device import DEVICE, Accelerator, DeviceTensor
 from tests.contracts.test_algorithms import CPU, ROWS, SPEC, Chain, ignore
 
@@ -106,7 +106,7 @@ def train(config: TrainConfig, batches: Iterator[list[Unroll]], exchange: Gradie
         algorithm = make_algorithm(config, SPEC, CPU, exchange)
     rewards = RewardTransform(config.rewards, config.algorithm.discount)
     store = make_store(config, layout_of(config), CPU, Batcher(SPEC, CPU), rewards)
-    turns = None if exchange is None else SharedTurns(exchange, Counters(10), rewards)
+    turns = None if exchange is None else SynchronousLearners(exchange, Counters(10), rewards)
     for unrolls in batches:
         for actor, unroll in enumerate(unrolls):
             rewards.observe(actor, unroll)
@@ -191,9 +191,9 @@ def test_one_learners_broken_batch_stops_all_before_anything_is_stepped() -> Non
 
 
 def test_turns_add_up_counts_and_episodes_and_a_reason_is_everybodys() -> None:
-    def run(exchange: GradientExchange) -> tuple[list[Turn], Counters]:
+    def run(exchange: GradientExchange) -> tuple[list[Iteration], Counters]:
         number, counters = exchange.learner, Counters(8)
-        turns = SharedTurns(exchange, counters, RewardTransform(options("impala", 2).rewards, 0.9))
+        turns = SynchronousLearners(exchange, counters, RewardTransform(options("impala", 2).rewards, 0.9))
         counters.env_steps, counters.episodes = 10 + number, 1 + number
         counters.returns.extend([float(number)] * (1 + number))
         counters.lengths.extend([7] * (1 + number))

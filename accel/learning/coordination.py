@@ -1,8 +1,8 @@
-"""What the learners of a run agree on at every turn of their loops, so that none waits alone in an exchange.
+"""What the learners of a run agree on in every iteration of their loops, so that none waits alone in a collective call.
 
-With ``SharedTurns`` each turn gathers a few numbers of every learner: whether it has a batch, whether it stops, what it
-counted, the sums of its reward statistics. An update is made when all have a batch; one learner's reason to stop is
-everybody's.
+``SynchronousLearners`` gather a few numbers of every learner in each iteration: whether it has a batch, whether it
+stops, what it counted, the sums of its reward statistics. An update is made when all have a batch; one learner's reason
+to stop ends all.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ IDLE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What is done in a turn, by every learner.
+class Iteration:
+    """What all learners do in one iteration.
 
     Attributes:
         reason: why the run stops; None: it goes on.
@@ -47,19 +47,19 @@ class Turn:
     actors_alive: int
 
 
-class Turns(Protocol):
-    """Asked once a turn.
+class Coordination(Protocol):
+    """Called once an iteration.
 
     Attributes:
         leads: this learner publishes, records and sees the run's limits. alone: there are no others.
-        idle_s: how long it may wait for experience in a turn.
+        idle_s: how long it may wait for experience in an iteration.
     """
 
     leads: bool
     alone: bool
     idle_s: float
 
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """What this learner has, and what all do."""
         ...
 
@@ -72,18 +72,18 @@ class Turns(Protocol):
         ...
 
 
-class OwnTurns:
-    """The identity: one learner does what it wants."""
+class NoCoordination:
+    """A single learner."""
 
     leads = alone = True
     idle_s = IDLE_S
 
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
-        """That."""
-        return Turn(reason, due, publishes, actors_alive)
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
+        """Its own."""
+        return Iteration(reason, due, publishes, actors_alive)
 
     def share_policies(self, version: int, policies: Mapping[str, bytes]) -> tuple[int, Mapping[str, bytes]]:
-        """These."""
+        """Its own."""
         return version, policies
 
     def metrics(self) -> Mapping[str, float | int | None]:
@@ -91,15 +91,14 @@ class OwnTurns:
         return {}
 
 
-class SharedTurns:
+class SynchronousLearners(NoCoordination):
     """Several learners.
 
     Args:
-        exchange: joins them. counters, rewards: this learner's; those of all after every turn.
+        exchange: joins them. counters, rewards: this learner's; those of all after every iteration.
     """
 
     alone = False
-    idle_s = IDLE_S
 
     def __init__(self, exchange: GradientExchange, counters: Counters, rewards: RewardTransform) -> None:
         self.leads = exchange.learner == 0
@@ -109,7 +108,7 @@ class SharedTurns:
         self._before = self._counted()
         rewards.share()
 
-    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Turn:
+    def agree(self, reason: str | None, *, due: bool, publishes: bool, actors_alive: int) -> Iteration:
         """Gathers every learner's numbers and adds up."""
         counted = [now - before for now, before in zip(self._counted(), self._before, strict=True)]
         episodes = min(int(counted[-1]), len(self._counters.returns), len(self._counters.lengths))
@@ -123,7 +122,7 @@ class SharedTurns:
         if stopping:
             text = self._exchange.share((reason or "").encode(), stopping[0]).decode()
             reason = text if stopping[0] == 0 else f"{text} (learner {stopping[0]})"
-        return Turn(
+        return Iteration(
             reason,
             learns=all(numbers[1] for numbers in everyone),
             publishes=any(numbers[2] for numbers in everyone),
@@ -145,10 +144,6 @@ class SharedTurns:
             found[str(scheme)] = content[start : start + size]
             start += size
         return version, found
-
-    def metrics(self) -> Mapping[str, float | int | None]:
-        """None."""
-        return {}
 
     def _counted(self) -> list[int]:
         return [getattr(self._counters, name) for name in COUNTED]
