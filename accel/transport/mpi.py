@@ -22,6 +22,7 @@ from mpi4py import MPI  # noqa: E402
 
 from accel.errors import LaunchError, TransportError  # noqa: E402
 from accel.system.deadline import deadline  # noqa: E402
+from accel.system.pinning import local_size  # noqa: E402
 from accel.transport.base import Bytes  # noqa: E402
 from accel.transport.endpoint import PeerFailed, Request  # noqa: E402
 from accel.transport.launcher import LaunchInfo, verify_library, verify_world  # noqa: E402
@@ -30,6 +31,8 @@ from accel.transport.launcher import LaunchInfo, verify_library, verify_world  #
 # sends don't, and are no slower. The fence in its MPI_Finalize sometimes waits for the dead; our stopping protocol does
 # what that is for. Fault tolerance does not work over libfabric, whose search for networks would take a second.
 _ULFM_SETTINGS = {"OMPI_MCA_btl_tcp_flags": "send", "OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_btl": "^ofi"}
+# Its TCP transport listens on all addresses, even where every rank is on one host and nobody uses it.
+_ONE_HOST_SETTINGS = {"OMPI_MCA_btl": "self,sm"}
 
 LEAVE_S = 10.0
 """The longest time that leaving MPI takes when nothing is wrong."""
@@ -151,9 +154,8 @@ def join_world(info: LaunchInfo, timeout_s: float) -> MpiEndpoint:
     """
     verify_library(info, mpi_library())
     if not MPI.Is_initialized():
-        if _has_ulfm():
-            for name, value in _ULFM_SETTINGS.items():
-                os.environ.setdefault(name, value)
+        for name, value in _settings(info).items():
+            os.environ.setdefault(name, value)
         late = (
             f"rank {info.rank} on {socket.gethostname()} waited {timeout_s:g} s in MPI_Init: another rank did not "
             "start, or died while starting; see its message, or raise --peer-timeout-s where nodes start slowly"
@@ -163,6 +165,14 @@ def join_world(info: LaunchInfo, timeout_s: float) -> MpiEndpoint:
         atexit.register(_finalise)
     verify_world(info, MPI.COMM_WORLD.Get_size(), mpi_library())
     return MpiEndpoint(MPI.COMM_WORLD)
+
+
+def _settings(info: LaunchInfo) -> dict[str, str]:
+    """Variables that Open MPI reads in MPI_Init."""
+    if MPI.get_vendor()[0] != "Open MPI":
+        return {}
+    ulfm = _ULFM_SETTINGS if _has_ulfm() else {}
+    return ulfm | (_ONE_HOST_SETTINGS if info.size is not None and info.size == local_size(os.environ) else {})
 
 
 def _initialise() -> None:
