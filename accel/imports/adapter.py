@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from accel.envs.spaces import ActionSpec, EnvSpec
 from accel.errors import ConfigError
@@ -17,6 +18,8 @@ from accel.networks.policy import PolicyModule
 # standard deviation of actions whose module gives means alone, as a share of half the action's range
 _ASSUMED_DEVIATION = 0.1
 _ROW_TOLERANCE = 1e-3
+# Of a log deviation beside the means. Above it may be the deviation itself, which is positive; below it is a value.
+_GREATEST_LOG_STD, _LEAST_LOG_STD = 0.0, -20.0
 _RETURNS = (
     "a policy maps float observations [B, *shape] to logits or Q-values [B, n], or for Box actions to means [B, k], to "
     "[B, 2k] means and log standard deviations, or to a tuple (means, log standard deviations)"
@@ -58,9 +61,12 @@ class AdaptedPolicy(PolicyModule):
         self.normaliser = normaliser
         self.scales_images = scales_images
         self.module = _copied(module)
+        self._takes_first = spec.action.kind != "gaussian"
         self.register_parameter("log_std", None)
         self.assumes_deviation = False
         self.eval().requires_grad_(False)
+        if not self._takes_first:
+            _require_log_deviations(self, spec)
         outputs = _probed(self, spec)
         if spec.action.kind == "gaussian" and outputs.shape[1] == spec.action.sizes[0]:
             self.assumes_deviation = log_std is None or log_std.numel() != spec.action.sizes[0]
@@ -72,21 +78,59 @@ class AdaptedPolicy(PolicyModule):
                 f"of sizes {spec.action.sizes}: {_RETURNS}"
             )
 
-    def forward(self, observations: Tensor) -> tuple[Tensor]:
-        """[B, *obs] to ([B, P],)."""
+    def prepared(self, observations: Tensor) -> Tensor:
+        """[B, *obs] to what the module takes: floats, normalised."""
         x = observations
         if observations.dtype == torch.uint8:
             x = observations.to(torch.float32) * (1.0 / 255.0) if self.scales_images else observations.to(torch.float32)
-        if self.normaliser is not None:
-            x = self.normaliser(x)
-        outputs: object = self.module(x)
+        normalised: Tensor = x if self.normaliser is None else self.normaliser(x)
+        return normalised
+
+    def forward(self, observations: Tensor) -> tuple[Tensor]:
+        """[B, *obs] to ([B, P],)."""
+        outputs: object = self.module(self.prepared(observations))
         if isinstance(outputs, tuple | list):
-            outputs = torch.cat((outputs[0], outputs[1].expand_as(outputs[0])), dim=-1)
+            outputs = outputs[0] if self._takes_first else _means_and_deviations(*outputs)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"it returns {type(outputs).__name__}")
         if self.log_std is not None:
             outputs = torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
         return (outputs,)
+
+
+def _means_and_deviations(means: Tensor, log_std: Tensor, *_others: Tensor) -> Tensor:
+    return torch.cat((means, log_std.expand_as(means)), dim=-1)
+
+
+def _require_log_deviations(policy: AdaptedPolicy, spec: EnvSpec) -> None:
+    """Raise ConfigError where the second of several outputs may be a value, or deviations themselves."""
+    observations = _observations(spec)
+    try:
+        with torch.no_grad():
+            outputs: object = policy.module(policy.prepared(observations))
+    except Exception:  # noqa: BLE001 - somebody else's code, whose failure is told with its layer later
+        return
+    if not isinstance(outputs, tuple | list):
+        return
+    found = outputs[1].to(torch.float32)
+    size = spec.action.sizes[0]
+    varies = found.dim() == 2 and found.shape[0] == len(observations) and bool((found[0] != found[1]).any())
+    cause = (
+        f"it has {tuple(found.shape)} numbers for {size} actions"
+        if found.shape[-1:] != (size,)
+        else f"it holds {float(found.max()):.3g}, where {_GREATEST_LOG_STD:g} is the greatest logarithm taken"
+        if float(found.max()) > _GREATEST_LOG_STD
+        else f"it holds {float(found.min()):.3g}, where {_LEAST_LOG_STD:g} is the least"
+        if float(found.min()) < _LEAST_LOG_STD
+        else "it depends on the observation, as a value does"
+        if varies and size == 1
+        else ""
+    )
+    if cause:
+        raise ConfigError(
+            f"the second output of {type(policy.module).__name__} is taken for log standard deviations, and {cause}: "
+            "return the means alone, or torch.cat((means, log_std), dim=-1)"
+        )
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -102,6 +146,11 @@ def _copied(module: nn.Module) -> nn.Module:
                 "do, fix them first with torch.nn.utils.remove_weight_norm, remove_spectral_norm, or "
                 "parametrize.remove_parametrizations; keep environments, files and locks out of the module"
             ) from error
+    if any(isinstance(parameter, UninitializedParameter) for parameter in copied.parameters()):
+        raise ConfigError(
+            f"the policy {type(module).__name__} has lazy layers without weights: call it once with a batch before, or "
+            "load its weights in the factory"
+        )
     return copied.to("cpu", torch.float32)
 
 
@@ -115,13 +164,8 @@ def _copies(value: object) -> bool:
 
 def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
     """Outputs [2, P] on two different observations; checks that each gets the same output alone."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, *spec.observation_shape)
-    name = type(policy.module).__name__
-    if spec.observation_dtype == "uint8":
-        observations = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    else:
-        observations = torch.randn(shape, generator=generator)
+    observations = _observations(spec)
+    shape, name = tuple(observations.shape), type(policy.module).__name__
     inside: list[str] = []
     try:
         with torch.no_grad(), _entered(policy.module, inside):
@@ -136,6 +180,11 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
         ) from error
     if outputs.dim() != 2 or outputs.shape[0] != 2:
         raise ConfigError(f"the policy {name} maps observations {shape} to {tuple(outputs.shape)}: {_RETURNS}")
+    if alone.shape != outputs.shape:
+        raise ConfigError(
+            f"the policy {name} maps two observations to {tuple(outputs.shape)}, and one alone to an output without "
+            "rows: keep the dimension of the batch, for instance by squeeze(-1) in place of squeeze()"
+        )
     scale = float(outputs.abs().max()) + 1.0
     if not math.isfinite(scale):
         raise ConfigError(f"the policy {name} gives numbers that are not finite: give other weights")
@@ -145,6 +194,15 @@ def _probed(policy: AdaptedPolicy, spec: EnvSpec) -> Tensor:
             "leave out noise, and normalisation over the batch"
         )
     return outputs
+
+
+def _observations(spec: EnvSpec) -> Tensor:
+    """Two random ones, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, *spec.observation_shape)
+    if spec.observation_dtype == "uint8":
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    return torch.randn(shape, generator=generator)
 
 
 @contextmanager

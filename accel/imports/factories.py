@@ -21,6 +21,8 @@ from accel.imports.torch_files import read_tensors
 from accel.system.untrusted import read_file
 
 _LIMIT_BYTES = 2**32
+_CLEANRL_PARTS = frozenset({"network", "actor", "actor_mean", "actor_logstd"})
+_CRITICS = ("critic", "value")
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,54 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def with_forward(module: nn.Module, spec: EnvSpec) -> nn.Module:
-    """The module itself or, for a CleanRL agent without a forward, its acting part.
+    """The module itself, what torch.compile wrapped, rsl_rl's ``act_inference`` or, for a CleanRL agent without a
+    forward, its acting part.
 
     Raises:
-        ConfigError: it has neither a forward nor CleanRL's layers.
+        ConfigError: it has neither a forward nor CleanRL's layers, or has others beside them; names one. It is
+            TorchScript.
     """
+    module = getattr(module, "_orig_mod", module)
+    if callable(getattr(module, "act_inference", None)):
+        return InferenceActor(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{module.original_name} is a TorchScript program, whose graph cannot be exported with its weights apart: "
+            "give the class that it was made from, and its state_dict() with --weights"
+        )
     if type(module).forward is not nn.Module.forward:
         return module
     layers = dict(module.named_children())
+    name = type(module).__name__
+    remedy = "give it a forward from observations to logits or means"
     head = layers.get("actor_mean", layers.get("actor"))
     if head is None:
+        raise ConfigError(f"{name} has no forward, and no layer actor or actor_mean as CleanRL's agents have: {remedy}")
+    log_std = getattr(module, "actor_logstd", None)
+    if isinstance(log_std, nn.Module):
+        raise ConfigError(f"{name} has no forward, and computes its deviations in layer 'actor_logstd': {remedy}")
+    own = {name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))}
+    unused = sorted(part for part in {*layers, *own} - _CLEANRL_PARTS if not part.startswith(_CRITICS))
+    if unused or {"actor", "actor_mean"} <= layers.keys():
+        part = unused[0] if unused else "actor"
         raise ConfigError(
-            f"{type(module).__name__} has no forward, and no layer actor or actor_mean as CleanRL's agents have: give "
-            "it a forward from observations to logits or means"
+            f"{name} has no forward, and '{part}' is none of CleanRL's layers {', '.join(sorted(_CLEANRL_PARTS))}, nor "
+            f"a critic: {remedy}"
         )
-    return CleanRLActor(head, layers.get("network"), getattr(module, "actor_logstd", None), spec.is_image)
+    return CleanRLActor(head, layers.get("network"), log_std, spec.is_image)
+
+
+class InferenceActor(nn.Module):
+    """The acting part of an rsl_rl policy, whose forward raises: means of Box actions."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[B, *obs] to [B, k]."""
+        means: Tensor = self.policy.act_inference(observations)  # type: ignore[operator]
+        return means
 
 
 class CleanRLActor(nn.Module):

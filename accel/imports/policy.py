@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ from accel.runs.playing import collect_inputs
 from accel.runs.trained_policy import TrainedPolicy, make_env
 
 _PROOF_ROWS, _PROOF_STEPS = 128, 100
+logger = logging.getLogger("accel")
+
 GREEDY, STOCHASTIC = "greedy", "stochastic"
 _RULES: Mapping[str, str] = {GREEDY: greedy.RULE}
 
@@ -171,6 +174,12 @@ def import_sb3(
     _require_one_array(spec, config)
     if spec.observation_dtype == "uint8":
         _require_image(environment.observation_space, config, normaliser)
+    saved.spaces.require(environment.observation_space, environment.action_space, path, config.environment.env)
+    if saved.normalised and normaliser is None:
+        logger.warning(
+            "%s was trained with VecNormalize: where that normalised observations, give --normaliser its statistics",
+            path,
+        )
     if rule == STOCHASTIC and not saved.samples:
         raise ConfigError(
             f"--rule stochastic is for policies of PPO and A2C: of {saved.architecture} the greedy actions alone are "

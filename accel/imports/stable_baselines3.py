@@ -1,7 +1,9 @@
-"""Policies in zip files of Stable-Baselines3: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
+"""Policies in zip files of Stable-Baselines3 and sb3-contrib: PPO, A2C, TRPO, DQN, QRDQN, SAC, TQC, TD3, DDPG and ARS
+with MlpPolicy or CnnPolicy.
 
 Weights and layer sizes come from the tensors in ``policy.pth``. From ``data``, JSON with pickles in base64 among its
-values, only plain values are read: the activation function's name, squashing, the step count. Nothing is unpickled.
+values, only plain values are read: the policy's class, the spaces, the activation function's name, squashing, the step
+count. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from accel.errors import CheckpointError, ConfigError
+from accel.imports.saved_spaces import SavedSpaces
 from accel.imports.torch_files import read_tensors
 from accel.system.untrusted import parse_json
 
@@ -41,32 +44,64 @@ class _Family:
     """Algorithms whose policies have the same parts.
 
     Attributes:
-        name: of its algorithms. head: the prefix by which it is known, of the last layer.
+        name: of its algorithms. home: the modules of its policies' classes. head: the prefix by which it is known, of
+            the last layer.
         features: possible prefixes of the convolutions, in order of preference. body: prefixes of the layers before the
             head.
         activation: the default. squashes: whether actions are tanh(output), rescaled to their bounds.
+        by_layers: whether its layers tell it from the others, in a file that does not name the policy's class.
     """
 
     name: str
+    home: tuple[str, ...]
     head: str
     features: tuple[str, ...]
     body: tuple[str, ...]
     activation: str
     squashes: bool = False
+    by_layers: bool = True
 
 
+_SAC = ("stable_baselines3.sac.policies", "sb3_contrib.tqc.policies")
+_TD3 = ("stable_baselines3.td3.policies",)
+_DQN = ("stable_baselines3.dqn.policies",)
 _FAMILIES = (
     _Family(
         "PPO or A2C",
+        ("stable_baselines3.common.policies",),
         "action_net",
         ("pi_features_extractor", "features_extractor"),
         ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
         "tanh",
     ),
-    _Family("SAC", "actor.mu", ("actor.features_extractor",), ("actor.latent_pi",), "relu", squashes=True),
-    _Family("TD3 or DDPG", "actor.mu.", ("actor.features_extractor",), ("actor.mu",), "relu", squashes=True),
-    _Family("DQN", "q_net.q_net.", ("q_net.features_extractor",), ("q_net.q_net",), "relu"),
+    _Family("SAC or TQC", _SAC, "actor.mu", ("actor.features_extractor",), ("actor.latent_pi",), "relu", squashes=True),
+    _Family(
+        "SAC or TQC with gSDE",
+        _SAC,
+        "actor.mu.0",
+        ("actor.features_extractor",),
+        ("actor.latent_pi",),
+        "relu",
+        squashes=True,
+        by_layers=False,
+    ),
+    _Family("TD3 or DDPG", _TD3, "actor.mu.", ("actor.features_extractor",), ("actor.mu",), "relu", squashes=True),
+    _Family("DQN", _DQN, "q_net.q_net.", ("q_net.features_extractor",), ("q_net.q_net",), "relu"),
+    _Family(
+        "QRDQN",
+        ("sb3_contrib.qrdqn.policies",),
+        "quantile_net.quantile_net.",
+        ("quantile_net.features_extractor",),
+        ("quantile_net.quantile_net",),
+        "relu",
+    ),
+    _Family("ARS", ("sb3_contrib.ars.policies",), "action_net.", (), ("action_net",), "relu"),
 )
+_OTHER_CLASSES = {
+    "maskable": "one with masks of allowed actions",
+    "recurrent": "recurrent",
+    "crossq": "CrossQ's, with batch renormalisation",
+}
 # of PPO's and A2C's critics; and what does not decide the greedy action
 _VALUE_PARTS = ("value_net", "vf_features_extractor", "mlp_extractor.value_net")
 _OTHER_PARTS = ("log_std", "actor.log_std")
@@ -83,6 +118,8 @@ class SavedPolicy:
         samples: whether the outputs say what a sampled action is: of PPO and A2C.
         scales_images: whether it takes images in [0, 1], as it does by default.
         env_steps: of its training. architecture: a short text.
+        spaces: what the file says of its observation and action space. normalised: whether observations went through
+            VecNormalize in training; None where the file does not tell.
     """
 
     module: nn.Module
@@ -92,6 +129,8 @@ class SavedPolicy:
     scales_images: bool
     env_steps: int
     architecture: str
+    spaces: SavedSpaces
+    normalised: bool | None
 
 
 def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
@@ -114,11 +153,13 @@ def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
         ) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} is no zip file of Stable-Baselines3: its {_DATA} is no JSON object")
-    family = _family(weights, path)
+    family = _family(weights, _policy_class(data), path)
     kind = ACTIVATIONS[activation or _activation(data, path) or family.activation]
     steps, options = data.get("num_timesteps"), data.get("policy_kwargs")
     options = options if isinstance(options, dict) else {}
+    spaces = SavedSpaces.read(data)
     squashes = family.squashes or options.get("squash_output") is True
+    squashes |= family.name == "ARS" and spaces.action == "Box" and _ends_in_tanh(data, options)
     scales_images = options.get("normalize_images") is not False
     parts = OrderedDict[str, nn.Module]()
     features, texts = _features(weights, family, path)
@@ -129,12 +170,51 @@ def read_saved_policy(path: Path, activation: str | None = None) -> SavedPolicy:
         texts += sizes
     if not family.head.endswith("."):
         parts[family.head.rpartition(".")[2]] = _linear(weights, family.head)
+    if family.head == "actor.mu.0":
+        limit = _positive(options, "clip_mean", 2.0, path)
+        parts["clip"] = nn.Hardtanh(-limit, limit)
+    if family.name == "QRDQN":
+        parts["mean"] = _MeanOverQuantiles(int(_positive(options, "n_quantiles", 200, path)))
     log_std = weights.get("log_std")
     architecture = f"{family.name}: {'-'.join(texts) or 'linear'} {kind.__name__}"
     module = nn.Sequential(parts)
     samples = family is _FAMILIES[0]
+    # Of these the attribute is set by VecNormalize alone; others keep it always.
+    tells = samples or family.name == "ARS"
+    normalised = data.get("_last_original_obs") is not None if tells else None
     steps = steps if isinstance(steps, int) else 0
-    return SavedPolicy(module, log_std, squashes, samples, scales_images, steps, architecture)
+    return SavedPolicy(module, log_std, squashes, samples, scales_images, steps, architecture, spaces, normalised)
+
+
+class _MeanOverQuantiles(nn.Module):
+    """[B, q·n] quantiles of n actions, as QRDQN's network has them, to [B, n] means."""
+
+    def __init__(self, quantiles: int) -> None:
+        super().__init__()
+        self.quantiles = quantiles
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[B, q·n] to [B, n]."""
+        return values.view(-1, self.quantiles, values.shape[1] // self.quantiles).mean(dim=1)
+
+
+def _positive(options: Mapping[str, object], name: str, default: float, path: Path) -> float:
+    value = options.get(name, default)
+    if not isinstance(value, int | float) or not 1e-6 <= value <= 1e6:
+        raise CheckpointError(f"{path}: {name} is {str(value)[:40]!r}, not a positive number")
+    return value
+
+
+def _ends_in_tanh(data: Mapping[str, object], options: Mapping[str, object]) -> bool:
+    """Of ARS: unless told otherwise, and not by default where the policy is its linear one."""
+    default = "ARSLinearPolicy" not in str(data.get("policy_class"))
+    return options.get("squash_output", default) is True
+
+
+def _policy_class(data: Mapping[str, object]) -> str:
+    """The module of the policy's class; "" where the file does not name it."""
+    found = data.get("policy_class")
+    return str(found.get("__module__", "")) if isinstance(found, dict) else ""
 
 
 def _members(path: Path) -> dict[str, bytes]:
@@ -162,12 +242,19 @@ def _members(path: Path) -> dict[str, bytes]:
     return content
 
 
-def _family(weights: Mapping[str, Tensor], path: Path) -> _Family:
-    """Find the policy's family; ConfigError for layers of a custom, recurrent or Dict policy."""
-    family = next((f for f in _FAMILIES if any(_is_of(name, f.head) for name in weights)), None)
+def _family(weights: Mapping[str, Tensor], home: str, path: Path) -> _Family:
+    """Find the policy's family; ConfigError for another class or other layers: custom, masked, recurrent, Dict."""
+    families = [family for family in _FAMILIES if (home in family.home if home else family.by_layers)]
+    if not families:
+        what = next((text for word, text in _OTHER_CLASSES.items() if word in home), "a class of its own")
+        raise ConfigError(
+            f"{path}: its policy is {what} ({home}), of which layers alone do not tell how it acts: {_REMEDY}"
+        )
+    family = next((f for f in families if any(_is_of(name, f.head) for name in weights)), None)
     if family is None:
         raise ConfigError(
-            f"{path}: no policy of PPO, A2C, DQN, SAC, TD3 or DDPG, it holds {', '.join(list(weights)[:4])}: {_REMEDY}"
+            f"{path}: no policy of {', '.join(f.name for f in families)}, it holds {', '.join(list(weights)[:4])}: "
+            f"{_REMEDY}"
         )
     known = (*family.features, *family.body, family.head.rstrip("."), *_OTHER_PARTS)
     actor, dot, _ = family.head.partition(".")

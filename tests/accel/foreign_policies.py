@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import RescaleAction, TransformObservation
+from gymnasium.wrappers import RescaleAction, TransformAction, TransformObservation
 from torch import nn
 
 
@@ -121,3 +122,75 @@ class Rare(nn.Module):
 
 def rare_torso(spec: Any) -> nn.Module:
     return Rare(int(np.prod(spec.observation_shape)), 16, limit=50.0)
+
+
+def from_zero(env: Any) -> Any:
+    """Actions of an environment that numbers them otherwise."""
+    start = int(env.action_space.start)
+    return TransformAction(env, lambda action: action + start, spaces.Discrete(env.action_space.n))
+
+
+def from_two(env: Any) -> Any:
+    """The same actions, numbered from 2."""
+    wrapped = TransformAction(env, lambda action: action - 2, spaces.Discrete(2, start=2))
+    return wrapped
+
+
+class RecurrentAgent(Agent):
+    """CleanRL's recurrent agent, whose sizes would fit without its LSTM."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__(envs)
+        self.lstm = nn.LSTM(4, 4)
+
+
+class DeviationLayer(Agent):
+    def __init__(self, envs: Any) -> None:
+        super().__init__(envs)
+        self.actor_logstd = nn.Linear(4, 2)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.layer(x).squeeze()
+        return answer
+
+
+def Lazy() -> nn.Module:  # noqa: N802
+    return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(2))
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        module: nn.Module = torch.jit.script(nn.Linear(4, 2))
+    return module
+
+
+class Pair(nn.Module):
+    """Outputs and something beside them: a constant, or a value of the observation."""
+
+    def __init__(self, second: torch.Tensor | None, inputs: int = 3, outputs: int = 1) -> None:
+        super().__init__()
+        self.layer, self.value, self.second = nn.Linear(inputs, outputs), nn.Linear(inputs, 1), second
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), -torch.abs(self.value(x)) if self.second is None else self.second
+
+
+class Inference(nn.Module):
+    """rsl_rl's ActorCritic: forward raises, act_inference acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 1)), nn.Linear(3, 1)
+
+    def forward(self) -> None:
+        raise NotImplementedError
+
+    def act_inference(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.actor(x)
+        return answer

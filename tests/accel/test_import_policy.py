@@ -217,7 +217,7 @@ def test_the_deviation_assumed_of_a_squashing_policy_does_not_depend_on_the_boun
 
 def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -> None:
     sac = weights_of({"actor.latent_pi.0": (32, 3), "actor.mu": (1, 32), "actor.log_std": (1, 32)})
-    with pytest.raises(ConfigError, match="of SAC: 32 ReLU the greedy actions alone are imported"):
+    with pytest.raises(ConfigError, match="of SAC or TQC: 32 ReLU the greedy actions alone are imported"):
         import_sb3(write_zip(tmp_path / "a.zip", sac), PENDULUM, rule="stochastic")
     with pytest.raises(ConfigError, match="gives means without deviations"):
         import_module(nn.Linear(3, 1), PENDULUM, rule="stochastic")
@@ -227,6 +227,7 @@ def test_no_action_is_sampled_with_a_deviation_that_is_assumed(tmp_path: Path) -
 def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
     """It divides images by 255 unless told otherwise, and no other bytes."""
     config = TrainConfig.create(env="tests.environments:ClosedForm-v0", env_arg=("observation=image",))
+    config = config.replace(wrapper=(f"{HERE}:from_zero",))
     weights = ppo_weights(6 * 5 * 3, 4)
     x = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 5), dtype=np.uint8)
     for options, scale in (({}, 255), ({"normalize_images": False}, 1)):
@@ -236,7 +237,7 @@ def test_bytes_are_what_stable_baselines3_makes_of_them(tmp_path: Path) -> None:
         assert np.allclose(logits.numpy(), ppo_outputs(weights, x.reshape(8, -1) / np.float32(scale)), atol=1e-4)
     with pytest.raises(ConfigError, match="observes bytes: leave it out"):
         import_sb3(tmp_path / "a.zip", config, normaliser=tmp_path / "statistics.npz")
-    board = config.replace(wrapper=(f"{HERE}:as_a_board",))
+    board = config.replace(wrapper=(f"{HERE}:from_zero", f"{HERE}:as_a_board"))
     with pytest.raises(ConfigError, match="takes for no image"):
         import_sb3(tmp_path / "a.zip", board)
 
@@ -333,11 +334,48 @@ def test_means_alone_are_played_exactly() -> None:
         ("no_module", "not a torch.nn.Module"),
         ("absent", "has no 'absent'"),
         ("Means", "fails in layer 'layer' \\(Linear.* on observations"),
+        ("RecurrentAgent", "'lstm' is none of CleanRL's layers"),
+        ("DeviationLayer", "computes its deviations in layer 'actor_logstd'"),
+        ("Squeezed", "one alone to an output without rows"),
+        ("Lazy", "lazy layers without weights"),
+        ("scripted", "is a TorchScript program"),
     ],
 )
 def test_what_cannot_act_is_refused(factory: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         import_module(f"{HERE}:{factory}", CARTPOLE)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (torch.full((1,), 0.2), "holds 0.2, where 0 is the greatest"),  # a deviation, not its logarithm
+        (torch.full((1,), -200.0), "holds -200, where -20 is the least"),  # a value
+        (torch.zeros(2, 3), "has \\(2, 3\\) numbers for 1 actions"),
+        (None, "depends on the observation, as a value does"),
+    ],
+)
+def test_a_second_output_that_may_be_no_log_deviation_is_refused(second: Tensor | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        import_module(foreign_policies.Pair(second), PENDULUM)
+
+
+def test_of_several_outputs_the_log_deviations_or_the_logits_are_taken() -> None:
+    policy = import_module(foreign_policies.Pair(torch.full((1,), -1.5)), PENDULUM, rule="stochastic")
+    assert policy.policy(torch.randn(4, 3))[0][:, 1].tolist() == [-1.5] * 4
+    module = foreign_policies.Pair(None, inputs=4, outputs=2)
+    x = torch.randn(16, 4)
+    assert (import_module(module, CARTPOLE).act(x.numpy()) == module(x)[0].argmax(1).numpy()).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports
+def test_act_inference_and_compiled_modules_act() -> None:
+    module = foreign_policies.Inference()
+    x = torch.randn(16, 3)
+    assert np.allclose(import_module(module, PENDULUM).act(x.numpy()), module.actor(x).detach().numpy(), atol=1e-6)
+    plain = nn.Linear(4, 2)
+    wanted = plain(torch.ones(1, 4)).argmax(1).numpy()
+    assert (import_module(torch.compile(plain), CARTPOLE).act(np.ones((1, 4), np.float32)) == wanted).all()
 
 
 def test_what_cannot_be_exported_is_refused_with_its_layer() -> None:
