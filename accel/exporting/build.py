@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from accel.acting.policy import Array
 from accel.compressors.errors import CompressorError
 from accel.compressors.runtime import PolicySession
 from accel.compressors.scheme import parse_scheme
@@ -46,7 +47,7 @@ from accel.exporting.quality import (
 )
 from accel.json_object import Json
 from accel.runs.loading import load_run
-from accel.runs.playing import DEFAULT_ENVS, Array, Episodes, Policy, collect_inputs, play
+from accel.runs.playing import DEFAULT_ENVS, Episodes, Policy, collect_inputs, play
 from accel.runs.trained_policy import TrainedPolicy
 from accel.system.machine import read_machine
 from accel.system.signals import terminations_interrupt

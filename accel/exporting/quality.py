@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import TensorSpec
 from accel.envs.spaces import ACTION_MASK, ActionSpec
 from accel.errors import ConfigError, ExportError
@@ -24,14 +25,14 @@ from accel.json_object import Json
 from accel.monitor.divergence import divergences
 from accel.monitor.statistics import Interval, mean_interval
 from accel.runs.evaluation import interval_json, paired_difference
-from accel.runs.playing import ActingSession, Array, Episodes
+from accel.runs.playing import Episodes
 from accel.runs.trained_policy import TrainedPolicy
 
 # margin of equal returns, as a share of the magnitude of full precision's mean
 MARGIN = 0.05
 # accel.monitor.divergence.GREEDY_TOLERANCE in words
 MEANS_AGREE = "means within half a standard deviation"
-MakeSession = Callable[[int], ActingSession]
+MakeSession = Callable[[int], InPlaceSession]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def agreement(
     )
 
 
-def latency(model: ActingSession, fp32: ActingSession) -> Json:
+def latency(model: InPlaceSession, fp32: InPlaceSession) -> Json:
     """Microseconds a call of one observation, both measured in turns on one thread."""
     ours, theirs = measure_latency(model, fp32)
     return {"batch": 1, "model": ours, "fp32_onnx": theirs, "speed_up_p50": theirs["p50_us"] / ours["p50_us"]}

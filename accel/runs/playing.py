@@ -6,14 +6,15 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from accel.acting.policy import InPlaceSession
 from accel.acting.rules import ActionRule, Seat
 from accel.compressors.artifact import CompressedPolicy
 from accel.compressors.runtime import PolicySession
@@ -21,14 +22,11 @@ from accel.display.progress import Progress, SilentProgress
 from accel.display.status import PlayingStatus
 from accel.envs import VectorEnvironment
 from accel.envs.base import Actions
-from accel.envs.spaces import EnvSpec
 from accel.errors import ConfigError, EnvError
+from accel.runs.player import Array, Bools, Player, TorchSession
 from accel.runs.trained_policy import TRAINED, TrainedPolicy
 from accel.system.pulse import PREPARING, STEPPING, WAITING, Pulse
 
-Array = npt.NDArray[np.generic]
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 Picture = npt.NDArray[np.uint8]
 
 DEFAULT_ENVS = 16
@@ -325,101 +323,7 @@ def _sampled_inputs(
         first, over = (done, over) if spec.autoreset == "same_step" else (over, done)
 
 
-class ActingSession(Protocol):
-    """A model loaded for a fixed batch, such as ``compressors.PolicySession``: write, run, read.
-
-    Attributes:
-        inputs: name to array [B, *shape]; observations first, then recurrent state.
-        outputs: name to array [B, *shape]; distribution parameters first, then the next state.
-    """
-
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
-
-    def run(self) -> None:
-        """Read ``inputs``, fill ``outputs``."""
-        ...
-
-
-Policy = CompressedPolicy | torch.nn.Module | Callable[[int], ActingSession]
-
-
-class Player(Protocol):
-    """A policy for a fixed number of environments, with its recurrent state."""
-
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """Distribution parameters [B, P] of one step, valid until the next.
-
-        Args:
-            observations: [B, *obs].
-            first: [B], where an episode begins and the state is zeroed; None for nowhere.
-        """
-        ...
-
-    def inputs(self) -> dict[str, Array]:
-        """The policy's inputs by name, [B, *shape], as the latest step read them."""
-        ...
-
-
-class SessionPlayer:
-    """Plays a session, as actors do."""
-
-    def __init__(self, session: ActingSession, spec: EnvSpec) -> None:
-        self._session = session
-        self._spec = spec
-        names = spec.split(np.zeros(spec.observation_shape, spec.observation_dtype))
-        states = [array for name, array in session.inputs.items() if name not in names]
-        self._observed = {name: session.inputs[name] for name in names}
-        self._params, *following = session.outputs.values()
-        self._states = list(zip(states, following, strict=True))
-        self._before = [np.zeros_like(state) for state in states]
-
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """See ``Player.params``."""
-        for name, part in self._spec.split(observations).items():
-            self._observed[name][...] = part
-        for (state, _), before in zip(self._states, self._before, strict=True):
-            if first is not None:
-                state[first] = 0
-            before[...] = state
-        self._session.run()
-        for state, following in self._states:
-            state[...] = following
-        return self._params  # type: ignore[return-value]
-
-    def inputs(self) -> dict[str, Array]:
-        """See ``Player.inputs``."""
-        return dict(zip(self._session.inputs, (*self._observed.values(), *self._before), strict=True))
-
-
-class TorchPlayer:
-    """Plays an acting module in torch: the reference that artifacts are measured against."""
-
-    def __init__(self, module: torch.nn.Module, run: TrainedPolicy, batch: int) -> None:
-        self._module = module
-        self._spec = run.spec
-        self._states = tuple(torch.zeros(batch, *shape) for shape in run.policy.state_shapes)
-        self._inputs: dict[str, Array] = {}
-
-    @torch.inference_mode()
-    def params(self, observations: Array, first: Bools | None) -> Floats:
-        """See ``Player.params``."""
-        if first is not None:
-            keep = torch.from_numpy(np.logical_not(first))
-            self._states = tuple(state * keep.view(-1, *[1] * (state.dim() - 1)) for state in self._states)
-        parts = self._spec.split(observations)
-        self._inputs = dict(parts)
-        self._inputs.update({f"state_{i}": state.numpy() for i, state in enumerate(self._states)})
-        tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts.values()]
-        outputs = self._module(*tensors, *self._states)
-        params, *states = outputs if isinstance(outputs, tuple) else (outputs,)
-        self._states = tuple(states)
-        array: Floats = params.numpy()
-        return array
-
-    def inputs(self) -> dict[str, Array]:
-        """See ``Player.inputs``."""
-        return self._inputs
+Policy = CompressedPolicy | torch.nn.Module | Callable[[int], InPlaceSession]
 
 
 def make_player(policy: Policy, run: TrainedPolicy, batch: int) -> Player:
@@ -427,7 +331,8 @@ def make_player(policy: Policy, run: TrainedPolicy, batch: int) -> Player:
 
     Raises: ArtifactError when an artifact cannot be loaded.
     """
+    if isinstance(policy, CompressedPolicy):
+        return Player(PolicySession(policy, batch=batch), run.spec)
     if isinstance(policy, torch.nn.Module):
-        return TorchPlayer(policy, run, batch)
-    session = PolicySession(policy, batch=batch) if isinstance(policy, CompressedPolicy) else policy(batch)
-    return SessionPlayer(session, run.spec)
+        return Player(TorchSession(policy, run.example_inputs, batch), run.spec)
+    return Player(policy(batch), run.spec)

@@ -29,8 +29,8 @@ from accel.errors import ConfigError, EnvError
 from accel.networks.observations import example_inputs
 from accel.networks.policy import PolicyModule
 from accel.publishing.distillation import PolicyDivergence, StudentFactory
+from accel.runs.player import Array, Player, TorchSession
 
-Array = npt.NDArray[np.generic]
 Inputs = Mapping[str, Array]
 _DISTILL = "distill"
 # distillation steps, enough for a small student of a small policy; takes seconds
@@ -220,7 +220,8 @@ class _ScriptedActor:
         self._layout = environment.layout
         self._trained = trained
         self._rng = np.random.default_rng(trained.config.run.seed)
-        self._state: tuple[Tensor, ...] = ()
+        self._player: Player | None = None
+        self._batch = 0
 
     def rows(self, observation: object) -> tuple[Array, bool]:
         """Observations as they travel, [B, *shape], and whether it was one alone. Raises ConfigError."""
@@ -241,24 +242,24 @@ class _ScriptedActor:
                 "give a dictionary, as the environment does"
             ) from error
 
-    @torch.inference_mode()
     def act(self, observations: Array, first: bool, greedy: bool) -> Array:
         """[B, *obs] to [B, *action]."""
-        policy, batch = self._trained.policy, len(observations)
-        if first or not self._state or len(self._state[0]) != batch:
-            self._state = tuple(torch.zeros(batch, *shape) for shape in policy.state_shapes)
-        parts = self._trained.spec.split(observations).values()
-        outputs, *state = policy(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts), *self._state)
-        self._state = tuple(state)
-        action = self._trained.spec.action
+        trained, batch = self._trained, len(observations)
+        if self._player is None or batch != self._batch:
+            self._player, self._batch, first = self._make_player(batch), batch, True
+        params = self._player.params(observations, np.ones(batch, np.bool_) if first else None)
+        action = trained.spec.action
         chosen = np.zeros((batch, *action.shape), action.dtype)
-        sampler = self._trained.rule.bind(Seat(batch, 1), self._rng)
+        sampler = trained.rule.bind(Seat(batch, 1), self._rng)
         if greedy:
-            sampler.greedy(outputs.numpy(), chosen)
+            sampler.greedy(params, chosen)
         else:
             sampler.begin(TRAINED)
-            sampler.sample(outputs.numpy(), 0, chosen)
+            sampler.sample(params, 0, chosen)
         return self._to_env(cast(Actions, sampler.to_env(chosen)))
+
+    def _make_player(self, batch: int) -> Player:
+        return Player(TorchSession(self._trained.policy, self._trained.example_inputs, batch), self._trained.spec)
 
 
 def _plain_rows(spec: EnvSpec, observation: npt.ArrayLike) -> tuple[Array, bool]:

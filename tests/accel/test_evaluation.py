@@ -23,7 +23,8 @@ from accel.envs import env_seeds
 from accel.errors import CheckpointError, ConfigError, EnvError
 from accel.runs.evaluation import evaluate, paired_difference
 from accel.runs.loading import TrainedRun, load_run
-from accel.runs.playing import Episodes, SessionPlayer, TorchPlayer, collect_inputs, play
+from accel.runs.player import Player, TorchSession
+from accel.runs.playing import Episodes, collect_inputs, play
 from accel.runs.video import record_episode
 from tests.accel.trained_runs import make_run
 from tests.environments.closed_form import FIRST_ACTION, SCRIPT, episode_return
@@ -97,17 +98,15 @@ def test_recurrent_state_is_carried_and_zeroed_where_an_episode_begins(tmp_path:
     run = load_run(make_run(tmp_path, env="Pendulum-v1", network="mlp:8x1+lstm:8"))
     artifact = run.compress("fp32")
     players = (
-        SessionPlayer(PolicySession(artifact, batch=2), run.spec),
-        TorchPlayer(run.policy, run, 2),
+        Player(PolicySession(artifact, batch=2), run.spec),
+        Player(TorchSession(run.policy, run.example_inputs, 2), run.spec),
     )
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((4, 2, 3)).astype(np.float32)
     starts = [np.array([True, True]), None, np.array([False, True]), None]
     for player in players:
         steps = [player.params(row, first).copy() for row, first in zip(observations, starts, strict=True)]
-        fresh = SessionPlayer(PolicySession(artifact, batch=2), run.spec).params(
-            observations[2], np.array([True, True])
-        )
+        fresh = Player(PolicySession(artifact, batch=2), run.spec).params(observations[2], np.array([True, True]))
         np.testing.assert_allclose(steps[2][1], fresh[1], rtol=1e-5, atol=1e-6)
         assert not np.allclose(steps[2][0], fresh[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(players[0].inputs()["state_0"], players[1].inputs()["state_0"], rtol=1e-4, atol=1e-6)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.json_object import Json
-from accel.runs.playing import ActingSession, Array
 
 Contract = dict[str, Any]
 
@@ -73,7 +73,7 @@ class ExportFormat(Protocol):
         """
         ...
 
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """Load the written files on this machine.
 
         Args:

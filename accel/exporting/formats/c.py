@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy, TensorSpec
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
@@ -29,7 +30,6 @@ from accel.exporting.formats.c_products import arrange_products
 from accel.exporting.graphs import fixed_batch, integer_products, operators
 from accel.exporting.run_policy import empty_arrays
 from accel.json_object import Json
-from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
 
 SOURCE, HEADER, FUNCTION = "policy.c", "policy.h", "policy"
@@ -102,7 +102,7 @@ class CFormat:
         }
         return Written((SOURCE, HEADER, CHECK, VECTORS), size, facts)
 
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """See ``ExportFormat.session``."""
         return CSession(directory, contract, batch)
 
@@ -122,7 +122,7 @@ class CFormat:
 
 
 class CSession:
-    """An ``ActingSession`` on the compiled sources, called row by row."""
+    """An ``InPlaceSession`` on the compiled sources, called row by row."""
 
     def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
         self.inputs: Mapping[str, Array] = empty_arrays(contract["inputs"], batch)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel.acting.policy import InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError
 from accel.exporting import run_policy
 from accel.exporting.formats.base import Vectors, Written
-from accel.runs.playing import ActingSession
 
 MODEL = "model.onnx"
 
@@ -31,7 +31,7 @@ class OnnxFormat:
         (directory / MODEL).write_bytes(artifact.model)
         return Written((MODEL,), len(artifact.model))
 
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """See ``ExportFormat.session``."""
         try:
             return run_policy.OnnxSession(directory, dict(contract), batch)

@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 
+from accel.acting.policy import Array, InPlaceSession
 from accel.compressors.artifact import CompressedPolicy
 from accel.display.progress import Progress
 from accel.errors import BundleError, ExportError, MissingExtraError
 from accel.exporting.formats.base import Vectors, Written
 from accel.exporting.graphs import dequantised_products, operators
 from accel.exporting.run_policy import empty_arrays
-from accel.runs.playing import ActingSession, Array
 from accel.system.extras import install_command
 
 XML, BIN = "model.xml", "model.bin"
@@ -58,7 +58,7 @@ class OpenVinoFormat:
         facts = {"settings": dict(SETTINGS), "operators": operators(model), "openvino": openvino.__version__}
         return Written((XML, BIN), size, facts)
 
-    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> ActingSession:
+    def session(self, directory: Path, contract: Mapping[str, Any], batch: int) -> InPlaceSession:
         """See ``ExportFormat.session``."""
         return OpenVinoSession(directory, contract, batch)
 
@@ -68,7 +68,7 @@ class OpenVinoFormat:
 
 
 class OpenVinoSession:
-    """An ``ActingSession`` on OpenVINO's CPU plug-in, one thread."""
+    """An ``InPlaceSession`` on OpenVINO's CPU plug-in, one thread."""
 
     def __init__(self, directory: Path, contract: Mapping[str, Any], batch: int) -> None:
         import openvino

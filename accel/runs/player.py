@@ -1,0 +1,86 @@
+"""A policy that plays a fixed number of environments: a session's inputs and outputs, and its recurrent state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from accel.acting.policy import InPlaceSession
+from accel.envs.spaces import EnvSpec
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+class TorchSession:
+    """``InPlaceSession`` of an acting module in torch: the reference that artifacts are measured against.
+
+    Args:
+        module: maps observations and state to distribution parameters and next state.
+        example: one row of each input by name, in order. batch: rows per call.
+    """
+
+    def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], batch: int) -> None:
+        self._module = module
+        self._tensors = [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in example.values()]
+        self.inputs: Mapping[str, Array] = {
+            name: tensor.numpy() for name, tensor in zip(example, self._tensors, strict=True)
+        }
+        self.outputs: Mapping[str, Array] = {
+            str(place): tensor.numpy().copy() for place, tensor in enumerate(self._call())
+        }
+
+    def run(self) -> None:
+        """See ``InPlaceSession.run``."""
+        for array, tensor in zip(self.outputs.values(), self._call(), strict=True):
+            array[...] = tensor.numpy()
+
+    @torch.inference_mode()
+    def _call(self) -> tuple[torch.Tensor, ...]:
+        outputs = self._module(*self._tensors)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class Player:
+    """Steps a session, as actors do.
+
+    Args:
+        session: its inputs are observations, then recurrent states; its outputs parameters, then the next states.
+        spec: the environment's layout.
+    """
+
+    def __init__(self, session: InPlaceSession, spec: EnvSpec) -> None:
+        self._session = session
+        self._spec = spec
+        names = spec.split(np.zeros(spec.observation_shape, spec.observation_dtype))
+        states = [array for name, array in session.inputs.items() if name not in names]
+        self._observed = {name: session.inputs[name] for name in names}
+        self._params, *following = session.outputs.values()
+        self._states = list(zip(states, following, strict=True))
+        self._before = [np.zeros_like(state) for state in states]
+
+    def params(self, observations: Array, first: Bools | None) -> Floats:
+        """Distribution parameters [B, P] of one step, valid until the next.
+
+        Args:
+            observations: [B, *obs].
+            first: [B], where an episode begins and the state is zeroed; None for nowhere.
+        """
+        for name, part in self._spec.split(observations).items():
+            self._observed[name][...] = part
+        for (state, _), before in zip(self._states, self._before, strict=True):
+            if first is not None:
+                state[first] = 0
+            before[...] = state
+        self._session.run()
+        for state, following in self._states:
+            state[...] = following
+        return self._params  # type: ignore[return-value]
+
+    def inputs(self) -> dict[str, Array]:
+        """The policy's inputs by name, [B, *shape], as the latest step read them."""
+        return dict(zip(self._session.inputs, (*self._observed.values(), *self._before), strict=True))
