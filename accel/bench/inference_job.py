@@ -24,7 +24,7 @@ from accel.config.actor import ActorAgreement, ActorConfig
 from accel.errors import LaunchError, TransportError
 from accel.experience.unroll import UnrollLayout
 from accel.json_object import Json
-from accel.learning.handshake import wait_for_crew
+from accel.learning.handshake import wait_for_actors
 from accel.system.processes import cpu_seconds, descendants
 from accel.transport import Topology, TransportOptions, detect_launch, join_world, mpirun_command
 from accel.transport.learners import give_roles
@@ -101,7 +101,7 @@ def _learn(job: ActingJob) -> Acted:
     transport = RemoteLearner(endpoint, topology.groups[0], options=options, formats=FORMATS)
     try:
         transport.welcome(job.config)
-        spec = wait_for_crew(transport, _START_S, lambda: None).spec
+        spec = wait_for_actors(transport, _START_S, lambda: None).spec
         layout = UnrollLayout(
             spec, config.unroll_length, config.envs_per_actor * spec.agents, agreement.state_shapes,
             agreement.output_size, agreement.explores, agreement.priorities is not None,

@@ -27,7 +27,7 @@ class Actors:
 
     Args:
         transport: the learner's end.
-        processes: (host, number, start) of each actor's rank, as in ``Crew``.
+        processes: (host, number, start) of each actor's rank, as in ``ActorGroup``.
     Attributes:
         restarts: how often an actor was replaced. environment_restarts: how often one of its environments was.
         runtimes: what their policies have run on.

@@ -29,7 +29,7 @@ class Stop(Protocol):
 
 
 @dataclass(frozen=True)
-class Crew:
+class ActorGroup:
     """What the actors answered, all alike.
 
     Attributes:
@@ -45,7 +45,7 @@ class Crew:
     processes: tuple[tuple[str, int, int], ...] = ()
 
 
-def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> Crew:
+def wait_for_actors(transport: LearnerTransport, timeout_s: float, stop: Stop) -> ActorGroup:
     """Every actor's answer to the welcome.
 
     Raises:
@@ -85,7 +85,7 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
                 "the same packages on every node"
             )
     features = [frozenset(str(f) for f in answer["cpu_features"]) for answer in answers.values()]  # type: ignore[attr-defined]
-    return Crew(
+    return ActorGroup(
         spec=EnvSpec.from_json(first["spec"]),  # type: ignore[arg-type]
         cpu_features=frozenset.intersection(*features),
         hosts=tuple(str(answers[actor]["host"]) for actor in sorted(answers)),
@@ -96,7 +96,7 @@ def wait_for_crew(transport: LearnerTransport, timeout_s: float, stop: Stop) -> 
     )
 
 
-def join_crews(own: Crew, link: LearnerLink | None) -> Crew:
+def join_groups(own: ActorGroup, link: LearnerLink | None) -> ActorGroup:
     """What the actors of all learners answered. Raises TransportError: they disagree, or a learner is gone."""
     if link is None:
         return own
@@ -105,16 +105,16 @@ def join_crews(own: Crew, link: LearnerLink | None) -> Crew:
         "cpu_features": sorted(own.cpu_features),
         "hosts": list(own.hosts),
     }
-    crews = link.gather(told)
-    for learner, theirs in enumerate(crews):
-        if theirs["spec"] != crews[0]["spec"]:
+    groups = link.gather(told)
+    for learner, theirs in enumerate(groups):
+        if theirs["spec"] != groups[0]["spec"]:
             raise TransportError(
                 f"the actors of learner {learner} have another environment or version than those of learner 0: "
                 "install the same packages on every node"
             )
-    features = [frozenset(str(f) for f in theirs["cpu_features"]) for theirs in crews]  # type: ignore[attr-defined]
-    hosts = [str(host) for theirs in crews for host in theirs["hosts"]]  # type: ignore[attr-defined]
-    return Crew(own.spec, frozenset.intersection(*features), tuple(hosts), own.processes)
+    features = [frozenset(str(f) for f in theirs["cpu_features"]) for theirs in groups]  # type: ignore[attr-defined]
+    hosts = [str(host) for theirs in groups for host in theirs["hosts"]]  # type: ignore[attr-defined]
+    return ActorGroup(own.spec, frozenset.intersection(*features), tuple(hosts), own.processes)
 
 
 def _numbers(actors: frozenset[int] | set[int] | list[int]) -> str:

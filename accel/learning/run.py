@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from accel.acting.actor import InlineActor
 from accel.config.actor import ActorConfig
 from accel.errors import ConfigError
-from accel.learning.handshake import POLL_S, Crew, Stop, join_crews, wait_for_crew
+from accel.learning.handshake import POLL_S, ActorGroup, Stop, join_groups, wait_for_actors
 from accel.runs.directory import RunDirectory
 from accel.runs.job import Job
 from accel.runs.summary import Summary
@@ -84,8 +84,8 @@ def _prepare(
     importing = _welcome(job, transport, restart, env_steps, learner=0)
     if inline is not None:
         inline.join()
-    crew = _meet(job, transport, stop, importing, link)
-    job = job.for_observations(crew.spec)
+    group = _meet(job, transport, stop, importing, link)
+    job = job.for_observations(group.spec)
     if job.resume is None:
         _write_facts(job, run, allowed_cores)
     from accel.learning.session import Session
@@ -93,7 +93,7 @@ def _prepare(
     if link is not None:
         _take_gpu(job, 0)
     actor = inline.actor if inline else None
-    session = Session(job, run, crew, transport, stop, cores, actor, allowed_cores, _connector(link, job))
+    session = Session(job, run, group, transport, stop, cores, actor, allowed_cores, _connector(link, job))
     transport.welcome(session.learner.agreement.to_json())
     if job.resume is not None:
         session.restore()
@@ -119,15 +119,15 @@ def follow_session(
     begin, place = told[0], [theirs["host"] for theirs in told[: link.learner]].count(host)
     restart, env_steps = int(str(begin["restart"])), int(str(begin["env_steps"]))
     importing = _welcome(job, transport, restart, env_steps, learner=link.learner)
-    crew = _meet(job, transport, stop, importing, link)
-    job = job.for_observations(crew.spec)
+    group = _meet(job, transport, stop, importing, link)
+    job = job.for_observations(group.spec)
     from accel.learning.session import Follower
 
     connect = _connector(link, job)
     if connect is None:
         raise ConfigError("one learner has nobody to follow")
     _take_gpu(job, place)
-    follower = Follower(job, crew, transport, stop, cores, connect)
+    follower = Follower(job, group, transport, stop, cores, connect)
     transport.welcome(follower.learner.agreement.to_json())
     follower.learner.synchronise()
     follower.train()
@@ -148,14 +148,16 @@ def _welcome(job: Job, transport: LearnerTransport, restart: int, env_steps: int
     return _Import("accel.learning.session")
 
 
-def _meet(job: Job, transport: LearnerTransport, stop: Stop, importing: _Import, link: LearnerLink | None) -> Crew:
+def _meet(
+    job: Job, transport: LearnerTransport, stop: Stop, importing: _Import, link: LearnerLink | None
+) -> ActorGroup:
     """The answers of all actors, once torch is there too."""
-    crew = wait_for_crew(transport, job.config.run.peer_timeout_s, stop)
+    group = wait_for_actors(transport, job.config.run.peer_timeout_s, stop)
     while not importing.done:
         transport.pump()
         time.sleep(POLL_S)
     importing.check()
-    return join_crews(crew, link)
+    return join_groups(group, link)
 
 
 def _take_gpu(job: Job, place: int) -> None:

@@ -15,7 +15,7 @@ from accel.experience.stores.base import Sample
 from accel.learning.actors import Actors
 from accel.learning.checkpoints import Checkpoints
 from accel.learning.compression import Compression
-from accel.learning.handshake import Crew, Stop
+from accel.learning.handshake import ActorGroup, Stop
 from accel.learning.learner import Learner
 from accel.learning.loop import Callback, Loop, Metrics
 from accel.learning.outcome import write_outcome
@@ -48,7 +48,7 @@ class Session(Callback):
 
     Args:
         job, run, transport, stop: what the session has prepared.
-        crew: what the actors announced.
+        group: what the actors announced.
         cores, connect: as ``Learner`` takes them.
         actor: the actor of a run in a single process, otherwise None.
         allowed_cores: how many cores this process might use before it was pinned; None: it was not.
@@ -58,7 +58,7 @@ class Session(Callback):
         self,
         job: Job,
         run: RunDirectory,
-        crew: Crew,
+        group: ActorGroup,
         transport: LearnerTransport,
         stop: Stop,
         cores: tuple[int, ...],
@@ -69,9 +69,9 @@ class Session(Callback):
         self.job, self.run, self.transport, self.actor = job, run, transport, actor
         self._stop, self._allowed_cores = stop, allowed_cores
         self._evaluation: LiveEvaluation = NoEvaluation()
-        actors = Actors(transport, crew.processes)
-        self.learner = Learner(job.config, crew.spec, cores, actors.count_prompt, connect)
-        self._compression = Compression(self.learner, crew.cpu_features, transport, run.path, allowed_cores)
+        actors = Actors(transport, group.processes)
+        self.learner = Learner(job.config, group.spec, cores, actors.count_prompt, connect)
+        self._compression = Compression(self.learner, group.cpu_features, transport, run.path, allowed_cores)
         self.publisher, self.sampler = self._compression.publisher, self._compression.sampler
         self.loop = Loop(
             self.learner,
@@ -223,15 +223,15 @@ class Follower:
     def __init__(
         self,
         job: Job,
-        crew: Crew,
+        group: ActorGroup,
         transport: LearnerTransport,
         stop: Stop,
         cores: tuple[int, ...],
         connect: Callable[[torch.device], GradientExchange],
     ) -> None:
         self._transport = transport
-        actors = Actors(transport, crew.processes)
-        self.learner = Learner(job.config, crew.spec, cores, actors.count_prompt, connect)
+        actors = Actors(transport, group.processes)
+        self.learner = Learner(job.config, group.spec, cores, actors.count_prompt, connect)
         parts = (NoPublisher(), NoSampler(), FixedSteering(), Callback())
         self.loop = Loop(self.learner, transport, actors, *parts, stop_requested=stop)
 

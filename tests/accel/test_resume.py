@@ -14,7 +14,7 @@ from accel.config.actor import ActorConfig
 from accel.config.algorithms import ALGORITHMS
 from accel.config.train import DEFAULT_ALGORITHM
 from accel.errors import CheckpointError
-from accel.learning.handshake import wait_for_crew
+from accel.learning.handshake import wait_for_actors
 from accel.learning.session import Session
 from accel.runs.checkpoint import CheckpointState
 from accel.runs.directory import RunDirectory
@@ -37,8 +37,8 @@ def open_session(config: TrainConfig, run: RunDirectory, stop: Stop = never) -> 
     told = ActorConfig.of(job.config, schemes=("fp32", "int8"), restart=run.next_restart())
     transport.learner.welcome(told.to_json())
     local.join()
-    crew = wait_for_crew(transport.learner, 5.0, never)
-    session = Session(job, run, crew, transport.learner, stop, (0,), local.actor)
+    group = wait_for_actors(transport.learner, 5.0, never)
+    session = Session(job, run, group, transport.learner, stop, (0,), local.actor)
     transport.learner.welcome(session.learner.agreement.to_json())
     return session
 

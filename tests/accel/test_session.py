@@ -34,7 +34,7 @@ from accel.errors import (
 )
 from accel.experience.stores.base import Sample
 from accel.experience.stores.prioritised import PrioritisedReplay
-from accel.learning.handshake import wait_for_crew
+from accel.learning.handshake import wait_for_actors
 from accel.learning.loop import Loop
 from accel.monitor.decisions import read_decisions
 from accel.runs.checkpoint import CheckpointState, load_checkpoint
@@ -460,18 +460,18 @@ def test_actors_that_disagree_or_stay_silent_are_named() -> None:
     answer = {"spec": spec, "cpu_features": [], "host": "here"}
     transport.actor(0).hello(answer)
     with pytest.raises(TransportError, match=r"actors 1 did not answer within 0\.05 s: look at their nodes"):
-        wait_for_crew(transport.learner, 0.05, lambda: None)
+        wait_for_actors(transport.learner, 0.05, lambda: None)
     transport.actor(0).hello(answer)
     transport.actor(1).report({"down": "its process left through exit(0)", "failures": 4, "again_in_s": 0.8})
     with pytest.raises(TransportError, match=r"within 0\.05 s; actor 1 failed 4 times: its process left through exit"):
-        wait_for_crew(transport.learner, 0.05, lambda: None)
+        wait_for_actors(transport.learner, 0.05, lambda: None)
     transport.actor(0).hello(answer)
     transport.actor(1).hello(answer | {"spec": spec | {"observation_shape": [4]}, "host": "there"})
     with pytest.raises(TransportError, match=r"actor 1 on there has another environment .*shape=\(4,\).*shape=\(3,\)"):
-        wait_for_crew(transport.learner, 5, lambda: None)
+        wait_for_actors(transport.learner, 5, lambda: None)
     transport.actor(1).hello({"error": "no such thing", "kind": "MissingExtraError"})
     with pytest.raises(MissingExtraError, match="actor 1: no such thing"):
-        wait_for_crew(transport.learner, 5, lambda: None)
+        wait_for_actors(transport.learner, 5, lambda: None)
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "dppo", "passes": 2, "minibatches": 2}, {"algorithm": "impala"}])

@@ -50,7 +50,7 @@ def main(case: str) -> int:
     from accel.cli.launch import FORMATS
     from accel.compressors.artifact import FORMAT_VERSION, MAGIC
     from accel.config.actor import ActorConfig
-    from accel.learning.handshake import wait_for_crew
+    from accel.learning.handshake import wait_for_actors
     from accel.publishing.publisher import Publisher
 
     endpoint = join_world(info)
@@ -59,8 +59,8 @@ def main(case: str) -> int:
     assert given.sends
     assert isinstance(transport, RemoteLearner)
     transport.welcome(ActorConfig.of(CONFIG).to_json())
-    crew = wait_for_crew(transport, 60, lambda: None)
-    algorithm = make_algorithm(CONFIG, crew.spec, torch.device("cpu"))
+    group = wait_for_actors(transport, 60, lambda: None)
+    algorithm = make_algorithm(CONFIG, group.spec, torch.device("cpu"))
     agreement, layout = agree(CONFIG, algorithm)
     transport.welcome(agreement.to_json())
     transport.configure(layout.nbytes)
